@@ -12,6 +12,7 @@ namespace annulus {
 namespace {
 
 constexpr std::array<std::string_view, 5> kNames{"none", "band", "segments", "blocks", "general"};
+constexpr std::array<std::string_view, 2> kPasses{"forward", "backward"};
 
 MaskKind kind_of(const FeatureSet& asked) {
   if (asked.intersects({Feature::bias, Feature::dense_mask, Feature::dropout})) {
@@ -37,16 +38,32 @@ MaskKind parse_mask_kind(std::string_view name) {
   return static_cast<MaskKind>(found - kNames.begin());
 }
 
-ProblemClass class_of(const AttentionProblem& problem) {
+std::string_view name_of(Pass pass) noexcept {
+  return kPasses[static_cast<std::size_t>(pass)];
+}
+
+Pass parse_pass(std::string_view name) {
+  const auto* const found = std::find(kPasses.begin(), kPasses.end(), name);
+  if (found == kPasses.end()) {
+    throw ArgumentError("pass", fmt::format("'{}'", name), "forward or backward");
+  }
+  return static_cast<Pass>(found - kPasses.begin());
+}
+
+ProblemClass class_of(const AttentionProblem& problem, Pass pass) {
   const FeatureSet asked = features_of(problem);
-  return {problem.dtype, problem.shape.head_dim, problem.shape.value_dim, kind_of(asked),
-          asked.contains(Feature::soft_cap)};
+  return {problem.dtype,
+          problem.shape.head_dim,
+          problem.shape.value_dim,
+          kind_of(asked),
+          asked.contains(Feature::soft_cap),
+          pass};
 }
 
 std::string to_string(const ProblemClass& problem) {
-  return fmt::format("{} D={} Dv={}, mask {}{}", name_of(problem.dtype), problem.head_dim,
-                     problem.value_dim, name_of(problem.mask),
-                     problem.soft_cap ? ", soft cap" : "");
+  return fmt::format("{} D={} Dv={}, mask {}{}{}", name_of(problem.dtype), problem.head_dim,
+                     problem.value_dim, name_of(problem.mask), problem.soft_cap ? ", soft cap" : "",
+                     problem.pass == Pass::backward ? ", backward" : "");
 }
 
 }  // namespace annulus

@@ -18,6 +18,11 @@ CallMemory& Device::call_memory() {
   return *call_memory_;
 }
 
+CallMemory& Device::kernel_memory() {
+  if (!kernel_memory_) kernel_memory_ = std::make_shared<CallMemory>();
+  return *kernel_memory_;
+}
+
 void Device::begin_call(Stream& stream, ForeignStream* caller) {
   if (caller != nullptr) caller->precede(stream);
 }

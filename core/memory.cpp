@@ -43,7 +43,7 @@ Buffer MemoryPool::allocate(std::size_t bytes, std::string_view what) {
   if (data == nullptr) {
     block = wanted;
     data = system_allocate(block);
-    if (data == nullptr && may_trim()) {
+    if (data == nullptr) {
       release_locked();
       data = system_allocate(block);
     }
@@ -83,10 +83,6 @@ void MemoryPool::reset_peak() {
   statistics_.peak_in_use = statistics_.in_use;
 }
 
-void MemoryPool::trim() {
-  if (may_trim()) release();
-}
-
 void MemoryPool::release() noexcept {
   const std::lock_guard lock(mutex_);
   release_locked();
@@ -94,9 +90,12 @@ void MemoryPool::release() noexcept {
 
 void MemoryPool::release_locked() noexcept {
   for (auto& [block, list] : free_) {
-    for (void* data : list) system_free(data, block);
-    statistics_.reserved -= block * list.size();
-    list.clear();
+    std::erase_if(list, [&, bytes = block](void* data) {
+      if (!may_free(data)) return false;
+      system_free(data, bytes);
+      statistics_.reserved -= bytes;
+      return true;
+    });
   }
 }
 

@@ -152,7 +152,7 @@ double RankPlan::flops(const Block& block) const {
   return 2.0 * pairs_of_heads(block) * static_cast<double>(local.head_dim + local.value_dim);
 }
 
-double RankPlan::flops(const BackwardBlock& block) const {
+double RankPlan::backward_flops(const Tile& block) const {
   return 2.0 * pairs_of_heads(block) *
          static_cast<double>(3 * local.head_dim + 2 * local.value_dim);
 }
@@ -195,6 +195,17 @@ bool RankPlan::reduces_rounded() const {
     return std::any_of(reduce->parts.begin(), reduce->parts.end(), [&](const Result& part) {
       const DType dtype = buffer(part.output.buffer).dtype;
       return dtype != partial_dtype(dtype);
+    });
+  });
+}
+
+bool RankPlan::adds_rounded_gradients() const {
+  const std::vector<const Reduce*> reductions = all<Reduce>();
+  return std::any_of(reductions.begin(), reductions.end(), [&](const Reduce* reduce) {
+    if (reduce->reduction != Reduction::sum || reduce->parts.size() < 2) return false;
+    return std::any_of(reduce->parts.begin(), reduce->parts.end(), [&](const Result& part) {
+      const Buffer& held = buffer(part.output.buffer);
+      return held.kind == BufferKind::exchange && held.dtype != partial_dtype(held.dtype);
     });
   });
 }

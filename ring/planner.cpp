@@ -69,9 +69,11 @@ PositionRanges parse_positions(const nlohmann::json& json) {
 
 PlanInput make_plan_input(const AttentionProblem& problem, const ShardedOperands& operands,
                           std::vector<const Implementation*> candidates, Place place,
-                          CostModel model, const PlanOptions& options) {
-  Prices prices = make_prices(std::move(model), problem, candidates, place);
-  return {problem, operands, std::move(candidates), std::move(prices), options};
+                          CostModel model, const PlanOptions& options,
+                          std::optional<BackwardRequest> backward) {
+  Prices prices = make_prices(std::move(model), problem, candidates, place,
+                              backward ? Pass::backward : Pass::forward);
+  return {problem, operands, std::move(candidates), std::move(prices), options, {}, backward};
 }
 
 PlanOptions PlanOptions::for_place(Place place) {

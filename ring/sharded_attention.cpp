@@ -48,7 +48,7 @@ std::string fingerprint(const PlanInput& input, const ShardedAttentionOptions& o
   return fmt::format(
       "{} {}, {}, mask {} ({:016x}), query {}, key/value {}, schedule {}, implementations {}, "
       "{}ulysses degree {}, inner size {}, gather bytes {}, head group bytes {}, result bytes {}, "
-      "prefetch bytes {}, {}, {}, LSE {}, costs "
+      "prefetch bytes {}, {}, {}, LSE {}{}, costs "
       "{:016x}, transport {}, {}, {}{}",
       to_string(problem.shape), annulus::name_of(problem.dtype), exact_modifiers(problem),
       to_string(problem.mask), problem.mask.digest(), to_string(input.operands.query),
@@ -57,6 +57,9 @@ std::string fingerprint(const PlanInput& input, const ShardedAttentionOptions& o
       plan.inner_size, plan.gather_bytes, plan.head_group_bytes, plan.result_bytes,
       plan.prefetch_bytes, plan.direct ? "direct" : "from neighbours",
       plan.await_columns ? "awaiting columns" : "awaiting none", annulus::name_of(plan.lse_dtype),
+      plan.grad_wire == DType::float32
+          ? ""
+          : fmt::format(", gradients sent in {}", annulus::name_of(plan.grad_wire)),
       std::hash<std::string>()(input.prices.to_text()), name_of(options.transport),
       options.runner.replay ? "replayed" : "not replayed",
       options.runner.tracer == nullptr ? "not traced" : "traced",
@@ -179,8 +182,7 @@ std::unique_ptr<ShardedAttention::Planning> ShardedAttention::make_planning(
         registry_.select(options_.implementation, problem, place, Presence::required,
                          options_.backward ? Pass::backward : Pass::forward);
     auto made = std::make_unique<Planning>(std::move(problem), std::move(selection), operands_,
-                                           place, std::move(model), plan);
-    made->input.backward = options_.backward;
+                                           place, std::move(model), plan, options_.backward);
     const Topology& topology = mesh_.topology();
     if (topology.nodes() > 1) made->input.prices.node_of_rank = topology.node_of_rank;
     return made;

@@ -7,8 +7,8 @@
 
 namespace annulus {
 
-/// Rates of an H200 on long sequences, in operations per second, for head dimensions that have a
-/// kernel of their own (benchmarks/NOTES.md, "Beside cuDNN" and "the general class").
+/// Rates of an H200 in one pass on long sequences, in operations per second, for head dimensions that
+/// have a kernel of their own (benchmarks/NOTES.md, "Beside cuDNN" and "the general class").
 struct H200Rates {
   std::int64_t head_dim = 0;
   std::int64_t value_dim = 0;

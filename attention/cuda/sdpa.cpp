@@ -24,7 +24,7 @@ constexpr std::size_t kOldestVersion = 91200;  // strided LSE
 class SdpaKernel final : public Kernel {
  public:
   SdpaKernel(const AttentionProblem& problem, Device& device)
-      : problem_(problem), device_(device), backward_(problem, device) {}
+      : problem_(problem), device_(device), workspace_(device), backward_(problem, device) {}
 
   void prepare(const AttentionBlock& block, const SoftmaxState& result) override {
     if (is_empty(block)) return;
@@ -102,22 +102,14 @@ class SdpaKernel final : public Kernel {
     SdpaDescriptor descriptor = shape;
     set_mask(descriptor, mask);
     Kept kept{shared_sdpa_plan(descriptor), SdpaLengths(mask, device_.memory())};
-    grow(workspace_, kept.plan->workspace_bytes());
+    workspace_.reserve(kept.plan->workspace_bytes());
     return kept;
-  }
-
-  void grow(Buffer& buffer, std::size_t bytes) {
-    if (bytes <= buffer.bytes()) return;
-    // Work in flight may still use the smaller one.
-    outgrown_.push_back(std::move(buffer));
-    buffer = device_.memory().allocate(bytes);
   }
 
   const AttentionProblem& problem_;
   Device& device_;
   SdpaBlocks<Kept> blocks_;
-  Buffer workspace_;
-  std::vector<Buffer> outgrown_;
+  Workspace workspace_;
   SdpaBackward backward_;
 };
 

@@ -108,11 +108,7 @@ SdpaBackward::Kept SdpaBackward::make(const SdpaDescriptor& shape, const Attenti
   SdpaDescriptor descriptor = shape;
   set_mask(descriptor, mask);
   Kept kept{shared_sdpa_plan(descriptor), SdpaLengths(mask, device_.memory())};
-  const std::size_t bytes = parts_of(block, nullptr).bytes + kept.plan->workspace_bytes();
-  if (bytes > workspace_.bytes()) {
-    workspace_ = {};
-    workspace_ = device_.memory().allocate(bytes);
-  }
+  workspace_.reserve(parts_of(block, nullptr).bytes + kept.plan->workspace_bytes());
   return kept;
 }
 

@@ -5,6 +5,7 @@
 #include <memory>
 
 #include <annulus/attention/implementation.hpp>
+#include <annulus/core/workspace.hpp>
 
 #include "cuda/sdpa_block.hpp"
 #include "cuda/sdpa_rows.hpp"
@@ -18,7 +19,7 @@ class SdpaBackward {
  public:
   /// Both must outlive it.
   SdpaBackward(const AttentionProblem& problem, Device& device)
-      : problem_(problem), device_(device) {}
+      : problem_(problem), device_(device), workspace_(device) {}
 
   /// Builds the plan and takes the workspace. Throws UnsupportedError for what run() cannot take.
   void prepare(const BackwardBlock& block, const Gradients& gradients);
@@ -46,7 +47,7 @@ class SdpaBackward {
   const AttentionProblem& problem_;
   Device& device_;
   SdpaBlocks<Kept> blocks_;
-  Buffer workspace_;
+  Workspace workspace_;
 };
 
 }  // namespace annulus

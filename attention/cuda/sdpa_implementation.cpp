@@ -36,6 +36,9 @@ constexpr std::array kRates{H200Rates{64, 64, kInLongRuns * 493e12, kInLongRuns 
                             H200Rates{128, 128, kInLongRuns * 698e12, kInLongRuns * 659e12},
                             H200Rates{192, 128, kInLongRuns * 686e12, kInLongRuns * 628e12},
                             H200Rates{256, 256, kInLongRuns * 739e12, kInLongRuns * 694e12}};
+constexpr std::array kBackwardRates{
+    H200Rates{64, 64, 437e12, 424e12}, H200Rates{128, 128, 531e12, 516e12},
+    H200Rates{192, 128, 304e12, 471e12}, H200Rates{256, 256, 347e12, 372e12}};
 
 class SdpaImplementation final : public Implementation {
  public:
@@ -59,7 +62,7 @@ class SdpaImplementation final : public Implementation {
     return block.rows.size() > 1;
   }
   [[nodiscard]] double assumed_rate(const ProblemClass& problem, Place /*place*/) const override {
-    return h200_rate(kRates, problem);
+    return h200_rate(problem.pass == Pass::backward ? kBackwardRates : kRates, problem);
   }
   [[nodiscard]] std::unique_ptr<Kernel> make_kernel(const AttentionProblem& problem,
                                                     Device& device) const override {

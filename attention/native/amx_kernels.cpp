@@ -266,7 +266,10 @@ bool pack(const std::uint16_t* rows, std::int64_t stride, std::int64_t columns,
   return _mm512_cmpge_epu16_mask(largest, _mm512_set1_epi16(0x7f80)) == 0;
 }
 
-bool split_float32(const float* values, std::int64_t count, const Parts& parts) {
+namespace {
+
+template <int parts>
+bool split_values(const float* values, std::int64_t count, const Parts& to) {
   const __m512i magnitude = _mm512_set1_epi32(0x7fffffff);
   const __m512i one = _mm512_set1_epi32(1);
   // Compared after subtracting 1, which turns 0 into the largest number: 0 is not too small.
@@ -288,14 +291,13 @@ bool split_float32(const float* values, std::int64_t count, const Parts& parts) 
     const __mmask16 lost = _mm512_cmplt_epu32_mask(least, smallest) |
                            _mm512_cmpge_epu32_mask(_mm512_max_epu32(size[0], size[1]), infinite);
     if (lost != 0) break;
-    for (int part = 0; part < 3; ++part) {
+    for (int part = 0; part < parts; ++part) {
       __m512i rounded[2];
       for (int v = 0; v < 2; ++v) {
         rounded[v] = _mm512_add_epi32(_mm512_castps_si512(rest[v]), half);
         rest[v] = _mm512_sub_ps(rest[v], _mm512_castsi512_ps(_mm512_and_si512(rounded[v], upper)));
       }
-      _mm512_storeu_si512(parts.of[part] + i,
-                          _mm512_permutex2var_epi16(rounded[0], odd, rounded[1]));
+      _mm512_storeu_si512(to.of[part] + i, _mm512_permutex2var_epi16(rounded[0], odd, rounded[1]));
     }
   }
   __mmask16 bad = 0;
@@ -307,9 +309,17 @@ bool split_float32(const float* values, std::int64_t count, const Parts& parts) 
         static_cast<__mmask16>(_mm512_cmplt_epu32_mask(_mm512_sub_epi32(size, one), smallest) |
                                _mm512_cmpge_epu32_mask(size, infinite));
     bad |= lost;
-    store_parts<3>(value, static_cast<__mmask16>(~lost), stored, parts, i);
+    store_parts<parts>(value, static_cast<__mmask16>(~lost), stored, to, i);
   }
   return bad == 0;
+}
+
+}  // namespace
+
+bool split(const float* values, std::int64_t count, const Parts& parts) {
+  if (parts.of[2] != nullptr) return split_values<3>(values, count, parts);
+  if (parts.of[1] != nullptr) return split_values<2>(values, count, parts);
+  return split_values<1>(values, count, parts);
 }
 
 bool split_float16(const std::uint16_t* values, std::int64_t count, const Parts& parts) {
@@ -333,6 +343,33 @@ void multiply(const Shape& shape, const Parts& left, const Parts& right, bool ad
     multiply_parts<2>(shape, left, right, add, result);
   } else {
     multiply_parts<1>(shape, left, right, add, result);
+  }
+}
+
+void transpose(const std::uint16_t* rows, std::int64_t count, std::int64_t columns,
+               std::uint16_t* to, std::int64_t to_stride) {
+  alignas(64) std::uint16_t pairs[2 * kPackedTile];
+  alignas(64) std::uint16_t tile[kPackedTile];
+  for (std::int64_t row = 0; row < count; row += kDepth) {
+    for (std::int64_t column = 0; column < columns; column += 2 * kColumns) {
+      // Row p of a packed tile holds entries 2p and 2p + 1 of each of its columns, and transposing
+      // these pairs puts those of a column side by side.
+      (void)pack(rows + row * columns + column, columns, 2 * kColumns, pairs);
+      for (std::int64_t half = 0; half < 2; ++half) {
+        pack_transposed(pairs + half * kPackedTile, kDepth, kDepth, tile);
+        for (std::int64_t i = 0; i < kColumns; ++i) {
+          _mm512_storeu_si512(to + (column + half * kColumns + i) * to_stride + row,
+                              _mm512_load_si512(tile + i * kDepth));
+        }
+      }
+    }
+  }
+}
+
+void scale(float* values, std::int64_t count, float factor) {
+  const __m512 factors = _mm512_set1_ps(factor);
+  for (std::int64_t i = 0; i < count; i += 16) {
+    _mm512_storeu_ps(values + i, _mm512_mul_ps(_mm512_loadu_ps(values + i), factors));
   }
 }
 

@@ -33,12 +33,12 @@ struct Parts {
   std::uint16_t* of[3] = {};  // NOLINT(modernize-avoid-c-arrays): see amx_kernels.cpp
 };
 
-/// Splits float32 values exactly into three parts; each part is the rounded remainder of the parts
-/// before it. Values that cannot be split become 0: infinities, NaNs, values that round to
-/// infinity, and values other than 0 below 2⁻¹⁰⁰, whose parts the registers would flush to 0 as
-/// denormals. Returns whether all values were split.
-[[nodiscard]] bool split_float32(const float* values, std::int64_t count, const Parts& parts);
-/// The same for float16, in two parts.
+/// Splits float32 values into as many parts as there are, exactly into three; each part is the
+/// rounded remainder of the parts before it. Values that cannot be split become 0: infinities,
+/// NaNs, values that round to infinity, and values other than 0 below 2⁻¹⁰⁰, whose parts the
+/// registers would flush to 0 as denormals. Returns whether all values were split.
+[[nodiscard]] bool split(const float* values, std::int64_t count, const Parts& parts);
+/// The same for values in float16, exactly into two parts.
 [[nodiscard]] bool split_float16(const std::uint16_t* values, std::int64_t count,
                                  const Parts& parts);
 
@@ -57,6 +57,13 @@ struct Shape {
 /// result are left out.
 void multiply(const Shape& shape, const Parts& left, const Parts& right, bool add, float* result);
 
+/// to [columns, to_stride] = the transpose of `rows` [count, columns]; both counts are multiples of
+/// kDepth.
+void transpose(const std::uint16_t* rows, std::int64_t count, std::int64_t columns,
+               std::uint16_t* to, std::int64_t to_stride);
+
+/// values *= factor, `count` of them, a multiple of kColumns.
+void scale(float* values, std::int64_t count, float factor);
 /// sums += values, `count` of them, a multiple of kColumns.
 void add_to(float* sums, const float* values, std::int64_t count);
 

@@ -9,10 +9,13 @@
 #include <annulus/core/convert.hpp>
 
 #include "native/amx_kernels.hpp"
+#include "native/amx_parts.hpp"
 
 namespace annulus {
 namespace {
 
+using amx::clear;
+using amx::from;
 using amx::kColumns;
 using amx::kDepth;
 using amx::kRows;
@@ -27,28 +30,6 @@ constexpr std::int64_t round_up(std::int64_t count, std::int64_t unit) {
   return (count + unit - 1) / unit * unit;
 }
 
-int parts_of(DType dtype) {
-  switch (dtype) {
-    case DType::bfloat16:
-      return 1;
-    case DType::float16:
-      return 2;
-    default:
-      return 3;
-  }
-}
-
-amx::Parts from(amx::Parts parts, std::int64_t index) {
-  for (Bits*& part : parts.of) part = part == nullptr ? nullptr : part + index;
-  return parts;
-}
-
-void clear(const amx::Parts& parts, std::int64_t count) {
-  for (Bits* const part : parts.of) {
-    if (part != nullptr) std::fill_n(part, count, Bits{0});
-  }
-}
-
 bool finite(Bits bfloat16) {
   constexpr Bits kExponent = 0x7f80;
   return (bfloat16 & kExponent) != kExponent;
@@ -58,7 +39,7 @@ class AmxProduct final : public TileProduct {
  public:
   AmxProduct(const TileProductSizes& sizes, MemoryPool& memory)
       : sizes_(sizes),
-        parts_(parts_of(sizes.dtype)),
+        parts_(amx::parts_of(sizes.dtype)),
         dim_(round_up(sizes.dim, kDepth)),
         value_dim_(round_up(sizes.value_dim, kDepth)),
         scale_(static_cast<float>(sizes.scale)),
@@ -207,7 +188,7 @@ class AmxProduct final : public TileProduct {
   [[nodiscard]] bool leaves_out(float value) const override {
     if (parts_ < 3) return !std::isfinite(value);
     std::array<Bits, 3> parts{};
-    return !amx::split_float32(&value, 1, {{&parts[0], &parts[1], &parts[2]}});
+    return !amx::split(&value, 1, {{&parts[0], &parts[1], &parts[2]}});
   }
 
  private:
@@ -221,7 +202,7 @@ class AmxProduct final : public TileProduct {
       case 2:
         return amx::split_float16(static_cast<const Bits*>(row), count, to);
       default:
-        return amx::split_float32(static_cast<const float*>(row), count, to);
+        return amx::split(static_cast<const float*>(row), count, to);
     }
   }
 

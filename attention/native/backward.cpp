@@ -72,7 +72,7 @@ AdditionOrder order_of(const std::vector<ColumnTile>& columns, std::int64_t kv_h
 
 void add_native_gradients(const AttentionProblem& problem, const BackwardBlock& block,
                           const Gradients& gradients, const ExecutionContext& context,
-                          MemoryPool& memory) {
+                          MatrixPath path, MemoryPool& memory) {
   check_gradients(problem, block, gradients);
   context.stream.synchronize();  // the stream's earlier work comes first
 
@@ -93,7 +93,7 @@ void add_native_gradients(const AttentionProblem& problem, const BackwardBlock& 
   std::vector<TileGradients> kernels;
   kernels.reserve(static_cast<std::size_t>(workers));
   for (int i = 0; i < workers; ++i) {
-    kernels.emplace_back(problem, block, forward, gradients, memory);
+    kernels.emplace_back(problem, block, forward, gradients, path, memory);
   }
   // Host streams belong to the calling thread, which is worker 0.
   const std::function<void()> progress = [&] {

@@ -154,7 +154,7 @@ class NativeKernel final : public Kernel {
 
   void backward(const BackwardBlock& block, const Gradients& gradients,
                 const ExecutionContext& context) override {
-    add_native_gradients(problem_, block, gradients, context, memory_);
+    add_native_gradients(problem_, block, gradients, context, path_, memory_);
   }
 
  private:
@@ -170,9 +170,14 @@ double core_rate(const ProblemClass& problem) {
     double at_64 = 55e9;
     double at_128 = 55e9;
   };
+  // The backward pass has no products by AMX; without AMX, its operations take as long as those of
+  // the forward pass (benchmarks/NOTES.md, "Gradients beside PyTorch and JAX").
+  constexpr double kBackwardBesideAmx = 14e9;
   Rates rates;
   if (best_matrix_path(problem.dtype) == MatrixPath::amx) {
-    rates = problem.dtype == DType::float32 ? Rates{80e9, 91e9} : Rates{188e9, 270e9};
+    rates = problem.pass == Pass::backward    ? Rates{kBackwardBesideAmx, kBackwardBesideAmx}
+            : problem.dtype == DType::float32 ? Rates{80e9, 91e9}
+                                              : Rates{188e9, 270e9};
   }
   constexpr std::array kLeft{1.0, 1.0, 0.75, 0.75, 0.7};  // by MaskKind
   constexpr double kSoftCap = 0.8;
@@ -223,8 +228,10 @@ class NativeImplementation final : public Implementation {
   }
 
   [[nodiscard]] double assumed_rate(const ProblemClass& problem, Place place) const override {
+    // Each gradient's kernel computes its pairs again: 8 products instead of 5 (not measured).
     constexpr double kOnH200 = 0.85e12;
-    return place.is_host() ? core_rate(problem) : kOnH200;
+    if (!place.is_host()) return problem.pass == Pass::backward ? kOnH200 * 5 / 8 : kOnH200;
+    return core_rate(problem);
   }
 
   [[nodiscard]] std::unique_ptr<Kernel> make_kernel(const AttentionProblem& problem,

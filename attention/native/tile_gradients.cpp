@@ -48,7 +48,7 @@ void add_to(float* sums, const float* terms, std::int64_t count) {
 
 TileGradients::TileGradients(const AttentionProblem& problem, const BackwardBlock& block,
                              const AttentionBlock& forward, const Gradients& gradients,
-                             MemoryPool& memory)
+                             MatrixPath path, MemoryPool& memory)
     : problem_(problem),
       block_(block),
       forward_(forward),
@@ -60,7 +60,11 @@ TileGradients::TileGradients(const AttentionProblem& problem, const BackwardBloc
       lse_(static_cast<std::size_t>(kGradientRows)),
       delta_(lse_.size()) {
   const std::int64_t columns = std::min(kGradientColumns, block.key.size(1));
-  const std::int64_t rows = std::min(kGradientRows, block.query.size(1) * block.query.size(2));
+  const std::int64_t rows =
+      round_up_to_row_alignment(std::min(kGradientRows, block.query.size(1) * block.query.size(2)));
+  if (path == MatrixPath::amx) {
+    amx_.emplace(AmxGradients::Sizes{problem.dtype, rows, columns, dim_, value_dim_}, memory);
+  }
   const std::int64_t matrix = rows * kGradientStride;
   const std::array counts{
       columns * dim_, columns * value_dim_,      columns * dim_,  columns * value_dim_,
@@ -93,11 +97,13 @@ void TileGradients::start(const ColumnTile& columns) {
   finite_columns_ = all_finite(keys_, count * dim_) && all_finite(values_, count * value_dim_);
   std::fill_n(grad_keys_, count * dim_, 0.0F);
   std::fill_n(grad_values_, count * value_dim_, 0.0F);
+  amx_columns_ = amx_ && amx_->set_columns(keys_, values_, count);
 }
 
 bool TileGradients::take(const RowTile& tile, const HeadTile& heads) {
   if (!find_pairs(tile, heads)) return false;
   load_rows();
+  amx_rows_ = amx_columns_ && amx_->set_rows(queries_, grad_outputs_, pairs_.stacked());
   multiply_operands();
   const bool hides = !pairs_.full || !block_.scores.empty() || empty_rows_;
   if (hides && !(finite_columns_ && finite_rows_)) {
@@ -117,14 +123,19 @@ bool TileGradients::find_pairs(const RowTile& tile, const HeadTile& heads) {
   const ShownColumns shown = visibility_.shown_by_scores(
       tile, heads, seen.rows, block_.scores.keys_of(columns_.begin + begin, columns));
   if (shown.empty()) return false;
+  const std::int64_t end = begin + shown.end;
+  // AMX begins at whole tiles of its own: the mask hides the columns before.
+  const std::int64_t unit = amx_columns_ ? amx::kDepth : 1;
+  const std::int64_t first = (begin + shown.begin) / unit * unit;
+  const bool whole = first == begin + shown.begin;
   pairs_ = {tile,
             heads,
             seen.rows.begin.value(),
             seen.rows.count,
-            begin + shown.begin,
-            columns.slice(shown.begin, shown.end - shown.begin),
-            seen.full,
-            shown.all};
+            first,
+            columns_.columns.slice(first, end - first),
+            seen.full && whole,
+            shown.all && whole};
   return true;
 }
 
@@ -161,9 +172,16 @@ void TileGradients::load_rows() {
 void TileGradients::multiply_operands() {
   const std::int64_t rows = pairs_.stacked();
   const std::int64_t columns = pairs_.columns.length;
+  const float factor = scale_ == 0 ? 1.0F : scale_;
+  const bool wants_grads = wants_query() || wants_key() || wants_bias();
+  if (amx_rows_) {
+    amx_->multiply_operands({pairs_.column, columns}, factor,
+                            {weights_, wants_grads ? grads_ : nullptr, kGradientStride});
+    return;
+  }
   multiply(rows, columns, dim_, {queries_, dim_}, {keys_ + pairs_.column * dim_, dim_, true}, false,
-           weights_, kGradientStride, scale_ == 0 ? 1.0F : scale_);
-  if (!wants_query() && !wants_key() && !wants_bias()) return;
+           weights_, kGradientStride, factor);
+  if (!wants_grads) return;
   multiply(rows, columns, value_dim_, {grad_outputs_, value_dim_},
            {values_ + pairs_.column * value_dim_, value_dim_, true}, false, grads_,
            kGradientStride);
@@ -250,6 +268,15 @@ void TileGradients::differentiate_row(std::int64_t index, const RowSight& sight,
 void TileGradients::multiply_gradients() {
   const std::int64_t rows = pairs_.stacked();
   const std::int64_t columns = pairs_.columns.length;
+  if (amx_rows_ &&
+      amx_->multiply_gradients({pairs_.column, columns}, {weights_, grads_, kGradientStride},
+                               {wants_query(), wants_key(), wants_value()})) {
+    if (!wants_query()) return;
+    for (std::int64_t index = 0; index < rows; ++index) {
+      std::copy_n(amx_->grad_query(index), dim_, grad_queries_ + index * dim_);
+    }
+    return;
+  }
   if (wants_value()) {
     multiply(columns, value_dim_, rows, {weights_, kGradientStride, true},
              {grad_outputs_, value_dim_}, true, grad_values_ + pairs_.column * value_dim_,
@@ -355,7 +382,8 @@ void TileGradients::add_bias_gradients() const {
   }
 }
 
-void TileGradients::add_columns() const {
+void TileGradients::add_columns() {
+  if (amx_columns_) amx_->add_sums(columns_.columns.length, grad_keys_, grad_values_);
   const auto add = [&](const TensorView& tensor, const float* terms, std::int64_t dim) {
     for (std::int64_t j = 0; j < columns_.columns.length; ++j) {
       add_to(static_cast<float*>(

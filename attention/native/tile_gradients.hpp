@@ -1,11 +1,14 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include <annulus/attention/implementation.hpp>
 #include <annulus/core/memory.hpp>
 
+#include "native/amx_gradients.hpp"
+#include "native/matrix_path.hpp"
 #include "native/tile_visibility.hpp"
 #include "native/tiles.hpp"
 
@@ -26,12 +29,14 @@ inline constexpr std::int64_t kGradientColumns = 256;
 
 /// Computes the gradients of one column tile after the other, from one row tile after the other, in
 /// a workspace of its own (docs/semantics.md §1, "Backward"). Heads are stacked as in a TileKernel.
-/// Logits and their gradients are computed once, products by sgemm.
+/// Logits and their gradients are computed once. A tile whose entries AMX cannot multiply goes to
+/// sgemm.
 class TileGradients {
  public:
   /// Everything referred to must outlive the object; `forward` is forward_of(block).
   TileGradients(const AttentionProblem& problem, const BackwardBlock& block,
-                const AttentionBlock& forward, const Gradients& gradients, MemoryPool& memory);
+                const AttentionBlock& forward, const Gradients& gradients, MatrixPath path,
+                MemoryPool& memory);
 
   /// Begins a column tile.
   void start(const ColumnTile& columns);
@@ -41,7 +46,7 @@ class TileGradients {
   /// Adds the gradients of the row tile's queries and biases.
   void add_rows();
   /// Adds the gradients of the column tile's keys and values.
-  void add_columns() const;
+  void add_columns();
 
  private:
   /// Pairs that the tiles at hand have in common and may see each other: rows [row, row + rows) of
@@ -95,6 +100,7 @@ class TileGradients {
   const std::int64_t dim_;
   const std::int64_t value_dim_;
   const float scale_;
+  std::optional<AmxGradients> amx_;  // where the path is amx
   Buffer workspace_;
   float* keys_ = nullptr;         // [columns, D]
   float* values_ = nullptr;       // [columns, Dv]
@@ -111,6 +117,8 @@ class TileGradients {
   std::vector<float> lse_, delta_;
   ColumnTile columns_;
   Pairs pairs_;
+  bool amx_columns_ = false;     // AMX can multiply the keys and values …
+  bool amx_rows_ = false;        // … and queries and dO too
   bool finite_columns_ = false;  // all keys and values are
   bool finite_rows_ = false;     // so are queries, dO, LSE and delta, except those of empty rows
   bool empty_rows_ = false;      // there are some: their LSE is −∞

@@ -2,6 +2,8 @@
 
 #include <annulus/core/setup_counter.hpp>
 
+#include "cuda/merge_memory_operations.hpp"
+
 namespace annulus {
 namespace {
 
@@ -45,6 +47,7 @@ std::unique_ptr<Recording> record_graph(CudaStream& stream, const std::function<
   }
   check_cuda(cudaStreamEndCapture(stream.raw(), &raw), "cudaStreamEndCapture");
   const Handle<GraphTraits> graph(raw);
+  merge_memory_operations(graph.get());
   cudaGraphExec_t executable = nullptr;
   check_cuda(cudaGraphInstantiate(&executable, graph.get(), 0), "cudaGraphInstantiate");
   auto recording = std::make_unique<CudaRecording>(executable);

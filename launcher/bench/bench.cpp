@@ -248,6 +248,7 @@ class Bench {
     });
     measured.flops = backward_flops(problem.shape, visible_pairs(problem));
     measured.schedule = pass.schedule();
+    measured.adds_rounded = pass.adds_rounded_gradients();
     measured.implementations = pass.implementations_of_ranks();
     return measured;
   }

@@ -32,6 +32,7 @@ struct PassMeasurement {
 
 struct BackwardMeasurement : PassMeasurement {
   ring::ScheduleChoice schedule;
+  bool adds_rounded = false;  ///< see ring::RankPlan::adds_rounded_gradients()
   Timing both;  ///< of a forward and a backward pass, one after the other
 };
 

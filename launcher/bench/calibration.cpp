@@ -24,7 +24,6 @@
 #include <annulus/mesh/cores.hpp>
 #include <annulus/ring/cost_model.hpp>
 #include <annulus/ring/machine.hpp>
-#include <annulus/ring/used_share.hpp>
 
 #include "launcher/bench/agreed.hpp"
 #include "launcher/bench/bench_hops.hpp"
@@ -150,8 +149,7 @@ void measure_size(std::int64_t rows, std::vector<Measured>& candidates, KernelBl
   }
   const std::vector<double> seconds = clock.seconds_per_call(bodies);
   for (std::size_t i = 0; i < ready.size(); ++i) {
-    const double share = ring::used_share(blocks.place().kind, blocks.extent(),
-                                          ready[i]->candidate->declares().row_tile);
+    const double share = blocks.used_share(*ready[i]->candidate);
     take(*ready[i], BlockTime{static_cast<double>(rows), blocks.flops() / share, seconds[i]});
   }
 }
@@ -172,7 +170,7 @@ void check_same_candidates(const Selection& selection, Control& world) {
 // source.
 void measure_kernels(ring::CostModel& model, KernelBlocks& blocks, const Extent& extent,
                      const std::string& how, Clock& clock, Control& world, Report& report) {
-  const ProblemClass problem = class_of(blocks.problem());
+  const ProblemClass problem = class_of(blocks.problem(), blocks.pass());
   const AttentionShape& s = blocks.problem().shape;
   report.add_meta("class", to_string(problem));
   check_same_candidates(blocks.selection(), world);

@@ -1,11 +1,18 @@
 #include "launcher/bench/kernel_blocks.hpp"
 
+#include <algorithm>
+#include <array>
+#include <cmath>
 #include <cstddef>
 #include <utility>
 
 #include <fmt/format.h>
 
 #include <annulus/core/error.hpp>
+#include <annulus/verification/random_tensor.hpp>
+
+#include "launcher/bench/zero_tensor.hpp"
+#include "launcher/report/operations.hpp"
 
 namespace annulus::launcher {
 namespace {
@@ -29,16 +36,48 @@ KernelBlocks::KernelBlocks(const Options& options, std::int64_t length, Device& 
                            Watchdog watchdog, int threads)
     : device_(device),
       threads_(threads),
+      pass_(options.backward.value_or(false) ? Pass::backward : Pass::forward),
       setup_(set_up_alone(options, length)),
       shards_(shard_operands(setup_), setup_.problem.dtype, options.seed, 0, device.staging(),
               threads, setup_.fills),
       tensors_(shards_.local_tensors(), device, watchdog),
-      stream_(device.make_stream("compute", std::move(watchdog), nullptr)),
-      selection_(registry_.select(options.implementation, setup_.problem, device.place())) {
+      stream_(device.make_stream("compute", watchdog, nullptr)),
+      selection_(registry_.select(options.implementation, setup_.problem, device.place(),
+                                  Presence::required, pass_)) {
   tensors_.upload();
   const AttentionShape& s = setup_.problem.shape;
   scores_ = broadcast_scores(tensors_.tensors().bias, tensors_.tensors().mask,
                              {s.batch, s.heads, s.query_length, s.kv_length});
+  if (pass_ == Pass::backward) make_gradients(options, watchdog);
+}
+
+void KernelBlocks::make_gradients(const Options& options, const Watchdog& watchdog) {
+  const AttentionProblem& problem = setup_.problem;
+  const AttentionShape& s = problem.shape;
+  const Extents rows{s.batch, s.heads, s.query_length};
+  const Extents output{s.batch, s.query_length, s.heads, s.value_dim};
+  Tensor grad_output(problem.dtype, output, device_.staging());
+  const std::array index{PositionRanges::all(s.batch), PositionRanges::all(s.query_length),
+                         PositionRanges::all(s.heads), PositionRanges::all(s.value_dim)};
+  verification::fill_random(grad_output.view(), index, output, options.seed,
+                            verification::Operand::grad_output, threads_);
+  grad_output_ = {std::move(grad_output), device_};
+  // About the LSE of a row whose logits are random, so that probabilities are of the usual size.
+  Tensor lse(DType::float32, rows, device_.staging());
+  std::fill_n(lse.view().as<float>(), lse.view().elements(),
+              std::log(static_cast<float>(s.kv_length)) + 0.5F);
+  whole_lse_ = {std::move(lse), device_};
+  const std::unique_ptr<Stream> copies = device_.make_stream("copies", watchdog, nullptr);
+  for (const auto* twin : {&grad_output_, &whole_lse_}) twin->upload(device_, *copies);
+  copies->synchronize();
+  const auto zeros = [&](DType dtype, const Extents& shape) {
+    return zero_tensor(dtype, shape, device_, *copies);
+  };
+  const DType dtype = partial_dtype(problem.dtype);
+  delta_ = zeros(dtype, rows);
+  grad_query_ = zeros(dtype, {s.batch, s.query_length, s.heads, s.head_dim});
+  grad_key_ = zeros(dtype, {s.batch, s.kv_length, s.kv_heads, s.head_dim});
+  grad_value_ = zeros(dtype, {s.batch, s.kv_length, s.kv_heads, s.value_dim});
 }
 
 void KernelBlocks::select(std::int64_t rows) {
@@ -49,7 +88,9 @@ void KernelBlocks::select(std::int64_t rows) {
     throw ArgumentError("--calibrate", fmt::format("a mask that hides all of {} rows", rows),
                         "visible pairs to compute");
   }
-  flops_ = forward_flops(problem.shape, static_cast<double>(seen.pairs));
+  const auto pairs = static_cast<double>(seen.pairs);
+  flops_ = pass_ == Pass::backward ? backward_flops(problem.shape, pairs)
+                                   : forward_flops(problem.shape, pairs);
   extent_ = {rows, rows, problem.shape.heads, problem.shape.batch, seen.pairs};
   const ring::LocalTensors& tensors = tensors_.tensors();
   block_ = {first_rows(tensors.query, rows),
@@ -68,12 +109,16 @@ void KernelBlocks::select(std::int64_t rows) {
 std::string KernelBlocks::prepare(const Implementation& candidate) {
   const AttentionProblem& problem = setup_.problem;
   const std::int64_t group = problem.shape.heads / problem.shape.kv_heads;
-  if (block_.unmasked &&
+  const bool backward = pass_ == Pass::backward;
+  if (block_.unmasked && !backward &&
       candidate.few_rows(problem).include(extent_.rows, group, extent_.heads * extent_.batches,
                                           extent_.columns)) {
     return "so few rows are computed by a kernel of their own, which takes as long as reading";
   }
-  std::string obstacle = candidate.takes(problem, geometry_of(block_)).reason();
+  const BlockGeometry geometry = geometry_of(block_);
+  std::string obstacle =
+      (backward ? candidate.takes_backward(problem, geometry) : candidate.takes(problem, geometry))
+          .reason();
   if (!obstacle.empty()) return obstacle;
   Candidate& chosen = candidates_[&candidate];
   if (!chosen.kernel) {
@@ -84,15 +129,58 @@ std::string KernelBlocks::prepare(const Implementation& candidate) {
                          : partial_dtype(problem.dtype);
   }
   try {
-    (void)state(chosen.results, 1);  // recordings may not allocate
-    chosen.kernel->prepare(block_, state(chosen.results, 0));
+    if (backward) {
+      prepare_backward(chosen);
+    } else {
+      prepare_forward(chosen);
+    }
   } catch (const UnsupportedError& refusal) {
     return refusal.what();
   }
-  chosen.call.emplace(device_, *stream_, [this, &chosen](int i) {
-    chosen.kernel->forward(block_, state(chosen.results, i % 2), {*stream_, nullptr, threads_});
-  });
   return {};
+}
+
+void KernelBlocks::prepare_forward(Candidate& candidate) {
+  (void)state(candidate.results, 1);  // recordings may not allocate
+  candidate.kernel->prepare(block_, state(candidate.results, 0));
+  candidate.call.emplace(device_, *stream_, [this, &candidate](int i) {
+    candidate.kernel->forward(block_, state(candidate.results, i % 2),
+                              {*stream_, nullptr, threads_});
+  });
+}
+
+void KernelBlocks::prepare_backward(Candidate& candidate) {
+  candidate.kernel->prepare_backward(backward_block(), gradients());
+  candidate.call.emplace(device_, *stream_, [this, &candidate](int /*i*/) {
+    candidate.kernel->backward(backward_block(), gradients(), {*stream_, nullptr, threads_});
+  });
+}
+
+BackwardBlock KernelBlocks::backward_block() const {
+  const std::int64_t rows = extent_.rows;
+  return {.query = block_.query,
+          .key = block_.key,
+          .value = block_.value,
+          .grad_output = grad_output_.view().slice(1, 0, rows),
+          .lse = whole_lse_.view().slice(2, 0, rows),
+          .delta = delta_.view().slice(2, 0, rows),
+          .rows = block_.rows,
+          .columns = block_.columns,
+          .unmasked = block_.unmasked,
+          .scores = block_.scores};
+}
+
+Gradients KernelBlocks::gradients() const {
+  const std::int64_t rows = extent_.rows;
+  return {.query = grad_query_.view().slice(1, 0, rows),
+          .key = grad_key_.view().slice(1, 0, rows),
+          .value = grad_value_.view().slice(1, 0, rows)};
+}
+
+double KernelBlocks::used_share(const Implementation& candidate) const {
+  const std::int64_t tile = candidate.declares().row_tile;
+  return pass_ == Pass::backward ? ring::used_share_backward(device_.place().kind, extent_, tile)
+                                 : ring::used_share(device_.place().kind, extent_, tile);
 }
 
 void KernelBlocks::compute(const Implementation& candidate, int calls) {

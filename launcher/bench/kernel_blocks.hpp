@@ -13,6 +13,7 @@
 #include <annulus/core/watchdog.hpp>
 #include <annulus/ring/used_share.hpp>
 #include <annulus/verification/device_tensors.hpp>
+#include <annulus/verification/device_twin.hpp>
 #include <annulus/verification/verification.hpp>
 
 #include "launcher/bench/repeated_call.hpp"
@@ -21,12 +22,13 @@
 
 namespace annulus::launcher {
 
-/// Square blocks at the begin of one problem on one rank, as a ring has them, and the states that
-/// kernels make of them: one block at a time, by several kernels in turn.
+/// Square blocks at the begin of one problem on one rank, as a ring has them, and the states or, in
+/// the backward pass, the gradients that kernels make of them: one block at a time, by several
+/// kernels in turn.
 class KernelBlocks {
  public:
-  /// Draws the tensors of the problem that the options describe, with T = S = `length`. Not
-  /// collective; throws UserErrors.
+  /// Draws the tensors of the problem that the options describe, with T = S = `length`; the pass is
+  /// theirs too. Not collective; throws UserErrors.
   KernelBlocks(const Options& options, std::int64_t length, Device& device, Watchdog watchdog,
                int threads);
 
@@ -43,9 +45,11 @@ class KernelBlocks {
   void compute(const Implementation& candidate, int calls);
 
   [[nodiscard]] double flops() const noexcept { return flops_; }
-  [[nodiscard]] const ring::BlockExtent& extent() const noexcept { return extent_; }
+  /// The share of the device's rate that the block gets from this candidate.
+  [[nodiscard]] double used_share(const Implementation& candidate) const;
   [[nodiscard]] Place place() const noexcept { return device_.place(); }
   [[nodiscard]] const AttentionProblem& problem() const noexcept { return setup_.problem; }
+  [[nodiscard]] Pass pass() const noexcept { return pass_; }
 
  private:
   struct Candidate {
@@ -54,9 +58,16 @@ class KernelBlocks {
     std::optional<RepeatedCall> call;
   };
   [[nodiscard]] SoftmaxState state(DType dtype, int which);
+  void make_gradients(const Options& options, const Watchdog& watchdog);
+  [[nodiscard]] BackwardBlock backward_block() const;
+  [[nodiscard]] Gradients gradients() const;
+  /// Throws UnsupportedError where the kernel refuses the block.
+  void prepare_forward(Candidate& candidate);
+  void prepare_backward(Candidate& candidate);
 
   Device& device_;
   int threads_;
+  Pass pass_;
   Registry registry_ = Registry::standard();
   ProblemSetup setup_;
   verification::CaseShards shards_;
@@ -66,6 +77,9 @@ class KernelBlocks {
   ScoreTensors scores_;
   std::map<std::pair<DType, int>, Tensor> outputs_;
   std::array<Tensor, 2> lse_;
+  // Of the backward pass: what it reads beside the block, and what it adds to.
+  verification::DeviceTwin grad_output_, whole_lse_;
+  Tensor delta_, grad_query_, grad_key_, grad_value_;
   AttentionBlock block_;
   ring::BlockExtent extent_;
   double flops_ = 0;

@@ -185,7 +185,12 @@ Report layouts_report(const PlannedCase& planned, const ring::Plan& chosen_plan,
         "for transfers, with nothing to compute; of the rank that waits longest"},
        {"time", "ms, predicted", 10, 0, "of the slowest rank"}},
       {options.wide, options.legend});
-  if (planned.backward) report.add_meta("pass", "backward");
+  if (planned.backward) {
+    const bool rounds = std::ranges::any_of(chosen_plan.ranks, [](const ring::RankPlan& rank) {
+      return rank.adds_rounded_gradients();
+    });
+    report.add_meta("pass", rounds ? "backward, parts of gradients sent in bfloat16" : "backward");
+  }
   report.add_meta("query", to_string(planned.operands.query));
   report.add_meta("key", to_string(planned.operands.key));
   if (planned.operands.bias) report.add_meta("bias", to_string(*planned.operands.bias));

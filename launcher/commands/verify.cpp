@@ -108,6 +108,7 @@ NamedCase random_case(const RandomCase& which, const Options& options, Context& 
   result.sharded.plan = drawn.plan;
   result.sharded.seed = drawn.seed;
   result.sharded.fills = std::move(drawn.fills);
+  result.sharded.called = drawn.called;
   result.sharded.implementation = std::move(drawn.implementation);
   if (options.reproducible) {
     result.sharded.problem.reproducible = options.reproducible;
@@ -158,7 +159,8 @@ NamedCase given_case(const Options& options, Context& context) {
   result.sharded.tuning = tuning_options(options);
   result.sharded.seed = options.seed;
   if (options.backward.value_or(false)) {
-    ring::BackwardRequest& request = result.sharded.backward.emplace().request;
+    result.sharded.backward.emplace().grad_wire = options.grad_wire;
+    ring::BackwardRequest& request = result.sharded.backward->request;
     request.grad_sinks = result.sharded.problem.sinks.has_value();
     request.grad_bias = result.sharded.problem.bias.has_value();
   }
@@ -187,13 +189,15 @@ Report make_report(const CommandContext& context, const Mesh& mesh, Place place,
        {"dropout", "", 0, 6, "probability of dropping an attention weight"},
        {"bias", "", 0, 6, "shape of the bias, 1 where it is broadcast"},
        {"form", "", 0, 6, "unnormalised: the output is not divided by the softmax's denominator"},
+       {"called", "", 0, 6, "values that come with the calls"},
        {"error", "", 8, 0, "relative Frobenius, over all ranks, against a float64 oracle"},
        {"bound", "", 8, 2, "that the error must not exceed"},
        {"row", "of bound", 8, 3, "largest error of an output row, as a share of the row's bound"},
        {"ratio", "unsharded", 11, 0, "to the error of the same implementation unsharded"},
        {"LSE error", "", 9, 3, "largest absolute error of the log-sum-exp"},
        {"backward", "schedule", 0, 3,
-        "of the backward pass; + LSE with a gradient of the LSE, + sinks and + bias with theirs"},
+        "of the backward pass; + LSE with a gradient of the LSE, + sinks and + bias with theirs; "
+        "sent in bfloat16: parts of other ranks were rounded on their way, which its bound allows"},
        {"backward impl", "", 0, 5, "that computed the gradients"},
        {"gradients", "of bound", 9, 0, "largest error of a gradient, as a share of its bound"},
        {"gradient ratio", "unsharded", 0, 4, "to the error of the same implementation unsharded"},
@@ -210,6 +214,15 @@ Report make_report(const CommandContext& context, const Mesh& mesh, Place place,
 
 std::string number_cell(const std::optional<double>& value) {
   return value ? fmt::format("{}", *value) : kNothing;
+}
+
+// "lengths, sinks on the device".
+std::string called_cell(const verification::ShardedCase& sharded) {
+  const CallArguments& arguments = sharded.problem.call_arguments;
+  if (!arguments.any() && !sharded.called.sinks) return kNothing;
+  std::string cell = arguments.any() ? to_string(arguments) : "";
+  if (sharded.called.sinks) cell += cell.empty() ? "sinks" : ", sinks";
+  return cell + (sharded.called.in_device_memory ? " on the device" : "");
 }
 
 std::string sinks_cell(const std::optional<Sinks>& sinks) {
@@ -240,7 +253,7 @@ std::string schedule_cell(const std::string& asked, const ring::ScheduleChoice* 
   return fmt::format("{}:{}", asked, ring::name_of(chosen->schedule));
 }
 
-// "ring + LSE + sinks + bias, added".
+// "ring + LSE + sinks + bias, added, sent in bfloat16".
 std::string backward_cell(const verification::BackwardCase& backward,
                           const verification::Verification* found) {
   const bool known = found != nullptr && found->gradients && found->gradients->refusal.empty();
@@ -250,6 +263,7 @@ std::string backward_cell(const verification::BackwardCase& backward,
   if (backward.request.grad_sinks) cell += " + sinks";
   if (backward.request.grad_bias) cell += " + bias";
   if (backward.request.adds) cell += ", added";
+  if (known && found->gradients->adds_rounded) cell += ", sent in bfloat16";
   return cell;
 }
 
@@ -286,6 +300,7 @@ void add_row(Report& report, const NamedCase& named, const verification::Verific
        dropout_cell(problem.dropout),
        bias_cell(problem.bias),
        problem.normalize_output ? kNothing : "unnormalised",
+       called_cell(named.sharded),
        measured([](const auto& v) { return fmt::format("{:.2e}", v.sharded.output); }),
        measured([](const auto& v) { return fmt::format("{:.2e}", v.bound.output); }),
        measured([](const auto& v) { return fmt::format("{:.2f}", v.sharded.row_share); }),
@@ -320,6 +335,7 @@ class Tally {
       return;
     }
     ++computed_gradients_[gradients.implementations];
+    adds_rounded_ += gradients.adds_rounded ? 1 : 0;
     gradient_share_ = std::max(gradient_share_.value_or(0), gradients.share());
     if (const auto ratio = gradients.ratio()) {
       gradient_ratio_ = std::max(gradient_ratio_.value_or(0), *ratio);
@@ -342,6 +358,9 @@ class Tally {
         reduces_rounded_ == 0
             ? ""
             : fmt::format("; {} with partial results that a kernel had rounded", reduces_rounded_);
+    const std::string sent =
+        adds_rounded_ == 0 ? ""
+                           : fmt::format("; {} with gradients rounded on their way", adds_rounded_);
     const std::string ratio =
         worst_ratio_ ? fmt::format("; largest ratio to the unsharded error {:.2f}", *worst_ratio_)
                      : "";
@@ -351,9 +370,9 @@ class Tally {
         gradient_ratio_ ? fmt::format(", of gradients {:.2f}", *gradient_ratio_) : "";
     return fmt::format(
         "{} ({} of {} within bounds; largest share of a row's bound {:.2f}, of its LSE's "
-        "{:.2f}{}{}{}{}{})",
+        "{:.2f}{}{}{}{}{}{})",
         passed() ? "OK" : "FAILED", problems_ - failed_, problems_, row_share_, lse_share_,
-        gradients, ratio, gradient_ratio, rounded,
+        gradients, ratio, gradient_ratio, rounded, sent,
         unordered_ == 0 ? "" : fmt::format("; {} more refused", unordered_));
   }
 
@@ -371,6 +390,7 @@ class Tally {
   int failed_ = 0;
   int unordered_ = 0;
   int reduces_rounded_ = 0;
+  int adds_rounded_ = 0;
   std::optional<double> worst_ratio_;
   double row_share_ = 0;
   double lse_share_ = 0;

@@ -33,25 +33,25 @@ const Names& of_hops() {
 
 // Options that bench --calibrate ignores: it times kernels on blocks of its own, on one rank.
 const Names& not_of_calibrate() {
-  static const Names names{"query-spec",      "kv-spec",       "bias-spec",      "mask-spec",
-                           "sequence-layout", "granule",       "schedule",       "ulysses-degree",
-                           "inner-size",      "mode",          "sharding-rules", "tuning",
-                           "tuning-cache",    "cost-model",    "explain",        "trace",
-                           "backward",        "deterministic", "reproducible",   "warm-seconds"};
+  static const Names names{"query-spec",      "kv-spec",      "bias-spec",      "mask-spec",
+                           "sequence-layout", "granule",      "schedule",       "ulysses-degree",
+                           "inner-size",      "mode",         "sharding-rules", "tuning",
+                           "tuning-cache",    "cost-model",   "explain",        "trace",
+                           "deterministic",   "reproducible", "warm-seconds",   "grad-wire"};
   return names;
 }
 
 // What verify --random draws.
 const Names& drawn() {
   static const Names names{
-      "shape",         "mesh",           "query-spec",     "kv-spec",         "bias-spec",
-      "mask-spec",     "granule",        "schedule",       "sequence-layout", "inner-size",
-      "mode",          "ulysses-degree", "dtype",          "causal",          "causal-offset",
-      "window",        "scale",          "soft-cap",       "q-segments",      "kv-segments",
-      "prefix",        "sink-tokens",    "chunk",          "cu-seqlens-q",    "cu-seqlens-kv",
-      "cu-seqlens",    "block-mask",     "block-size",     "sinks",           "bias",
-      "mask",          "bias-policy",    "dropout",        "q-lengths",       "kv-lengths",
-      "softmax-dtype", "sequence-axis",  "sharding-rules", "normalize-output"};
+      "shape",         "mesh",           "query-spec",    "kv-spec",         "bias-spec",
+      "mask-spec",     "granule",        "schedule",      "sequence-layout", "inner-size",
+      "mode",          "ulysses-degree", "dtype",         "causal",          "causal-offset",
+      "window",        "scale",          "soft-cap",      "q-segments",      "kv-segments",
+      "prefix",        "sink-tokens",    "chunk",         "cu-seqlens-q",    "cu-seqlens-kv",
+      "cu-seqlens",    "block-mask",     "block-size",    "sinks",           "bias",
+      "mask",          "bias-policy",    "dropout",       "q-lengths",       "kv-lengths",
+      "softmax-dtype", "grad-wire",      "sequence-axis", "sharding-rules",  "normalize-output"};
   return names;
 }
 
@@ -66,6 +66,7 @@ bool has_default_value(std::string_view option, const Options& options) {
   if (option == "sharding-rules") return options.rules.rules().empty();
   if (option == "dropout") return same(&Options::dropout);
   if (option == "softmax-dtype") return same(&Options::softmax_dtype);
+  if (option == "grad-wire") return same(&Options::grad_wire);
   if (option == "normalize-output") return same(&Options::normalize_output);
   if (option == "bias-policy") return same(&Options::bias_policy);
   return false;
@@ -237,6 +238,8 @@ class Effects {
     }
     need("grad-sinks", has("sinks"), "without --sinks", "--sinks");
     need_form("deterministic", has("grad-output") || o.backward.value_or(false),
+              o.command == Command::run ? "--grad-output" : "--backward");
+    need_form("grad-wire", has("grad-output") || o.backward.value_or(false),
               o.command == Command::run ? "--grad-output" : "--backward");
     need("deterministic", !has("reproducible"), "with --reproducible, which says it too",
          "no --reproducible");

@@ -109,6 +109,10 @@ ShardingRules parse_rules(const std::string& option, const std::string& text) {
   }
 }
 
+DType parse_grad_wire(const std::string& option, const std::string& text) {
+  return annulus::parse_dtype(parse_choice(option, text, {"float32", "bfloat16"}));
+}
+
 DType parse_softmax_dtype(const std::string& option, const std::string& text) {
   return annulus::parse_dtype(parse_choice(option, text, {"float32", "float64"}));
 }
@@ -413,6 +417,11 @@ void add_output(TableBuilder& table) {
             parsed_into(&Options::reproducible, parse_reproducible),
             "run: repeating the command repeats every bit; world: any number of ranks gives the "
             "same bits, too, by fewer schedules and kernels");
+  table.add("grad-wire", "DTYPE", {Command::run, Command::verify, Command::bench, Command::plan},
+            parsed_into(&Options::grad_wire, parse_grad_wire),
+            "dtype in which parts of gradients of keys and values go to their owners: float32, or "
+            "bfloat16 for half types, which rounds each part once and halves the bytes; needs a "
+            "schedule that adds none up on the way (default: float32)");
   table.add("trace", "FILE", {Command::run, Command::bench, Command::plan},
             text_into(&Options::trace),
             "what every rank did and when, as Chrome trace events (JSON), for Perfetto; of plan "
@@ -448,8 +457,8 @@ void add_running(TableBuilder& table) {
   table.add("backward", "", {Command::verify, Command::bench, Command::plan},
             parsed_into(&Options::backward, parse_flag),
             "verify: compute and verify gradients too (default: for half of the problems of "
-            "--random; --backward=false for none); bench: time the backward pass too, and both; "
-            "plan: plan the backward pass");
+            "--random; --backward=false for none); bench: time the backward pass too, and both, or "
+            "with --calibrate its kernels alone; plan: plan the backward pass");
   table.add("warmup", "N", {Command::bench}, int_into(&Options::warmup, 0),
             fmt::format("calls before the timing starts (default: {})", defaults.warmup));
   table.add("warm-seconds", "SECONDS", {Command::bench},
@@ -468,7 +477,7 @@ void add_running(TableBuilder& table) {
       "calibrate", "FILE", {Command::bench}, text_into(&Options::calibrate),
       "measure a cost model for --cost-model instead: merges, reads, hops, and every kernel that "
       "computes the problem (heads of --shape, rows of --sweep); what FILE holds of other "
-      "dtypes, head dimensions and masks stays");
+      "dtypes, head dimensions, masks and of the other pass stays");
   table.add(
       "show-ranks", "N", {Command::plan}, int_into(&Options::show_ranks, 0),
       fmt::format("print every step of the first N ranks, and list more than 32 ranks if N is more "

@@ -117,8 +117,9 @@ struct Options {
   std::string forward_output, forward_lse;  ///< empty: the forward pass is computed
   std::optional<bool> deterministic;        ///< true: `run`, false: `no`; if not `reproducible`
   std::optional<Reproducible> reproducible;
-  std::string cost_model;    ///< what predictions are based on
-  std::string tuning_cache;  ///< empty: ring::default_tuning_file()
+  DType grad_wire = DType::float32;  ///< or bfloat16
+  std::string cost_model;            ///< what predictions are based on
+  std::string tuning_cache;          ///< empty: ring::default_tuning_file()
 
   // Running.
   double timeout = Watchdog::kDefault.count();  ///< seconds

@@ -37,9 +37,8 @@ std::vector<int> planned_nodes(const Options& options, const MeshShape& mesh) {
 
 ring::PlanInput PlannedCase::input(const ring::ShardedOperands& laid_out) const {
   ring::PlanInput made =
-      ring::make_plan_input(setup.problem, laid_out, candidates, place, model, how);
+      ring::make_plan_input(setup.problem, laid_out, candidates, place, model, how, backward);
   made.prices.node_of_rank = node_of_rank;
-  made.backward = backward;
   return made;
 }
 
@@ -63,7 +62,8 @@ PlannedCase lay_out(const Options& options) {
   ring::CostModel model = cost_model_of(options, place);
   as_option("--transport",
             [&] { ring::settle_transport(model, options.transport, operands.key, nodes); });
-  const ring::PlanOptions how = plan_options(setup.problem, place);
+  ring::PlanOptions how = plan_options(setup.problem, place);
+  how.grad_wire = options.grad_wire;
   PlannedCase planned{std::move(setup), std::move(operands), {},  place,
                       std::move(model), std::move(nodes),    how, {}};
   if (options.backward.value_or(false)) {

@@ -11,7 +11,7 @@ namespace {
 
 AttentionOptions attention_options(const ShardedCase& sharded_case, Place place) {
   const ring::OperandLayout& layout = sharded_case.layout;
-  AttentionOptions options{sharded_case.problem,
+  AttentionOptions options{planned_problem(sharded_case),
                            {.query_spec = layout.query,
                             .kv_spec = layout.kv,
                             .bias_spec = layout.bias,
@@ -26,7 +26,9 @@ AttentionOptions attention_options(const ShardedCase& sharded_case, Place place)
   options.plan = sharded_case.plan;
   options.cost_model = sharded_case.cost_model;
   if (sharded_case.backward) {
-    options.backward = {sharded_case.backward->implementation, sharded_case.backward->schedule};
+    options.backward = {.implementation = sharded_case.backward->implementation,
+                        .schedule = sharded_case.backward->schedule,
+                        .grad_wire = sharded_case.backward->grad_wire};
   }
   if (options.plan && !place.is_host()) {
     const ring::PlanOptions defaults = ring::PlanOptions::for_place(place);
@@ -50,16 +52,25 @@ CaseShards shards_of(const ShardedCase& sharded_case, const ring::ShardedOperand
 ForwardRun::ForwardRun(const ShardedCase& sharded_case, Context& context)
     : attention(context, attention_options(sharded_case, context.place())),
       shards(shards_of(sharded_case, attention.operands(), context.mesh(), host)),
-      moved(collectively(context.mesh().world(), [&] {
-        return DeviceTensors(shards.local_tensors(), context.device(), context.mesh().watchdog());
-      })) {}
+      moved(collectively(context.mesh().world(),
+                         [&] {
+                           return DeviceTensors(shards.local_tensors(), context.device(),
+                                                context.mesh().watchdog());
+                         })),
+      called(sharded_case, attention.operands(), context) {}
 
-void ForwardRun::run(int unwritten) {
+ring::LocalTensors ForwardRun::with(const ring::CallValues& values) const {
+  ring::LocalTensors tensors = moved.tensors();
+  tensors.call_values = values;
+  return tensors;
+}
+
+void ForwardRun::run(int unwritten, const ring::CallValues& values) {
   for (const Tensor* result : shards.results()) {
     std::memset(result->view().data(), unwritten, result->bytes());
   }
   moved.upload();
-  attention.run_and_wait(moved.tensors());
+  attention.run_and_wait(with(values));
   moved.download();
 }
 

@@ -8,6 +8,8 @@
 #include <annulus/verification/device_tensors.hpp>
 #include <annulus/verification/verification.hpp>
 
+#include "called_values.hpp"
+
 namespace annulus::verification {
 
 inline constexpr int kNanBytes = 0xff;    // NaN in every dtype
@@ -19,12 +21,21 @@ struct ForwardRun {
   ForwardRun(const ShardedCase& sharded_case, Context& context);
   /// Elements that it does not write keep `unwritten` bytes. Where they must be NaN, only a further
   /// run that begins with other bytes shows them.
-  void run(int unwritten = kNanBytes);
+  void run(int unwritten = kNanBytes) { run(unwritten, called.own()); }
+  /// Computes with other values in the place of those that come with calls.
+  void run_others() { run(kNanBytes, called.others()); }
+  /// Of a call, where the device computes.
+  [[nodiscard]] ring::LocalTensors tensors() const { return with(called.own()); }
+  [[nodiscard]] ring::LocalTensors with(const ring::CallValues& values) const;
 
   HostMemoryPool host;
   Attention attention;
   CaseShards shards;
   DeviceTensors moved;  ///< the shards where the device computes
+  CalledValues called;
+
+ private:
+  void run(int unwritten, const ring::CallValues& values);
 };
 
 /// See verify_sharded(), for results of so many rows; `rounding` is that of partial results, and

@@ -169,7 +169,7 @@ ring::BackwardLocalTensors GradientShards::tensors(const ring::LocalTensors& for
           forward.bias,
           forward.mask,
           grad_lse,
-          {},
+          forward.call_values,
           request_.grad_sinks ? grad_sinks_.view() : TensorView(),
           request_.grad_bias ? grad_bias_.view() : TensorView()};
 }

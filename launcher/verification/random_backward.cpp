@@ -9,15 +9,17 @@
 namespace annulus::verification {
 
 bool is_planned(const RandomProblem& drawn, const std::string& schedule,
-                const std::optional<ring::BackwardRequest>& backward) {
+                const std::optional<ring::BackwardRequest>& backward, DType grad_wire) {
   const Place place = Place::host();
   const ring::ShardedOperands operands =
       ring::shard_operands(drawn.problem, drawn.mesh, drawn.layout);
-  ring::PlanInput input = ring::make_plan_input(drawn.problem, operands, {}, place,
-                                                ring::CostModel::for_place(place), drawn.plan);
-  input.backward = backward;
+  ring::PlanOptions options = drawn.plan;
+  options.grad_wire = grad_wire;
   try {
-    ring::check_schedule(input, schedule);
+    ring::check_schedule(
+        ring::make_plan_input(drawn.problem, operands, {}, place, ring::CostModel::for_place(place),
+                              options, backward),
+        schedule);
     return true;
   } catch (const UnsupportedError&) {
     return false;
@@ -39,13 +41,18 @@ void draw_backward(Draws& draws, RandomProblem& drawn, int kv_shards, Place::Kin
   backward.schedule =
       kv_shards == 1
           ? draws.pick({"local", "local", "auto", "ring", "allgather", "ulysses"})
-          : draws.pick({"ring", "double_ring", "allgather", "ulysses", "hybrid", "auto"});
+          : draws.pick({"ring", "double_ring", "allgather", "ulysses", "hybrid", "pass_q", "auto"});
+  const bool rounds = draws.chance(25);
   const auto planned = [&](const std::string& schedule) {
-    return is_planned(drawn, schedule, backward.request);
+    return is_planned(drawn, schedule, backward.request, backward.grad_wire);
   };
   // Every schedule that plans the backward pass refuses what the ring refuses.
   if (!drawn.problem.normalize_output || drawn.fills.key || !planned("ring")) return;
   if (backward.schedule != "auto" && !planned(backward.schedule)) backward.schedule = "ring";
+  if (rounds && size_of(drawn.problem.dtype) == size_of(DType::bfloat16)) {
+    backward.grad_wire = DType::bfloat16;
+    if (!planned(backward.schedule)) backward.grad_wire = DType::float32;
+  }
   drawn.backward = std::move(backward);
   drawn.draws_backward = wanted;
 }

@@ -14,7 +14,8 @@ namespace annulus::verification {
 /// True if the schedule, by name, plans the problem as it is drawn so far: the forward pass, or the
 /// backward pass.
 [[nodiscard]] bool is_planned(const RandomProblem& drawn, const std::string& schedule,
-                              const std::optional<ring::BackwardRequest>& backward = {});
+                              const std::optional<ring::BackwardRequest>& backward = {},
+                              DType grad_wire = DType::float32);
 
 /// Draws the backward pass of a problem that is drawn otherwise. The draws come last, so that
 /// problems stay what they are.

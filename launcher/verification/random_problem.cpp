@@ -464,6 +464,21 @@ ring::PlanOptions draw_plan(Draws& draws, int kv_shards) {
   return plan;
 }
 
+// Some of the values that may come with calls.
+void draw_called(Draws& draws, RandomProblem& drawn, bool on_gpus) {
+  if (!draws.chance(50)) return;
+  AttentionProblem& problem = drawn.problem;
+  const Mask& mask = problem.mask;
+  CallArguments& arguments = problem.call_arguments;
+  const bool lengths = !mask.query_lengths().empty() || !mask.kv_lengths().empty();
+  const bool offsets = mask.position_parts().limited() && !mask.has_packings();
+  arguments.lengths = draws.chance(70) && lengths;
+  arguments.offsets = draws.chance(70) && offsets;
+  arguments.dropout_seed = draws.chance(70) && problem.dropout;
+  drawn.called.sinks = draws.chance(70) && problem.sinks;
+  drawn.called.in_device_memory = draws.chance(50) && on_gpus;
+}
+
 }  // namespace
 
 RandomProblem draw_problem(std::uint64_t seed, int index, int ranks, Place::Kind device) {
@@ -525,6 +540,7 @@ RandomProblem draw_problem(std::uint64_t seed, int index, int ranks, Place::Kind
   }
   drawn.schedule = draw_schedule(draws, drawn, kv_shards);
   draw_backward(draws, drawn, kv_shards, device);
+  draw_called(draws, drawn, on_gpus);
   drawn.command = fmt::format("mpirun -np {} annulus verify --random-case {}:{} --device {}", ranks,
                               seed, index, on_gpus ? "cuda" : "cpu");
   return drawn;

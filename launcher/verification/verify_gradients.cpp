@@ -9,6 +9,7 @@
 #include <vector>
 
 #include <annulus/attention/accuracy.hpp>
+#include <annulus/core/convert.hpp>
 #include <annulus/core/error.hpp>
 #include <annulus/ring/plan.hpp>
 #include <annulus/ring/sharded_attention.hpp>
@@ -30,6 +31,7 @@ ShardedCase unsharded_case(const ShardedCase& with_all_columns, const std::strin
   whole.layout.bias.reset();
   whole.layout.dense_mask.reset();
   whole.backward->schedule = "local";
+  whole.backward->grad_wire = DType::float32;
   return whole;
 }
 
@@ -41,7 +43,7 @@ GradientErrors unsharded_errors(const ShardedCase& whole, const OracleGradients&
   forward.run();
   GradientShards gradients(forward.attention.operands(), whole.problem, whole.backward->request,
                            whole.seed, context);
-  gradients.compute(forward.attention, forward.moved.tensors());
+  gradients.compute(forward.attention, forward.tensors());
   const bool differs = whole.problem.in_global_order() && !sharded.are_parts_of(gradients);
   reproduces = context.mesh().world().max(std::vector{differs ? 1.0 : 0.0},
                                           "comparison with an unsharded backward pass")[0] == 0;
@@ -66,33 +68,75 @@ bool merges(const ring::RankPlan& plan) {
                      [](const ring::Block* block) { return block->state.has_value(); });
 }
 
-// Merging rounds LSE, and weights are exp(logit − LSE): a rounding of LSE is one of weights, |LSE|
-// times as large. In the mean square, as errors are, of the rank where it is largest.
-double roundings_of_merge(const ring::RankPlan& plan, const Tensor& lse, Control& world) {
+// True if the backward pass computes the logits of some tile that the forward pass has not computed
+// as a whole: sums of products are rounded in another order where tiles have other sizes.
+bool cuts_otherwise(const ring::RankPlan& forward, const ring::RankPlan& backward) {
+  const std::vector<const ring::Tile*> tiles = forward.tiles();
+  return std::ranges::any_of(backward.tiles(), [&](const ring::Tile* tile) {
+    return std::ranges::none_of(tiles, [&](const ring::Tile* other) {
+      return other->row_positions == tile->row_positions &&
+             other->column_positions == tile->column_positions &&
+             other->heads.count == tile->heads.count && other->batches.count == tile->batches.count;
+    });
+  });
+}
+
+double root_mean_square(double sum, std::int64_t count) {
+  return count == 0 ? 0 : std::sqrt(sum / static_cast<double>(count));
+}
+
+// The largest LSE, in the mean square of a rank. Merging rounds LSE, and weights are
+// exp(logit − LSE): a rounding of LSE is one of weights, |LSE| times as large.
+double size_of(const Tensor& lse) {
   const auto* const values = static_cast<const float*>(lse.view().data());
-  const std::int64_t entries = merges(plan) ? lse.view().elements() : 0;
   double sum = 0;
   std::int64_t count = 0;
-  for (std::int64_t i = 0; i < entries; ++i) {
+  for (std::int64_t i = 0; i < lse.view().elements(); ++i) {
     if (!std::isfinite(values[i])) continue;
     sum += double{values[i]} * values[i];
     ++count;
   }
-  const double mine = count == 0 ? 0 : std::sqrt(sum / static_cast<double>(count));
-  return 3 + world.max(std::vector{mine}, "the largest LSE")[0];
+  return root_mean_square(sum, count);
+}
+
+// The root mean square of the norms of [b,t,n,D] vectors, of what is finite.
+double norm_of(const Tensor& vectors) {
+  const ConstTensorView view = vectors.view();
+  std::vector<float> values(static_cast<std::size_t>(view.elements()));
+  to_float32(view.data(), view.dtype(), values.data(), view.elements());
+  double sum = 0;
+  for (const float value : values) sum += std::isfinite(value) ? double{value} * value : 0;
+  return root_mean_square(sum, view.elements() / std::max<std::int64_t>(1, view.size(3)));
+}
+
+// What merging partial results of the forward pass adds to errors of weights, and what computing
+// their logits in other tiles does, in float32 roundings. A product q·k is off by scale · ‖q‖‖k‖ /
+// √6 of them, if its terms are added one after the other. Where both passes compute the same tiles,
+// logit − LSE is free of that in a row that sees few keys.
+double roundings_of_weights(const ShardedCase& sharded_case, const ring::RankPlan& forward,
+                            const ring::RankPlan& backward, const CaseShards& shards,
+                            Control& world) {
+  const std::vector<double> most =
+      world.max(std::vector{merges(forward) ? size_of(shards.lse) : 0.0,
+                            cuts_otherwise(forward, backward) ? 1.0 : 0.0, norm_of(shards.query),
+                            norm_of(shards.key)},
+                "sizes of LSE and logits");
+  const double scale = std::abs(sharded_case.problem.logit_scale());
+  return 3 + most[0] + most[1] * scale * most[2] * most[3] / std::sqrt(3.0);
 }
 
 // See verify_sharded().
 GradientErrors allowed_errors(const AttentionProblem& problem, const GradientErrors& unsharded,
-                              int shards, double rounding, double merge) {
+                              int shards, double rounding, double wire, double merge) {
   constexpr double kAny = std::numeric_limits<double>::infinity();
   const AttentionShape& shape = problem.shape;
   const bool compares_bias = problem.bias && (*problem.bias)[2] > 1 && (*problem.bias)[3] > 1;
   const std::int64_t rows = shape.batch * shape.query_length * shape.heads;
   const std::int64_t columns = shape.batch * shape.kv_length * shape.kv_heads;
+  const double of_columns = std::hypot(rounding, wire);
   return {allowed_error(rows, unsharded[0], shards, rounding, merge),
-          allowed_error(columns, unsharded[1], shards, rounding, merge),
-          allowed_error(columns, unsharded[2], shards, rounding, merge), kAny,
+          allowed_error(columns, unsharded[1], shards, of_columns, merge),
+          allowed_error(columns, unsharded[2], shards, of_columns, merge), kAny,
           compares_bias
               ? allowed_error((*problem.bias)[0] * (*problem.bias)[1] * (*problem.bias)[2],
                               unsharded[4], shards, rounding, merge)
@@ -124,10 +168,12 @@ GradientVerification verify_gradients(const ShardedCase& sharded_case,
   }
   const ring::ShardedAttention& pass = *attention.backward_pass(result.request);
   GradientShards gradients(operands, problem, result.request, sharded_case.seed, context);
-  const ring::LocalTensors& tensors = forward.moved.tensors();
+  const ring::LocalTensors tensors = forward.tensors();
+  const ring::LocalTensors others = forward.with(forward.called.others());
+  if (forward.called.any()) gradients.compute_others(attention, others);
   gradients.compute(attention, tensors, kNanBytes);
   const std::vector<std::vector<std::byte>> first = gradients.bytes();
-  gradients.compute_others(attention, tensors);
+  gradients.compute_others(attention, others);
   gradients.compute(attention, tensors, kOtherBytes);
   const bool repeats = !problem.repeats_bits(context.place()) || gradients.bytes() == first;
 
@@ -143,12 +189,17 @@ GradientVerification verify_gradients(const ShardedCase& sharded_case,
       world.max(std::vector{pass.reduces_rounded() ? 1.0 : 0.0}, "rounding of gradients")[0] > 0;
   const bool wide = problem.dtype == DType::float64;
   const DType judged = wide ? DType::float32 : problem.dtype;
-  result.bound = 2 * accuracy_bound(judged, problem.shape.kv_length).output;
+  result.adds_rounded =
+      world.max(std::vector{pass.adds_rounded_gradients() ? 1.0 : 0.0}, "rounding of parts")[0] > 0;
+  const double wire = result.adds_rounded ? unit_roundoff(DType::bfloat16) : 0;
+  result.bound =
+      std::hypot(2 * accuracy_bound(judged, problem.shape.kv_length).output, wire / std::sqrt(3.0));
   if (!wide) {
     result.allowance = allowed_errors(
         problem, result.unsharded, std::max(operands.query.shards(1), operands.key.shards(1)),
-        rounded || result.reduces_rounded ? unit_roundoff(problem.dtype) : 0,
-        roundings_of_merge(attention.rank_plan(), forward.shards.lse, world));
+        rounded || result.reduces_rounded ? unit_roundoff(problem.dtype) : 0, wire,
+        roundings_of_weights(sharded_case, attention.rank_plan(), pass.rank_plan(), forward.shards,
+                             world));
   }
   result.repeats =
       world.max(std::vector{repeats ? 0.0 : 1.0}, "comparison of two backward passes")[0] == 0;

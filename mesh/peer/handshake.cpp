@@ -61,12 +61,13 @@ struct Message {
 class Handshake {
  public:
   Handshake(Group& host, const Watchdog& watchdog, const ExchangeLabel& label, FlagBlock& flags,
-            PeerMappings& mappings)
+            SharedMemoryPool& memory, PeerMappings& mappings)
       : host_(host),
         watchdog_(watchdog),
         what_(label.what),
         label_{"the preparation of " + label.what, label.step},
         flags_(flags),
+        memory_(memory),
         mappings_(mappings) {}
 
   std::unique_ptr<PeerExchange> run(const std::vector<Send>& sends,
@@ -123,9 +124,9 @@ class Handshake {
       if (message.bytes == 0) continue;
       if (flagged.emplace(message.side, message.peer).second) {
         message.flag = flags_.take();
-        message.mine.flag = share(message.flag->address());
+        message.mine.flag = memory_.share(message.flag->address());
       }
-      if (message.side == Side::sender) message.mine.data = share(message.source);
+      if (message.side == Side::sender) message.mine.data = memory_.share(message.source);
     }
   }
 
@@ -237,6 +238,7 @@ class Handshake {
   std::string what_;
   ExchangeLabel label_;
   FlagBlock& flags_;
+  SharedMemoryPool& memory_;
   PeerMappings& mappings_;
   std::vector<Message> messages_;
   std::set<int> peers_;
@@ -249,8 +251,8 @@ std::unique_ptr<PeerExchange> shake_hands(Group& host, const Watchdog& watchdog,
                                           const std::vector<Send>& sends,
                                           const std::vector<Receive>& receives,
                                           const ExchangeLabel& label, FlagBlock& flags,
-                                          PeerMappings& mappings) {
-  return Handshake(host, watchdog, label, flags, mappings).run(sends, receives);
+                                          SharedMemoryPool& memory, PeerMappings& mappings) {
+  return Handshake(host, watchdog, label, flags, memory, mappings).run(sends, receives);
 }
 
 }  // namespace annulus::peer

@@ -13,12 +13,13 @@
 namespace annulus::peer {
 
 /// Prepares an exchange between the ranks of `host`: every pair tells each other where data and
-/// flags are. Collective over the ranks that the messages name. An error on one rank is passed on
-/// to its peers, so that both throw LibraryError.
+/// flags are, in memory that then counts as shared. Collective over the ranks that the messages
+/// name. An error on one rank is passed on to its peers, so that both throw LibraryError.
 [[nodiscard]] std::unique_ptr<PeerExchange> shake_hands(Group& host, const Watchdog& watchdog,
                                                         const std::vector<Send>& sends,
                                                         const std::vector<Receive>& receives,
                                                         const ExchangeLabel& label,
-                                                        FlagBlock& flags, PeerMappings& mappings);
+                                                        FlagBlock& flags, SharedMemoryPool& memory,
+                                                        PeerMappings& mappings);
 
 }  // namespace annulus::peer

@@ -83,7 +83,7 @@ class PeerCopyGroup final : public DeviceGroup {
                                                   const std::vector<Receive>& receives,
                                                   const ExchangeLabel& label) {
     const DeviceGuard guard(place().device);
-    return peer::shake_hands(host(), watchdog_, sends, receives, label, flags_, mappings_);
+    return peer::shake_hands(host(), watchdog_, sends, receives, label, flags_, memory_, mappings_);
   }
 
   Watchdog watchdog_;

@@ -31,6 +31,23 @@ SharedAddress share(const void* address) {
   return shared;
 }
 
+SharedMemoryPool::~SharedMemoryPool() {
+  shared_.clear();
+  release();
+}
+
+SharedAddress SharedMemoryPool::share(const void* address) {
+  const SharedAddress shared = peer::share(address);
+  const std::lock_guard lock(mutex_);
+  shared_.insert(static_cast<const std::byte*>(address) - shared.offset);
+  return shared;
+}
+
+bool SharedMemoryPool::may_free(const void* data) const noexcept {
+  const std::lock_guard lock(mutex_);
+  return !shared_.contains(data);
+}
+
 std::size_t SharedMemoryPool::block_bytes(std::size_t bytes) const noexcept {
   constexpr std::size_t kLeast = std::size_t{2} << 20;
   const std::size_t step = std::max(kLeast, std::bit_floor(std::max<std::size_t>(bytes, 1)) / 8);

@@ -3,6 +3,8 @@
 #include <cstdint>
 #include <cuda_runtime_api.h>
 #include <map>
+#include <mutex>
+#include <set>
 #include <string>
 #include <utility>
 
@@ -20,21 +22,29 @@ struct SharedAddress {
 /// `address` may lie anywhere in memory from cudaMalloc; throws LibraryError for other memory.
 [[nodiscard]] SharedAddress share(const void* address);
 
-/// Device memory that can be shared. What is handed back is kept until the pool ends, so that
-/// nothing is freed that a peer has mapped.
+/// Device memory that can be shared. Blocks that were are kept until the pool ends, so that nothing
+/// is freed that a peer has mapped.
 class SharedMemoryPool final : public MemoryPool {
  public:
   explicit SharedMemoryPool(int device) : MemoryPool(Place::cuda(device)) {}
-  ~SharedMemoryPool() override { release(); }
+  ~SharedMemoryPool() override;
+
+  /// As share(), for an address that peers may map from now on. Other memory than the pool's may be
+  /// shared too.
+  [[nodiscard]] SharedAddress share(const void* address);
 
  protected:
-  /// Nothing goes back to the system, so sizes come in coarse steps: an eighth of the next lower
+  /// Little goes back to the system, so sizes come in coarse steps: an eighth of the next lower
   /// power of two, and at least the device's own granularity.
   [[nodiscard]] std::size_t block_bytes(std::size_t bytes) const noexcept override;
   void* system_allocate(std::size_t bytes) override;
   void system_free(void* data, std::size_t bytes) noexcept override;
-  [[nodiscard]] bool may_trim() const noexcept override { return false; }
+  [[nodiscard]] bool may_free(const void* data) const noexcept override;
   [[nodiscard]] std::string system_state() const override;
+
+ private:
+  mutable std::mutex mutex_;
+  std::set<const void*> shared_;  // where shared allocations begin
 };
 
 /// The allocations of peers that this process has mapped, each once, until the object ends.

@@ -6,6 +6,7 @@
 #include <span>
 #include <vector>
 
+#include <annulus/attention/softmax_state.hpp>
 #include <annulus/mesh/transport.hpp>
 #include <annulus/ring/used_share.hpp>
 
@@ -111,19 +112,26 @@ double seconds_of(const RankPlan& plan, const Copy& copy, const Prices& prices) 
   return prices.model.memory_seconds(2 * bytes);
 }
 
-double seconds_of(const RankPlan& plan, const BackwardBlock& block, const Prices& prices) {
+double seconds_of_gradients(const RankPlan& plan, const Tile& tile, const Prices& prices) {
   const KernelCost& kernel =
-      prices.kernel(plan.implementations[static_cast<std::size_t>(block.implementation)]);
+      prices.kernel(plan.implementations[static_cast<std::size_t>(tile.implementation)]);
   const double seconds =
-      kernel.seconds(plan.flops(block) / kBackwardRate, static_cast<double>(block.rows.count),
-                     used_share(prices.model.device, extent_of(block), kernel.row_tile),
-                     prices.model.reading_seconds(bytes_read(plan, block, all_columns(block))));
-  double added = 0;
-  for (const Region* gradient : {&block.grad_query, &block.grad_key, &block.grad_value}) {
-    added += bytes_of(plan, *gradient);
-  }
-  added += score_bytes(plan, block, block.grad_bias.buffer);
-  return seconds + prices.model.memory_seconds(2 * added);
+      kernel.seconds(plan.backward_flops(tile), static_cast<double>(tile.rows.count),
+                     used_share_backward(prices.model.device, extent_of(tile), kernel.row_tile),
+                     prices.model.reading_seconds(bytes_read(plan, tile, all_columns(tile))));
+  const AttentionShape& local = plan.local;
+  const std::int64_t added =
+      tile.batches.count * (tile.rows.count * tile.heads.count * local.head_dim +
+                            tile.columns.count * plan.kv_heads_of(tile.heads).count *
+                                (local.head_dim + local.value_dim));
+  const DType dtype = partial_dtype(plan.buffer(tile.key).dtype);
+  return seconds + prices.model.memory_seconds(2 * static_cast<double>(added) *
+                                               static_cast<double>(size_of(dtype)));
+}
+
+double seconds_of(const RankPlan& plan, const BackwardBlock& block, const Prices& prices) {
+  return seconds_of_gradients(plan, block, prices) +
+         prices.model.memory_seconds(2 * score_bytes(plan, block, block.grad_bias.buffer));
 }
 
 double seconds_of(const RankPlan& plan, const Delta& delta, const Prices& prices) {

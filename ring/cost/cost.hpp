@@ -13,10 +13,6 @@ namespace annulus::ring {
 inline constexpr double kPassesToContinue = 2;
 inline constexpr double kPassesToCombine = 5;
 
-/// The rate of a backward kernel, of its forward's per operation, where nothing was measured:
-/// cuDNN's for D = 128 on an H200 (benchmarks/NOTES.md).
-inline constexpr double kBackwardRate = 0.85;
-
 /// Predicted seconds of a task that a rank does by itself, but for the launch of copies: those that
 /// follow each other share one. Tasks are priced only here.
 [[nodiscard]] double seconds_of(const RankPlan& plan, const Block& block, const Prices& prices);
@@ -27,6 +23,9 @@ inline constexpr double kBackwardRate = 0.85;
                                 const Prices& prices);
 [[nodiscard]] double seconds_of(const RankPlan& plan, const BackwardBlock& block,
                                 const Prices& prices);
+/// Of the gradients of a tile, that of a bias left out: before it is known where they are added.
+[[nodiscard]] double seconds_of_gradients(const RankPlan& plan, const Tile& tile,
+                                          const Prices& prices);
 
 /// Predicted seconds from the start of a block that awaits its columns until it needs more than the
 /// last `columns` of them. Only the tiles computed first wait: they walk the columns from the last

@@ -27,9 +27,12 @@ namespace {
 using nlohmann::json;
 
 constexpr const char* kSchema = "annulus.cost_model";
-constexpr int kVersion = 6;
-constexpr int kVersionWithoutReading = 5;  // which is read too
+constexpr int kVersion = 7;
+// Which are read too: kernels had no pass before, all of them being forward kernels.
+constexpr int kVersionWithoutPass = 6;
+constexpr int kVersionWithoutReading = 5;
 constexpr const char* kReading = "read_bytes_per_second";
+constexpr const char* kPass = "pass";
 
 std::string_view name_of(Place::Kind device) {
   return device == Place::Kind::host ? "cpu" : "cuda";
@@ -73,7 +76,8 @@ json class_json(const ProblemClass& problem) {
           {"head_dim", problem.head_dim},
           {"value_dim", problem.value_dim},
           {"mask", name_of(problem.mask)},
-          {"soft_cap", problem.soft_cap}};
+          {"soft_cap", problem.soft_cap},
+          {kPass, name_of(problem.pass)}};
 }
 
 json curve_json(const CostCurve& curve, const char* size, const char* value) {
@@ -218,13 +222,18 @@ class Reader {
 };
 
 /// An entry of the list of kernels.
-void read_kernel(const json& entry, std::size_t index, CostModel& model, const std::string& path) {
+void read_kernel(const json& entry, std::size_t index, bool has_pass, CostModel& model,
+                 const std::string& path) {
   const Reader kernel(entry, fmt::format("kernels[{}]", index), path);
   kernel.expect_keys({"implementation", "dtype", "head_dim", "value_dim", "mask", "soft_cap",
-                      "source", "call_latency_seconds", "rates"});
-  const ProblemClass problem{kernel.parsed("dtype", parse_dtype), kernel.integer("head_dim", kDims),
+                      "source", "call_latency_seconds", "rates"},
+                     has_pass ? kPass : "");
+  const ProblemClass problem{kernel.parsed("dtype", parse_dtype),
+                             kernel.integer("head_dim", kDims),
                              kernel.integer("value_dim", kDims),
-                             kernel.parsed("mask", parse_mask_kind), kernel.flag("soft_cap")};
+                             kernel.parsed("mask", parse_mask_kind),
+                             kernel.flag("soft_cap"),
+                             kernel.has(kPass) ? kernel.parsed(kPass, parse_pass) : Pass::forward};
   const std::string implementation = kernel.parsed("implementation", parse_kernel);
   const bool fresh =
       model.kernels[implementation]
@@ -279,14 +288,15 @@ CostModel parse_cost_model(std::string_view text, const std::string& path) {
   // First, since files of other versions have other keys.
   const json schema = data.value("schema", json());
   const json version = data.value("version", json());
-  const bool knows_reading = version == kVersion;
+  const bool knows_pass = version == kVersion;
+  const bool knows_reading = knows_pass || version == kVersionWithoutPass;
   if (schema != kSchema || !(knows_reading || version == kVersionWithoutReading)) {
-    file.fail(
-        "schema",
-        fmt::format("is {} version {}, expected \"{}\" version {}, which annulus bench "
-                    "--calibrate writes where there is no file (delete this one, or name "
-                    "another), or {}",
-                    schema.dump(), version.dump(), kSchema, kVersion, kVersionWithoutReading));
+    file.fail("schema",
+              fmt::format("is {} version {}, expected \"{}\" version {}, which annulus bench "
+                          "--calibrate writes where there is no file (delete this one, or name "
+                          "another), {} or {}",
+                          schema.dump(), version.dump(), kSchema, kVersion, kVersionWithoutPass,
+                          kVersionWithoutReading));
   }
   file.expect_keys({"schema", "version", "source", "device", "kernels", "merge_bytes_per_second",
                     "transport", "transports", "transfer_share", "network_hops",
@@ -297,7 +307,9 @@ CostModel parse_cost_model(std::string_view text, const std::string& path) {
   model.device = file.parsed("device", parse_device);
   const json& kernels = file.at("kernels");
   if (!kernels.is_array()) file.fail("kernels", "is not a list");
-  for (std::size_t i = 0; i < kernels.size(); ++i) read_kernel(kernels[i], i, model, path);
+  for (std::size_t i = 0; i < kernels.size(); ++i) {
+    read_kernel(kernels[i], i, knows_pass, model, path);
+  }
   model.merge_bytes_per_second = file.number("merge_bytes_per_second", kRates);
   if (file.has(kReading)) model.read_bytes_per_second = file.number(kReading, kRates);
   const Reader transports(file.at("transports"), "transports", path);

@@ -30,7 +30,7 @@ auto distance(const ProblemClass& other, const ProblemClass& wanted) {
   const int dtype = other.dtype == wanted.dtype                     ? 0
                     : size_of(other.dtype) == size_of(wanted.dtype) ? 1
                                                                     : 2;
-  return std::tuple(dtype, std::abs(dims(other) - dims(wanted)),
+  return std::tuple(dtype, other.pass != wanted.pass, std::abs(dims(other) - dims(wanted)),
                     std::abs(static_cast<int>(other.mask) - static_cast<int>(wanted.mask)),
                     other.soft_cap != wanted.soft_cap);
 }
@@ -129,9 +129,9 @@ const KernelCost& Prices::kernel(const std::string& implementation) const {
 }
 
 Prices make_prices(CostModel model, const AttentionProblem& problem,
-                   const std::vector<const Implementation*>& candidates, Place place) {
+                   const std::vector<const Implementation*>& candidates, Place place, Pass pass) {
   model.check_place(place);
-  const ProblemClass wanted = class_of(problem);
+  const ProblemClass wanted = class_of(problem, pass);
   Prices prices{std::move(model), {}, {}};
   for (const Implementation* candidate : candidates) {
     KernelCost price = price_of(*candidate, wanted, prices.model, place);

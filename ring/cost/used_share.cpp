@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <utility>
 
 #include <annulus/ring/used_share.hpp>
 
@@ -22,6 +23,12 @@ double unevenness(Place::Kind device, const BlockExtent& block) {
   return 1 + (longest_tile(block) - 1) / (each * each);
 }
 
+// The part of the computed rows that are not there to fill up the last tile.
+double visible_rows(const BlockExtent& block, std::int64_t row_tile) {
+  return static_cast<double>(block.rows) /
+         static_cast<double>(tiles_of(block.rows, row_tile) * row_tile);
+}
+
 }  // namespace
 
 double busy_share(Place::Kind device, std::int64_t rows, std::int64_t heads) {
@@ -37,10 +44,14 @@ double longest_tile(const BlockExtent& block) {
 }
 
 double used_share(Place::Kind device, const BlockExtent& block, std::int64_t row_tile) {
-  const double visible_rows = static_cast<double>(block.rows) /
-                              static_cast<double>(tiles_of(block.rows, row_tile) * row_tile);
-  return busy_share(device, block.rows, block.heads * block.batches) * visible_rows /
-         unevenness(device, block);
+  return busy_share(device, block.rows, block.heads * block.batches) *
+         visible_rows(block, row_tile) / unevenness(device, block);
+}
+
+double used_share_backward(Place::Kind device, const BlockExtent& block, std::int64_t row_tile) {
+  BlockExtent turned = block;
+  std::swap(turned.rows, turned.columns);
+  return used_share(device, turned, 1) * visible_rows(block, row_tile);
 }
 
 }  // namespace annulus::ring

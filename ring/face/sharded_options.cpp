@@ -37,6 +37,7 @@ ring::ShardedAttentionOptions backward_options(const AttentionOptions& options, 
     sharded.implementation = options.backward.implementation;
   }
   if (!options.backward.schedule.empty()) sharded.schedule = options.backward.schedule;
+  sharded.plan->grad_wire = options.backward.grad_wire;
   return sharded;
 }
 

@@ -76,8 +76,10 @@ class Runner::Impl {
                                                name, watchdog, options.tracer, true)),
                          exchanges_of(plan_, static_cast<int>(g)),
                          {},
+                         {},
                          {}});
       queues_.back().prepared.resize(queues_.back().tasks.size());
+      queues_.back().reclaimed.resize(queues_.back().tasks.size());
       queues_.back().released.resize(queues_.back().tasks.size());
     }
     number_tasks();
@@ -366,15 +368,16 @@ class Runner::Impl {
     std::shared_ptr<Stream> stream;
     std::vector<std::size_t> tasks;
     std::vector<std::unique_ptr<PreparedExchange>> prepared;
+    // By exchange, of the call being submitted.
+    std::vector<bool> reclaimed;
     std::vector<std::shared_ptr<Event>> released;
-    std::size_t reclaimed = 0;  // how many of them, in the call being submitted
-    std::size_t posted = 0;
   };
 
   // Finds out which tasks others wait for, where exchanges stand in their queues, and which blocks
   // are long.
   void number_tasks() {
     awaited_.resize(plan_.tasks.size());
+    awaited_release_.resize(plan_.tasks.size());
     ordinal_.resize(plan_.tasks.size());
     marked_through_.resize(plan_.tasks.size());
     for (const Queue& queue : queues_) {
@@ -383,13 +386,19 @@ class Runner::Impl {
     std::uint32_t marks = 0;
     for (std::size_t t = 0; t < plan_.tasks.size(); ++t) {
       const Task& task = plan_.tasks[t];
+      const auto* exchange = std::get_if<Exchange>(&task.work);
       const auto await = [&](const std::vector<Dependency>& dependencies) {
         for (const Dependency& dependency : dependencies) {
-          awaited_[static_cast<std::size_t>(dependency.task)] = true;
+          const auto awaited = static_cast<std::size_t>(dependency.task);
+          if (dependency.stage == Stage::done) {
+            awaited_[awaited] = true;
+          } else if (exchange == nullptr || exchange->group != group_of(awaited)) {
+            awaited_release_[awaited] = true;
+          }
         }
       };
       await(task.after);
-      if (const auto* exchange = std::get_if<Exchange>(&task.work)) await(exchange->receive_after);
+      if (exchange != nullptr) await(exchange->receive_after);
       const auto* block = std::get_if<Block>(&task.work);
       if (block != nullptr && plan_.flops(*block) >= kMarkedFlops) ++marks;
       marked_through_[t] = marks;
@@ -417,9 +426,6 @@ class Runner::Impl {
     sinks_->set(values_.sinks, captured, *operations_, *computing_);
   }
 
-  // An exchange is offered once the one before has been taken on both sides. So the hops of a ring
-  // do not all read from the same rank, and a buffer that is forwarded is free before it receives
-  // again.
   void submit_tasks() {
     if (marks_) computing_->mark(0);
     std::unique_lock<std::mutex> turn;
@@ -431,7 +437,7 @@ class Runner::Impl {
       if (rehearsing_) announce_all();
     }
     for (Queue& queue : queues_) {
-      queue.reclaimed = queue.posted = 0;
+      queue.reclaimed.assign(queue.tasks.size(), rehearsing_);
       queue.stream->wait(computing_->record());
       queue.stream->mark(0);
     }
@@ -444,7 +450,7 @@ class Runner::Impl {
       }
     }
     for (Queue& queue : queues_) {
-      reclaim(queue, queue.posted);
+      for (std::size_t e = 0; e < queue.tasks.size(); ++e) reclaim(queue, e);
       queue.stream->mark(finished_mark(queue.tasks.size()));
       computing_->wait(queue.stream->record());
     }
@@ -464,10 +470,9 @@ class Runner::Impl {
     const std::size_t e = ordinal_[index];
     if (rehearsing_) {
       if (awaited_[index]) done_[index] = queue.stream->record();
-      queue.posted = e + 1;
+      if (awaited_release_[index]) queue.released[e] = queue.stream->record();
       return;
     }
-    reclaim(queue, e);
     wait_for(*queue.stream, plan_.tasks[index].after);
     queue.prepared[e]->offer(*queue.stream);
     queue.stream->mark(taking_mark(e));
@@ -476,17 +481,14 @@ class Runner::Impl {
     queue.stream->mark(taken_mark(e));
     arrivals_.announce(index, *operations_, *queue.stream);
     if (awaited_[index]) done_[index] = queue.stream->record();
-    queue.posted = e + 1;
   }
 
-  // Frees what the first exchanges of a queue have sent.
-  void reclaim(Queue& queue, std::size_t exchanges) {
-    for (; queue.reclaimed < exchanges; ++queue.reclaimed) {
-      if (!rehearsing_) queue.prepared[queue.reclaimed]->reclaim(*queue.stream);
-      if (awaited_[queue.tasks[queue.reclaimed]]) {
-        queue.released[queue.reclaimed] = queue.stream->record();
-      }
-    }
+  // Frees what an exchange has sent, once.
+  void reclaim(Queue& queue, std::size_t e) {
+    if (queue.reclaimed[e]) return;
+    queue.reclaimed[e] = true;
+    queue.prepared[e]->reclaim(*queue.stream);
+    if (awaited_release_[queue.tasks[e]]) queue.released[e] = queue.stream->record();
   }
 
   void take(Queue& queue, std::size_t e, int step, const Exchange& exchange) {
@@ -629,11 +631,15 @@ class Runner::Impl {
         stream.wait(done_[task]);
         continue;
       }
-      Queue& queue =
-          queues_[static_cast<std::size_t>(std::get<Exchange>(plan_.tasks[task].work).group)];
-      reclaim(queue, ordinal_[task] + 1);
-      stream.wait(queue.released[ordinal_[task]]);
+      Queue& queue = queues_[static_cast<std::size_t>(group_of(task))];
+      const std::size_t e = ordinal_[task];
+      reclaim(queue, e);
+      if (&stream != queue.stream.get()) stream.wait(queue.released[e]);
     }
+  }
+
+  [[nodiscard]] int group_of(std::size_t exchange) const {
+    return std::get<Exchange>(plan_.tasks[exchange].work).group;
   }
 
   [[nodiscard]] Stream* background() const {
@@ -710,9 +716,10 @@ class Runner::Impl {
   std::vector<Retired> retired_;
   bool ready_ = false;
   bool gave_up_ = false;
-  bool rehearsing_ = false;           // computes without exchanges
-  std::vector<bool> awaited_;         // by task: others wait for it
-  std::vector<std::size_t> ordinal_;  // by task: of an exchange, in its queue
+  bool rehearsing_ = false;            // computes without exchanges
+  std::vector<bool> awaited_;          // by task: others wait for it to be done …
+  std::vector<bool> awaited_release_;  // … and other streams for its release
+  std::vector<std::size_t> ordinal_;   // by task: of an exchange, in its queue
   // By task: what the last long block up to it marks.
   std::vector<std::uint32_t> marked_through_;
   bool marks_ = false;  // there are long blocks

@@ -1,5 +1,8 @@
 #include "runner/transfer_wait.hpp"
 
+#include <algorithm>
+#include <utility>
+
 #include <fmt/format.h>
 
 namespace annulus::ring {
@@ -27,11 +30,21 @@ std::string describe_transfers(const RankPlan& plan, int group, std::uint32_t ma
                                bool one_sided) {
   const std::vector<std::size_t> tasks = exchanges_of(plan, group);
   const std::vector<int>& ranks = plan.groups[static_cast<std::size_t>(group)].ranks;
-  for (std::size_t e = 0; e < tasks.size(); ++e) {
-    const bool taking = mark == taking_mark(e);
-    if (!taking && mark != taken_mark(e)) continue;
-    const Task& task = plan.tasks[tasks[e]];
+  const auto reached = [&](std::size_t e) {
+    return mark == taking_mark(e) || mark == taken_mark(e);
+  };
+  std::size_t e = 0;
+  while (e < tasks.size() && !reached(e)) ++e;
+  if (e == tasks.size()) return {};
+  const bool taking = mark == taking_mark(e);
+  std::vector<std::string> waits;
+  // What was sent may not be taken yet, of the last exchange of any contents.
+  std::vector<std::string> seen;
+  for (std::size_t last = e + 1; last-- > 0;) {
+    const Task& task = plan.tasks[tasks[last]];
     const auto& exchange = std::get<Exchange>(task.work);
+    std::string contents = contents_of(plan, exchange);
+    if (std::ranges::count(seen, contents) > 0) continue;
     std::vector<std::string> parts;
     if (taking) {
       for (const Transfer& receive : exchange.receives) {
@@ -45,11 +58,14 @@ std::string describe_transfers(const RankPlan& plan, int group, std::uint32_t ma
                                     ranks[static_cast<std::size_t>(send.peer)], send.bytes));
       }
     }
-    if (parts.empty()) return {};
-    return fmt::format("step {}: waiting for {}: {}", task.step, contents_of(plan, exchange),
-                       fmt::join(parts, ", "));
+    if (!parts.empty()) {
+      waits.push_back(
+          fmt::format("step {}: waiting for {}: {}", task.step, contents, fmt::join(parts, ", ")));
+    }
+    if (taking || !one_sided) break;
+    seen.push_back(std::move(contents));
   }
-  return {};
+  return fmt::format("{}", fmt::join(waits, ", or "));
 }
 
 }  // namespace annulus::ring

@@ -29,7 +29,8 @@ namespace annulus::ring {
 /// For a rank whose exchanges of a group have reached `mark`: whom it waits for, and for what, as
 /// in "step 2: waiting for key/value: 4096 bytes from rank 1" (a rank of the mesh). Empty if it
 /// waits for nobody. In a one-sided group (see TransportTraits), a rank that takes waits only for
-/// its senders, and between two exchanges for those that take from it.
+/// its senders, and between two exchanges for those that take from it: what the last exchange of
+/// each contents has sent.
 [[nodiscard]] std::string describe_transfers(const RankPlan& plan, int group, std::uint32_t mark,
                                              bool one_sided);
 

@@ -145,9 +145,7 @@ BlockFinder::Priced BlockFinder::price(Block block, Asked asked, bool& worth_cut
       if (passed_over || !awaits_columns(block)) continue;
     }
     block.awaits_columns = asked == Asked::awaiting;
-    const double seconds =
-        (seconds_of(plan_, block, context_.input.prices) + handover_seconds(block)) *
-        (preferred ? kPreference : 1);
+    const double seconds = seconds_with_handover(block) * (preferred ? kPreference : 1);
     const std::string reason = obstacle_of(*candidates[i], context_.input, plan_, block);
     if (reason.empty()) {
       if (chosen < 0 || seconds < best.seconds) {
@@ -176,19 +174,22 @@ BlockFinder::Priced BlockFinder::price(Block block, Asked asked, bool& worth_cut
   return best;
 }
 
-// In a sharded sequence, handing over partial results costs time as well.
-double BlockFinder::handover_seconds(const Block& block) const {
-  if (context_.group.size() == 1) return 0;
+// In a sharded sequence, handing over partial results costs time as well. Gradients are added to
+// what is there in any case.
+double BlockFinder::seconds_with_handover(const Block& block) const {
   const PlanInput& input = context_.input;
+  if (input.backward) return seconds_of_gradients(plan_, block, input.prices);
+  const double seconds = seconds_of(plan_, block, input.prices);
+  if (context_.group.size() == 1) return seconds;
   const Declaration& kernel =
       input.candidates[static_cast<std::size_t>(block.implementation)]->declares();
   const DType dtype = kernel.results == ResultForm::rounded ? input.problem.dtype
                                                             : partial_dtype(input.problem.dtype);
-  return input.prices.model.memory_seconds(
-      (kernel.continues_state ? kPassesToContinue : kPassesToCombine) *
-      static_cast<double>(size_of(dtype)) *
-      static_cast<double>(block.rows.count * block.heads.count * block.batches.count *
-                          plan_.local.value_dim));
+  return seconds + input.prices.model.memory_seconds(
+                       (kernel.continues_state ? kPassesToContinue : kPassesToCombine) *
+                       static_cast<double>(size_of(dtype)) *
+                       static_cast<double>(block.rows.count * block.heads.count *
+                                           block.batches.count * plan_.local.value_dim));
 }
 
 Block BlockFinder::hull_of(const Tile& tile) const {

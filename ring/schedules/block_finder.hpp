@@ -52,7 +52,7 @@ class BlockFinder {
   enum class Asked : std::uint8_t { all, awaiting };
   [[nodiscard]] Priced solve(HeadRange heads, const Tile& tile, Asked asked) const;
   [[nodiscard]] Tile whole(const std::vector<PlacedPiece>& columns) const;
-  [[nodiscard]] double handover_seconds(const Block& block) const;
+  [[nodiscard]] double seconds_with_handover(const Block& block) const;
   /// The block of those rows that see any of the columns; no pairs if none does.
   [[nodiscard]] Block hull_of(const Tile& tile) const;
   /// The block of all its rows and columns.

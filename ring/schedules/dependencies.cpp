@@ -51,13 +51,26 @@ class Accesses {
   std::vector<std::pair<int, std::vector<Access>>> queues_;
 };
 
+// What a piece of memory has sent and some queue, which writes it, has not waited for yet.
+// Exchanges are released in any order, so none stands for those before.
+struct Unreleased {
+  std::size_t known = 0;     // of Uses::sends, from the first on
+  std::vector<Access> left;  // of the known ones
+};
+
 // The uses of a piece of memory.
 struct Uses {
   Accesses reads, writes;
+  std::vector<Access> sends;             // reads by exchanges
+  std::map<int, Unreleased> unreleased;  // by the queue that waits
 };
 
-// What one side of a task has to wait for: the latest task of each queue.
-using Latest = std::map<std::pair<int, Stage>, int>;
+// What one side of a task has to wait for: the latest task of each queue, and all exchanges whose
+// sends must have been taken.
+struct Awaited {
+  std::map<int, int> done;
+  std::vector<int> released;
+};
 
 class Analysis {
  public:
@@ -74,9 +87,9 @@ class Analysis {
   template <class Work>
   void visit(Task& task, Work& /*work*/) {
     queue_ = kComputing;
-    Latest latest;
-    each_access(plan_, task, [&](const Region& region, Use use) { record(region, use, latest); });
-    task.after = settle(latest);
+    Awaited awaited;
+    each_access(plan_, task, [&](const Region& region, Use use) { record(region, use, awaited); });
+    task.after = settle(awaited);
   }
 
   void visit(Task& task, Block& block) {
@@ -84,20 +97,21 @@ class Analysis {
       throw InternalError("values do not arrive with the keys");
     }
     queue_ = kComputing;
-    Latest latest;
+    Awaited awaited;
     each_access(plan_, task, [&](const Region& region, Use use) {
       if (use == Use::awaited) {
         block.arrivals = await(region);
       } else {
-        record(region, use, latest);
+        record(region, use, awaited);
       }
     });
-    task.after = settle(latest);
+    task.after = settle(awaited);
   }
 
   void visit(Task& task, Exchange& exchange) {
     queue_ = exchange.group;
-    Latest offer, take;
+    Awaited offer, take;
+    keep_pace(exchange, offer);
     each_access(plan_, task, [&](const Region& region, Use use) {
       record(region, use, use == Use::read ? offer : take);
     });
@@ -105,19 +119,31 @@ class Analysis {
     exchange.receive_after = settle(take);
   }
 
-  void record(const Region& region, Use use, Latest& latest) {
-    if (use != Use::write) read(region, latest);
-    if (use != Use::read) write(region, latest);
+  // An exchange is offered once the one before of the same contents has been taken on both sides,
+  // so that the hops of a ring do not all read from the same rank. Other contents do not wait:
+  // a gradient that its receiver has no memory for yet delays no keys.
+  void keep_pace(const Exchange& exchange, Awaited& offer) {
+    const auto& transfers = exchange.sends.empty() ? exchange.receives : exchange.sends;
+    if (transfers.empty()) return;
+    const auto [before, first] = paced_.try_emplace(
+        {exchange.group, plan_.buffer(transfers.front().buffer).contents}, task_);
+    if (!first) offer.released.push_back(std::exchange(before->second, task_));
+  }
+
+  void record(const Region& region, Use use, Awaited& awaited) {
+    if (use != Use::write) read(region, awaited);
+    if (use != Use::read) write(region, awaited);
   }
 
   [[nodiscard]] Uses& uses_of(const Region& region) {
     return uses_[static_cast<std::size_t>(plan_.memory_of(region.buffer))];
   }
 
-  void read(const Region& region, Latest& latest) {
+  void read(const Region& region, Awaited& awaited) {
     Uses& uses = uses_of(region);
-    wait_for(uses.writes, region, Stage::done, latest);
-    uses.reads[queue_].push_back({task_, region});
+    wait_for(uses.writes, region, awaited);
+    auto& reads = queue_ == kComputing ? uses.reads[queue_] : uses.sends;
+    reads.push_back({task_, region});
   }
 
   // The exchanges that bring parts of a region, in order.
@@ -142,36 +168,58 @@ class Analysis {
     return arrivals;
   }
 
-  void write(const Region& region, Latest& latest) {
+  void write(const Region& region, Awaited& awaited) {
     Uses& uses = uses_of(region);
-    wait_for(uses.writes, region, Stage::done, latest);
-    wait_for(uses.reads, region, Stage::released, latest);
+    wait_for(uses.writes, region, awaited);
+    wait_for(uses.reads, region, awaited);
+    wait_for_release(uses, region, awaited);
     uses.writes[queue_].push_back({task_, region});
   }
 
   // Tasks of one queue run in order: its latest use stands for those before.
-  void wait_for(const Accesses& uses, const Region& region, Stage stage, Latest& latest) const {
+  void wait_for(const Accesses& uses, const Region& region, Awaited& awaited) const {
     for (const auto& [queue, accesses] : uses) {
       if (queue == queue_) continue;
       const auto found =
           std::find_if(accesses.rbegin(), accesses.rend(),
                        [&](const Access& access) { return overlap(access.region, region); });
       if (found == accesses.rend()) continue;
-      // Only exchanges go on reading after they are done.
-      const Stage awaited = queue == kComputing ? Stage::done : stage;
-      int& task = latest.try_emplace({queue, awaited}, -1).first->second;
+      int& task = awaited.done.try_emplace(queue, -1).first->second;
       task = std::max(task, found->task);
     }
   }
 
+  // What is sent goes on being read after its exchange is done.
+  void wait_for_release(Uses& uses, const Region& region, Awaited& awaited) {
+    Unreleased& unreleased = uses.unreleased[queue_];
+    std::vector<Access>& left = unreleased.left;
+    for (; unreleased.known < uses.sends.size(); ++unreleased.known) {
+      left.push_back(uses.sends[unreleased.known]);
+    }
+    std::erase_if(left, [&](const Access& send) {
+      if (send.task == task_ || !overlap(send.region, region)) return false;
+      awaited.released.push_back(send.task);
+      return true;
+    });
+  }
+
   // Leaves out what this queue has already waited for.
-  std::vector<Dependency> settle(const Latest& latest) {
+  std::vector<Dependency> settle(Awaited& awaited) {
     std::vector<Dependency> dependencies;
-    for (const auto& [what, task] : latest) {
-      int& known = waited_[queue_].try_emplace(what, -1).first->second;
+    for (const auto& [queue, task] : awaited.done) {
+      int& known = done_[queue_].try_emplace(queue, -1).first->second;
       if (task <= known) continue;
       known = task;
-      dependencies.push_back({task, what.second});
+      dependencies.push_back({task, Stage::done});
+    }
+    std::vector<bool>& known = released_[queue_];
+    known.resize(plan_.tasks.size());
+    std::ranges::sort(awaited.released);
+    for (const int task : awaited.released) {
+      const auto index = static_cast<std::size_t>(task);
+      if (known[index]) continue;
+      known[index] = true;
+      dependencies.push_back({task, Stage::released});
     }
     return dependencies;
   }
@@ -180,7 +228,11 @@ class Analysis {
   int task_ = 0;
   int queue_ = kComputing;
   std::vector<Uses> uses_;  // by the first buffer of the memory
-  std::map<int, Latest> waited_;
+  // What a queue has waited for: by queue, the latest task that is done; by task, if it is
+  // released.
+  std::map<int, std::map<int, int>> done_;
+  std::map<int, std::vector<bool>> released_;
+  std::map<std::pair<int, std::vector<Content>>, int> paced_;  // the last exchange of such contents
 };
 
 }  // namespace

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "schedules/gathering.hpp"
+#include "schedules/passed_rows.hpp"
 #include "schedules/plan_builder.hpp"
 #include "schedules/schedules.hpp"
 
@@ -22,7 +23,8 @@ class PassQ {
         ranks_(static_cast<int>(context.group.size())),
         me_(context.group_rank),
         builder_(context),
-        with_rows_(builder_.sent_with_rows()),
+        passed_(builder_, true),
+        with_rows_(passed_.contents()),
         heads_{0, builder_.plan().local.heads},
         rows_{LocalPosition(0), builder_.plan().local.query_length} {}
 
@@ -64,9 +66,9 @@ class PassQ {
  private:
   RankPlan plan_gathered(const Gathering& gathering) {
     const LocalRange all{LocalPosition(0), gathering.size()};
-    RowBuffers gathered = for_all_rows();
+    RowBuffers gathered = passed_.for_all();
     for (const Content content : with_rows_) {
-      gathered[content] = add_rows_of_others(content, all);
+      gathered[content] = passed_.add_of_others(content, all);
       for (const Gathering::Message& message : gathering.messages(me_)) {
         builder_.copy_own(0, content, message.tokens.begin, gathered[content], message.placed());
       }
@@ -76,7 +78,7 @@ class PassQ {
       const int from = (me_ + ranks_ - turn) % ranks_;
       for (const Content content : with_rows_) {
         const bool same = content == Content::query;  // for all ranks
-        const int sent = same || rows_.count == 0 ? gathered.query : pack(0, content, to);
+        const int sent = same || rows_.count == 0 ? gathered.query : passed_.pack(0, content, to);
         for (const Gathering::Message& message : gathering.messages(me_)) {
           builder_.send(0, to, me_, sent, same ? message.placed() : message.tokens);
         }
@@ -136,8 +138,8 @@ class PassQ {
         builder_.add_rows(builder_.own_rows(), positions(context_.rank), parts.held.front(), false);
     builder_.compute(0, own, heads_, builder_.own_columns());
     builder_.complete(0, own, heads_);
-    const int queries = any ? pack(0, Content::query, me_) : -1;
-    const RowBuffers common = for_all_rows();
+    const int queries = any ? passed_.pack(0, Content::query, me_) : -1;
+    const RowBuffers common = passed_.for_all();
     std::array<RowBuffers, 2> packed;                   // by turn
     std::array<RowBuffers, 2> arrived{common, common};  // others' rows, by turn
     std::array<std::optional<Result>, 2> targets;       // of their results, by turn
@@ -148,7 +150,7 @@ class PassQ {
       if (any && sees(me_, to)) {
         for (const Content content : with_rows_) {
           int& sent = packed[turn][content];
-          sent = content == Content::query ? queries : pack(hop - 1, content, to, sent);
+          sent = content == Content::query ? queries : passed_.pack(hop - 1, content, to, sent);
           builder_.send(hop - 1, to, me_, sent, rows_);
         }
         const Result part = take_partial(parts);
@@ -161,7 +163,7 @@ class PassQ {
       const LocalRange tokens{LocalPosition(0), theirs.size()};
       for (const Content content : with_rows_) {
         int& rows = arrived[turn][content];
-        rows = add_rows_of_others(content, tokens, rows);
+        rows = passed_.add_of_others(content, tokens, rows);
         builder_.receive(hop - 1, from, from, rows, tokens);
       }
       std::optional<Result>& target = targets[turn];
@@ -206,34 +208,6 @@ class PassQ {
     builder_.reduce(step, first, sum, false);
     parts.held.insert(parts.held.begin(), sum);
     parts.spare.insert(parts.spare.end(), first.begin(), first.end());
-  }
-
-  // The rank's own rows, to be sent: of a bias or a mask, the columns that rank `to` holds.
-  [[nodiscard]] int pack(int step, Content content, int to, int reuses = -1) {
-    const int packed = builder_.add_row_buffer(content, rows_, heads_, reuses, columns_of(to));
-    builder_.copy_own(step, content, rows_.begin, packed, rows_);
-    return packed;
-  }
-  [[nodiscard]] int add_rows_of_others(Content content, LocalRange rows, int reuses = -1) {
-    return builder_.add_row_buffer(content, rows, heads_, reuses, columns_of(me_));
-  }
-  // Of a bias or a mask, what is the same for others' rows; −1 for what comes with these. If one of
-  // the two does, the other one is cut as well: kernels want both for the same columns.
-  [[nodiscard]] RowBuffers for_all_rows() {
-    RowBuffers buffers = builder_.own_rows();
-    for (const Content content : with_rows_) buffers[content] = -1;
-    if (with_rows_.size() == 1) return buffers;
-    const LocalRange one{LocalPosition(0), 1};
-    for (const Content content : {Content::bias, Content::dense_mask}) {
-      if (buffers[content] < 0) continue;
-      buffers[content] = add_rows_of_others(content, one);
-      builder_.copy_own(0, content, one.begin, buffers[content], one);
-    }
-    return buffers;
-  }
-  [[nodiscard]] PositionRanges columns_of(int member) const {
-    return context_.input.operands.key.positions(context_.group[static_cast<std::size_t>(member)],
-                                                 1);
   }
 
   // Small states go to all ranks in one exchange: the time is that of its latency.
@@ -307,6 +281,7 @@ class PassQ {
   int ranks_;
   int me_;
   PlanBuilder builder_;
+  PassedRows passed_;
   std::vector<Content> with_rows_;
   HeadRange heads_;
   LocalRange rows_;

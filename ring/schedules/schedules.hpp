@@ -39,6 +39,7 @@ struct RankContext {
 [[nodiscard]] RankPlan plan_hybrid_backward(const RankContext& context);
 [[nodiscard]] RankPlan plan_allgather_backward(const RankContext& context);
 [[nodiscard]] RankPlan plan_ulysses_backward(const RankContext& context);
+[[nodiscard]] RankPlan plan_pass_q_backward(const RankContext& context);
 
 /// Whether all ranks of a key/value group have the same rows; otherwise each has its own.
 [[nodiscard]] bool has_replicated_rows(const PlanInput& input);
@@ -51,7 +52,7 @@ struct RankContext {
 struct ScheduleEntry {
   Schedule schedule;
   RankPlan (*plan)(const RankContext& context);
-  RankPlan (*backward)(const RankContext& context);  ///< null: not planned yet
+  RankPlan (*backward)(const RankContext& context);
   /// Why it cannot run forward, or is not worth considering; empty if neither.
   std::string (*obstacle)(const PlanInput& input);
   std::string (*pointless)(const PlanInput& input);

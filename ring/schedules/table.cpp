@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include <annulus/attention/softmax_state.hpp>
 #include <annulus/core/error.hpp>
 
 #include "schedules/schedules.hpp"
@@ -143,24 +144,44 @@ std::int64_t sent_bytes(const std::optional<NamedSharding>& scores, DType dtype)
   return scores->global_shape().product() * static_cast<std::int64_t>(size_of(dtype));
 }
 
-// Sent once each, for every other rank: queries and their results, or keys and values. Of a bias or
-// a mask, every rank gets another part.
+// Bytes of all rows, with their results or gradients, and of all columns with theirs: each is sent
+// once for every other rank. Of a bias or a mask, every rank gets another part, but all of it where
+// its gradient is wanted.
+struct SentBytes {
+  std::int64_t rows = 0, columns = 0;
+};
+
+SentBytes sent_once(const PlanInput& input) {
+  const AttentionShape& shape = input.problem.shape;
+  const auto element = static_cast<std::int64_t>(size_of(input.problem.dtype));
+  const auto sum = static_cast<std::int64_t>(size_of(partial_dtype(input.problem.dtype)));
+  const std::int64_t dims = shape.head_dim + shape.value_dim;
+  std::int64_t row = element * shape.head_dim + sum * shape.value_dim;
+  std::int64_t column = element * dims;
+  if (input.backward) {
+    row = element * dims + 2 * sum + sum * shape.head_dim;
+    column += sum * dims;
+  }
+  std::int64_t scores = 0;
+  if (!has_replicated_rows(input)) {
+    scores = sent_bytes(input.operands.bias, DType::float32) +
+             sent_bytes(input.operands.dense_mask, DType::boolean);
+    if (input.backward && input.backward->grad_bias) {
+      scores += sent_bytes(input.operands.bias, DType::float32);
+    } else {
+      scores /= ranks_of(input);
+    }
+  }
+  return {shape.batch * shape.query_length * shape.heads * row + scores,
+          shape.batch * shape.kv_length * shape.kv_heads * column};
+}
+
 std::string wants_short_queries(const PlanInput& input) {
   if (std::string reason = wants_sharded_sequence(input); !reason.empty()) return reason;
-  const AttentionShape& shape = input.problem.shape;
-  const auto in_and_out = static_cast<std::int64_t>(size_of(input.problem.dtype)) * shape.head_dim +
-                          static_cast<std::int64_t>(sizeof(float)) * shape.value_dim;
-  const std::int64_t rows =
-      shape.batch * shape.query_length * shape.heads * in_and_out +
-      (has_replicated_rows(input) ? 0
-                                  : (sent_bytes(input.operands.bias, DType::float32) +
-                                     sent_bytes(input.operands.dense_mask, DType::boolean)) /
-                                        ranks_of(input));
-  const std::int64_t columns = shape.batch * shape.kv_length * shape.kv_heads *
-                               (shape.head_dim + shape.value_dim) *
-                               static_cast<std::int64_t>(size_of(input.problem.dtype));
-  if (rows < columns) return {};
-  return "queries and their results would be more to send than keys and values";
+  const SentBytes sent = sent_once(input);
+  if (sent.rows < sent.columns) return {};
+  return fmt::format("queries and their {} would be more to send than keys and values{}",
+                     input.backward ? "gradients" : "results", input.backward ? " and theirs" : "");
 }
 
 template <Schedule schedule>
@@ -192,8 +213,8 @@ constexpr std::array kTable{
                   only_one<Schedule::ring>},
     ScheduleEntry{Schedule::double_ring, plan_double_ring, plan_double_ring_backward,
                   needs_rows_of_a_ring, wants_rows_of_a_ring, rows_of_a_ring},
-    ScheduleEntry{Schedule::pass_q, plan_pass_q, nullptr, needs_rows_once, wants_short_queries,
-                  only_one<Schedule::pass_q>},
+    ScheduleEntry{Schedule::pass_q, plan_pass_q, plan_pass_q_backward, needs_rows_once,
+                  wants_short_queries, only_one<Schedule::pass_q>},
     ScheduleEntry{Schedule::ulysses, plan_ulysses, plan_ulysses_backward, needs_same_axes,
                   wants_exchange_of_heads, only_one<Schedule::ulysses>},
     ScheduleEntry{Schedule::hybrid, plan_hybrid, plan_hybrid_backward, needs_degree, wants_degree,
@@ -207,11 +228,39 @@ std::span<const ScheduleEntry> schedule_table() {
   return kTable;
 }
 
+namespace {
+
+// Parts that are rounded for their way are rounded once only if they go straight to the owner.
+std::string allows_grad_wire(Schedule schedule, const PlanInput& input) {
+  const DType wire = input.options.grad_wire;
+  const DType dtype = input.problem.dtype;
+  if (wire == DType::float32) return {};
+  if (size_of(dtype) > size_of(wire)) {
+    return fmt::format("gradients of {} are not rounded to {} on their way",
+                       annulus::name_of(dtype), annulus::name_of(wire));
+  }
+  if (input.problem.in_global_order()) {
+    return fmt::format(
+        "reproducible world: gradients rounded to {} on their way depend on the ranks",
+        annulus::name_of(wire));
+  }
+  const int ranks = ranks_of(input);
+  const int degree = ulysses_degree(input);
+  const bool sums = schedule == Schedule::double_ring
+                        ? inner_size(input) < ranks
+                        : schedule == Schedule::hybrid && degree > 1 && degree < ranks;
+  if (!sums || has_replicated_rows(input)) return {};
+  return fmt::format("it adds gradients up on their way, where {} would round them several times",
+                     annulus::name_of(wire));
+}
+
+}  // namespace
+
 std::string obstacle_of(const ScheduleEntry& entry, const PlanInput& input) {
   std::string obstacle = entry.obstacle(input);
   if (!input.backward || !obstacle.empty()) return obstacle;
-  if (entry.backward == nullptr) return "its backward pass is not planned yet";
-  return needs_rows_once(input);
+  obstacle = needs_rows_once(input);
+  return obstacle.empty() ? allows_grad_wire(entry.schedule, input) : obstacle;
 }
 
 const ScheduleEntry& entry_of(Schedule schedule) {

@@ -13,10 +13,11 @@
 /// that thousands of ranks with thousands of tasks fit.
 namespace annulus::ring::simulation {
 
-/// What must have happened: `count` tasks of a queue of the same rank have reached a stage.
+/// What must have happened: `count` tasks of a queue of the same rank are done, or the last of them
+/// is released (see Stage).
 struct Need {
   std::uint16_t queue = 0;  ///< 0: steps; 1 + i: exchanges of queue i
-  bool released = false;    ///< the stage: see Stage
+  bool released = false;
   std::uint32_t count = 0;
 };
 

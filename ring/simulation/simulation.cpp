@@ -3,6 +3,7 @@
 #include <cmath>
 #include <cstddef>
 #include <map>
+#include <optional>
 #include <string>
 #include <unordered_map>
 #include <utility>
@@ -40,6 +41,8 @@ using simulation::Links;
 using simulation::make_script;
 using simulation::Message;
 using simulation::Need;
+using simulation::Offer;
+using simulation::Offers;
 using simulation::Progress;
 using simulation::QueueState;
 using simulation::RankState;
@@ -82,6 +85,7 @@ class Simulation::Impl {
       QueueState& added = state.queues.emplace_back();
       added.axes =
           axes_.try_emplace(queue.axes, static_cast<std::uint32_t>(axes_.size())).first->second;
+      added.untaken.resize(queue.exchanges.size());
     }
     states_.push_back(std::move(state));
   }
@@ -199,7 +203,8 @@ class Simulation::Impl {
     const auto all = state.script.all(needs);
     return std::all_of(all.begin(), all.end(), [&](const Need& need) {
       if (need.queue == 0) return state.steps >= need.count;
-      return state.queues[need.queue - 1U].count(need.released) >= need.count;
+      const QueueState& queue = state.queues[need.queue - 1U];
+      return need.released ? queue.released(need.count - 1) : queue.done >= need.count;
     });
   }
 
@@ -208,7 +213,7 @@ class Simulation::Impl {
     for (std::size_t q = 0; q < state.queues.size(); ++q) {
       if (state.queues[q].done < state.script.queues[q].exchanges.size()) return false;
     }
-    return true;
+    return state.untaken == 0;
   }
 
   [[nodiscard]] std::string stuck_text(const RankState& state) const {
@@ -288,14 +293,15 @@ class Simulation::Impl {
     return finish_if_done(r, q);
   }
 
-  void begin(const RankState& state, QueueState& queue, const ExchangeScript& exchange) {
+  void begin(RankState& state, QueueState& queue, const ExchangeScript& exchange) {
     queue.active = true;
-    queue.offered = queue.ready = queue.received = false;
+    queue.offered = queue.ready = false;
     queue.missing = exchange.receives.count;
-    queue.untaken = 0;
     for (const Message& message : state.script.messages_of(exchange.sends)) {
       // A rank that is left out takes at once what is offered.
-      if (present(message.peer) != kAbsent || !traits_.one_sided) ++queue.untaken;
+      if (present(message.peer) == kAbsent && traits_.one_sided) continue;
+      ++queue.untaken[queue.done];
+      ++state.untaken;
     }
     for (Lane& lane : queue.lanes) lane = {};
     queue.lanes[kInside].list = queue.lanes[kAcross].list = exchange.receives;
@@ -311,11 +317,20 @@ class Simulation::Impl {
     return (std::uint64_t{axes} << (2 * kRankBits)) | (std::uint64_t{from} << kRankBits) | to;
   }
 
-  [[nodiscard]] bool take_offer(std::uint64_t route) {
+  // The sender's exchange that the next message of a route is of, if it has been offered.
+  [[nodiscard]] std::optional<std::uint32_t> take_offer(std::uint64_t route) {
     const auto found = offers_.find(route);
-    if (found == offers_.end()) return false;
-    if (--found->second == 0) offers_.erase(found);
-    return true;
+    if (found == offers_.end()) return std::nullopt;
+    auto& [first, later] = found->second;
+    const std::uint32_t exchange = first.exchange;
+    if (--first.messages > 0) return exchange;
+    if (later.empty()) {
+      offers_.erase(found);
+    } else {
+      first = later.front();
+      later.erase(later.begin());
+    }
+    return exchange;
   }
 
   void offer(const RankState& state, QueueState& queue, const ExchangeScript& exchange) {
@@ -324,7 +339,13 @@ class Simulation::Impl {
     for (const Message& message : state.script.messages_of(exchange.sends)) {
       const std::uint32_t to = present(message.peer);
       if (to == kAbsent) continue;
-      ++offers_[route(queue.axes, from, to)];
+      Offers& offers = offers_[route(queue.axes, from, to)];
+      Offer& last = offers.later.empty() ? offers.first : offers.later.back();
+      if (last.messages == 0 || last.exchange == queue.done) {
+        last = {queue.done, last.messages + 1};
+      } else {
+        offers.later.push_back({queue.done, 1});
+      }
       look_at(to);
     }
   }
@@ -351,10 +372,13 @@ class Simulation::Impl {
       flow.progress.left = message.seconds;
       (outgoing ? flow.sender : flow.receiver) = r;
       (outgoing ? flow.sender_queue : flow.receiver_queue) = q;
+      flow.sender_exchange = queue.done;  // of an outgoing one
       if (!outgoing && peer != kAbsent) {
-        if (!take_offer(route(queue.axes, peer, r))) return;
+        const std::optional<std::uint32_t> exchange = take_offer(route(queue.axes, peer, r));
+        if (!exchange) return;
         flow.sender = peer;
         flow.sender_queue = queue_of(peer, queue.axes);
+        flow.sender_exchange = *exchange;
       }
       ++lane.next;
       start(flow, lane);
@@ -427,9 +451,12 @@ class Simulation::Impl {
       look_at(flow.receiver);
     }
     if (flow.sender != kAbsent) {
-      QueueState& queue = states_[flow.sender].queues[flow.sender_queue];
+      RankState& state = states_[flow.sender];
+      QueueState& queue = state.queues[flow.sender_queue];
       if (flow.receiver == kAbsent) queue.lanes[flow.lane].busy = false;
-      --queue.untaken;
+      --queue.untaken[flow.sender_exchange];
+      --state.untaken;
+      state.timeline.finish = std::max(state.timeline.finish, now_);
       look_at(flow.sender);
     }
   }
@@ -438,15 +465,10 @@ class Simulation::Impl {
     RankState& state = states_[r];
     QueueState& queue = state.queues[q];
     if (!queue.ready || queue.missing > 0) return false;
-    if (queue.untaken > 0) {
-      // By two-sided transports, both directions end together.
-      if (!traits_.one_sided || queue.received) return false;
-      queue.received = true;
-      look_at(r);
-      return false;
-    }
+    // By two-sided transports, both directions end together.
+    if (!traits_.one_sided && queue.untaken[queue.done] > 0) return false;
     ++queue.done;
-    queue.active = queue.received = false;
+    queue.active = false;
     state.timeline.finish = std::max(state.timeline.finish, now_);
     look_at(r);
     return true;
@@ -493,7 +515,7 @@ class Simulation::Impl {
       if (r == kAbsent) return;
       RankState& state = states_[r];
       if (state.script.labels.empty()) return;
-      const std::uint32_t exchange = state.queues[q].done;
+      const std::uint32_t exchange = incoming ? state.queues[q].done : flow.sender_exchange;
       TraceLabel label = state.script.labels[state.script.queues[q].exchanges[exchange].task];
       if (peer != kAbsent) {
         label.messages = {{states_[peer].script.rank, std::llround(flow.bytes), incoming}};
@@ -519,7 +541,7 @@ class Simulation::Impl {
   bool links_changed_ = false;
   std::vector<Flow> flows_;
   std::vector<std::uint32_t> free_;
-  std::unordered_map<std::uint64_t, std::uint32_t> offers_;  // not taken yet, by route
+  std::unordered_map<std::uint64_t, Offers> offers_;  // not taken yet, by route
   EventQueue events_;
   std::vector<std::uint32_t> looked_at_;
   std::vector<std::uint32_t> slowed_;

@@ -39,18 +39,17 @@ enum LaneKind : std::uint8_t { kInside, kAcross, kOutInside, kOutAcross, kLanes 
 
 /// How far a rank is with the exchanges of one group.
 struct QueueState {
-  std::uint32_t axes = 0;     // of its group, as a number
-  std::uint32_t done = 0;     // exchanges that are over
-  bool active = false;        // the next one has begun
-  bool offered = false;       // peers can take what it sends
-  bool ready = false;         // it can receive
-  bool received = false;      // all that it receives is there, but something sent is not taken
-  std::uint32_t missing = 0;  // messages that it has not received
-  std::uint32_t untaken = 0;  // messages that it has sent, on their way or not
+  std::uint32_t axes = 0;              // of its group, as a number
+  std::uint32_t done = 0;              // exchanges that have received
+  bool active = false;                 // the next one has begun
+  bool offered = false;                // peers can take what it sends
+  bool ready = false;                  // it can receive
+  std::uint32_t missing = 0;           // messages that it has not received
+  std::vector<std::uint32_t> untaken;  // by exchange: messages that it sends, on their way or not
   std::array<Lane, kLanes> lanes;
 
-  [[nodiscard]] std::uint32_t count(bool released) const {
-    return done + (!released && received ? 1 : 0);
+  [[nodiscard]] bool released(std::uint32_t exchange) const {
+    return exchange < done && untaken[exchange] == 0;
   }
 };
 
@@ -63,8 +62,9 @@ struct RankState {
   double step_begin = 0;
   double last_end = 0;
   std::vector<QueueState> queues;
-  int moving = 0;      // messages that are on their way
-  int by_kernels = 0;  // how many of them multiprocessors move
+  std::uint32_t untaken = 0;  // messages of all queues that have been offered, or will be at once
+  int moving = 0;             // messages that are on their way
+  int by_kernels = 0;         // how many of them multiprocessors move
   double moving_since = 0;
   bool queued = false;  // in the list of ranks to look at
   bool slowed = false;  // whether the speed of its computation is to be looked at
@@ -75,12 +75,25 @@ struct RankState {
 /// A message on its way.
 struct Flow {
   std::uint32_t sender = kAbsent, sender_queue = 0;
+  std::uint32_t sender_exchange = 0;
   std::uint32_t receiver = kAbsent, receiver_queue = 0;
   LaneKind lane = kInside;
   bool across = false;
   double bytes = 0;
   double begin = 0;
   Progress progress;
+};
+
+/// Messages of one exchange on one route.
+struct Offer {
+  std::uint32_t exchange = 0;
+  std::uint32_t messages = 0;
+};
+
+/// The offers of a route, in order. There is seldom more than one.
+struct Offers {
+  Offer first;
+  std::vector<Offer> later;
 };
 
 }  // namespace annulus::ring::simulation

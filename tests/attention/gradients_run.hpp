@@ -73,7 +73,9 @@ inline WholeAttention random_operands(Random& random, AttentionProblem problem) 
 struct WholeGradients {
   WholeGradients(Random& random, const AttentionProblem& problem)
       : WholeGradients(random, random_operands(random, problem)) {}
-  WholeGradients(Random& random, WholeAttention whole) : forward(std::move(whole)) {
+  /// The gradients of output and LSE are multiplied by `size`, in float32.
+  WholeGradients(Random& random, WholeAttention whole, float size = 1)
+      : forward(std::move(whole)) {
     const AttentionProblem& problem = forward.problem;
     const AttentionShape& s = problem.shape;
     const DType wide = is_wide(problem) ? DType::float64 : DType::float32;
@@ -81,6 +83,11 @@ struct WholeGradients {
     grad_output =
         random_operand(random, problem.dtype, {s.batch, s.query_length, s.heads, s.value_dim});
     const Tensor grad_lse = random_tensor(random, DType::float32, rows);
+    if (size != 1) {
+      for (const TensorView& gradient : {grad_output.view(), grad_lse.view()}) {
+        for (std::int64_t i = 0; i < gradient.elements(); ++i) gradient.as<float>()[i] *= size;
+      }
+    }
     const OracleOutput output = forward.oracle();
     lse = filled(wide, rows, output.lse);
     std::vector<double> deltas;

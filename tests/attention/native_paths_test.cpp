@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include "native/native.hpp"
+#include "tests/attention/gradients_run.hpp"
 #include "tests/attention/native_run.hpp"
 #include "tests/attention/non_finite.hpp"
 #include "tests/attention/wide_range.hpp"
@@ -300,6 +301,45 @@ TEST(NativePaths, ThreadsAndRepetitionChangeNoBit) {
       }
     }
   }
+}
+
+void expect_right_gradients(WholeGradients& whole) {
+  const AttentionProblem& problem = whole.forward.problem;
+  for (const MatrixPath path : paths_of(problem.dtype)) {
+    SCOPED_TRACE(to_string(problem.shape) + " " + std::string(name_of(problem.dtype)) + " path " +
+                 std::to_string(static_cast<int>(path)));
+    for (Tensor* const gradient : {&whole.query, &whole.key, &whole.value}) {
+      *gradient = zeros(DType::float32, gradient->shape());
+    }
+    HostDevice device;
+    HostStream stream("compute", Watchdog(Watchdog::Seconds(60)), nullptr);
+    make_native_kernel(problem, path, device.memory())
+        ->backward(whole.block(), whole.gradients(), {stream, nullptr, 2});
+    EXPECT_LT(whole.largest_share(), 0.5);
+  }
+}
+
+TEST(NativePaths, GradientsOfEveryDtypeAndManyDimensions) {
+  Random random(31);
+  for (const DType dtype : kTypes) {
+    for (const auto& [dim, value_dim] : {std::pair{5, 6}, {64, 64}, {80, 33}, {128, 96}}) {
+      AttentionProblem problem = problem_of({2, 70, 301, 6, 2, dim, value_dim}, dtype);
+      problem.mask.set_causal(true);
+      problem.mask.set_offset(231);
+      problem.mask.set_window(150, 0);
+      WholeGradients whole(random, problem);
+      expect_right_gradients(whole);
+    }
+  }
+}
+
+// Parts in bfloat16 cannot hold them: tiles of such entries are multiplied in float32.
+TEST(NativePaths, GradientsOfTinyOutputGradients) {
+  Random random(32);
+  WholeAttention operands =
+      random_operands(random, problem_of({1, 40, 90, 2, 1, 16, 16}, DType::float32));
+  WholeGradients whole(random, std::move(operands), 1e-31F);
+  expect_right_gradients(whole);
 }
 
 }  // namespace

@@ -54,6 +54,13 @@ TEST(ProblemClass, NamesReadBack) {
     EXPECT_EQ(parse_mask_kind(name_of(kind)), kind);
   }
   EXPECT_THROW((void)parse_mask_kind("fog"), ArgumentError);
+  for (const Pass pass : {Pass::forward, Pass::backward}) {
+    EXPECT_EQ(parse_pass(name_of(pass)), pass);
+    EXPECT_EQ(class_of(plain(), pass).pass, pass);
+  }
+  EXPECT_THROW((void)parse_pass("sideways"), ArgumentError);
+  EXPECT_EQ(to_string(class_of(plain(), Pass::backward)),
+            "bfloat16 D=128 Dv=128, mask none, backward");
   EXPECT_EQ(to_string(ProblemClass{DType::float32, 192, 128, MaskKind::general, true}),
             "float32 D=192 Dv=128, mask general, soft cap");
 }
@@ -86,6 +93,27 @@ TEST(AssumedRates, OfGpuKernelsAreThoseOfTheirClass) {
   other.dtype = DType::float32;
   EXPECT_DOUBLE_EQ(flash(other), 41e12);
   EXPECT_LT(assumed("native", causal, gpu), flash(causal) / 500);
+}
+
+// Whether our kernel or cuDNN's computes gradients faster depends on mask and head dimension.
+TEST(AssumedRates, OfTheBackwardPassAreItsOwn) {
+  const Place gpu = Place::cuda(0);
+  const ProblemClass causal{DType::bfloat16, 128, 128, MaskKind::band, false, Pass::backward};
+  ProblemClass forward = causal;
+  forward.pass = Pass::forward;
+  for (const char* name : {"flash_attn2", "sdpa", "native"}) {
+    EXPECT_LT(assumed(name, causal, gpu), assumed(name, forward, gpu)) << name;
+  }
+  EXPECT_GT(assumed("flash_attn2", causal, gpu), assumed("sdpa", causal, gpu));
+  EXPECT_LT(assumed("native", causal, gpu), assumed("sdpa", causal, gpu) / 200);
+  ProblemClass latent = causal;
+  latent.head_dim = 192;
+  EXPECT_GT(assumed("sdpa", latent, gpu), assumed("flash_attn2", latent, gpu));
+  latent.mask = MaskKind::none;
+  EXPECT_LT(assumed("sdpa", latent, gpu), assumed("flash_attn2", latent, gpu));
+  for (const char* name : {"native", "vanilla"}) {
+    EXPECT_GT(assumed(name, causal, Place::host()), 0) << name;
+  }
 }
 
 TEST(AssumedRates, OfACoreFallWithTheMaskAndTheHeadDimension) {

@@ -26,6 +26,8 @@ class WrappedNative final : public Implementation {
   [[nodiscard]] const Declaration& declares() const noexcept override { return declaration_; }
   /// Those of the native kernel, to be changed before it is used.
   [[nodiscard]] Declaration& declaration() noexcept { return declaration_; }
+  /// Its kernels see the problem as it is when they are made, whatever comes with a call.
+  void keep_problem() noexcept { keeps_problem_ = true; }
   [[nodiscard]] Capability accepts(const AttentionProblem& /*problem*/,
                                    Place /*place*/) const override {
     return Capability::yes();
@@ -36,7 +38,9 @@ class WrappedNative final : public Implementation {
   }
   [[nodiscard]] std::unique_ptr<Kernel> make_kernel(const AttentionProblem& problem,
                                                     Device& device) const override {
-    return wrap_(native().make_kernel(problem, device));
+    if (!keeps_problem_) return wrap_(native().make_kernel(problem, device));
+    kept_.push_back(std::make_unique<AttentionProblem>(problem));
+    return wrap_(native().make_kernel(*kept_.back(), device));
   }
 
  private:
@@ -47,6 +51,8 @@ class WrappedNative final : public Implementation {
   Wrap wrap_;
   double speed_;
   Declaration declaration_;
+  bool keeps_problem_ = false;
+  mutable std::vector<std::unique_ptr<AttentionProblem>> kept_;
 };
 
 }  // namespace annulus::test

@@ -1,9 +1,11 @@
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <list>
 #include <string>
 #include <string_view>
 #include <thread>
@@ -15,8 +17,10 @@
 
 #include <annulus/core/bytes.hpp>
 #include <annulus/core/call_memory.hpp>
+#include <annulus/core/device.hpp>
 #include <annulus/core/error.hpp>
 #include <annulus/core/memory.hpp>
+#include <annulus/core/workspace.hpp>
 
 namespace annulus {
 namespace {
@@ -164,12 +168,41 @@ TEST(CallMemory, ObjectsHoldTheSamePieces) {
   EXPECT_EQ(pool.statistics().in_use, 2U * 4096 + 3072);
 }
 
+TEST(Workspace, KernelsHoldTheSame) {
+  HostDevice device;
+  const auto in_use = [&] { return device.memory().statistics().in_use; };
+  const std::array requests{CallMemory::Request{device.memory(), 4096}};
+  const auto of_a_call = device.call_memory().take(requests);
+  std::list<Workspace> workspaces;
+  for (int kernel = 0; kernel < 64; ++kernel) {
+    Workspace& workspace = workspaces.emplace_back(device);
+    EXPECT_EQ(workspace.data(), nullptr);
+    workspace.reserve(0);
+    workspace.reserve(4096);
+    EXPECT_EQ(workspace.data(), workspaces.front().data());
+    EXPECT_NE(workspace.data(), of_a_call.front()->data());  // a call uses both at once
+    workspace.reserve(100);
+  }
+  EXPECT_EQ(in_use(), 2U * 4096);
+  // What one has outgrown stays, as recordings may use it.
+  workspaces.front().reserve(8192);
+  EXPECT_NE(workspaces.front().data(), workspaces.back().data());
+  while (workspaces.size() > 1) workspaces.pop_back();
+  EXPECT_EQ(in_use(), 2U * 4096 + 8192);
+  workspaces.clear();
+  EXPECT_EQ(in_use(), 4096U);
+}
+
 /// A system with this many bytes, which cannot give again what is in use.
 class SmallPool final : public MemoryPool {
  public:
-  explicit SmallPool(std::size_t bytes, bool may_trim = true)
-      : MemoryPool(Place::host()), left_(bytes), may_trim_(may_trim) {}
-  ~SmallPool() override { release(); }
+  explicit SmallPool(std::size_t bytes) : MemoryPool(Place::host()), left_(bytes) {}
+  ~SmallPool() override {
+    kept_ = nullptr;
+    release();
+  }
+  /// Not to be freed before the pool ends.
+  void keep(const void* data) { kept_ = data; }
 
  protected:
   void* system_allocate(std::size_t bytes) override {
@@ -181,14 +214,14 @@ class SmallPool final : public MemoryPool {
     left_ += bytes;
     std::free(data);
   }
-  [[nodiscard]] bool may_trim() const noexcept override { return may_trim_; }
+  [[nodiscard]] bool may_free(const void* data) const noexcept override { return data != kept_; }
   [[nodiscard]] std::string system_state() const override {
     return std::to_string(left_) + " bytes are left";
   }
 
  private:
   std::size_t left_;
-  bool may_trim_;
+  const void* kept_ = nullptr;
 };
 
 TEST(MemoryPool, GivesFreeBlocksBackBeforeItFails) {
@@ -225,11 +258,16 @@ TEST(MemoryPool, SaysWhatItHadNoMemoryFor) {
 }
 
 TEST(MemoryPool, KeepsWhatOthersMayHaveMapped) {
-  SmallPool pool(std::size_t{3} << 20, /*may_trim=*/false);
-  (void)pool.allocate(std::size_t{2} << 20);
+  SmallPool pool(std::size_t{4} << 20);
+  {
+    const Buffer mapped = pool.allocate(std::size_t{2} << 20);
+    const Buffer own = pool.allocate(std::size_t{1} << 20);
+    pool.keep(mapped.data());
+  }
   pool.trim();
   EXPECT_EQ(pool.statistics().reserved, std::size_t{2} << 20);
   EXPECT_THAT(error_of(pool, 3 << 20, {}), ::testing::HasSubstr("keeps 2 MiB"));
+  EXPECT_EQ(pool.allocate(std::size_t{1} << 20).bytes(), std::size_t{1} << 20);
 }
 
 TEST(MemoryPool, NoHostHasSoMuch) {

@@ -104,6 +104,27 @@ TEST_P(DeviceGroup, AnErrorBetweenNcclsCallsDoesNotTakeInLaterOnes) {
   EXPECT_NO_THROW(group().check());
 }
 
+// A peer may have mapped what was sent from; what was received into is this rank's alone.
+TEST_P(DeviceGroup, MemoryThatNoPeerMappedGoesBack) {
+  if (GetParam() != Transport::peer) GTEST_SKIP() << "of transport peer only";
+  constexpr std::size_t kBytes = 64 * kMiB;
+  MemoryPool& pool = group().exchange_memory(device().memory());
+  const std::size_t before = pool.statistics().reserved;
+  const bool sends = size() > 1;
+  {
+    Hop hop = make_hop(kBytes);
+    check_rounds(hop, 2);
+    stream().synchronize();
+    world().barrier();
+  }
+  EXPECT_EQ(pool.statistics().reserved, before + 2 * kBytes);
+  pool.trim();
+  EXPECT_EQ(pool.statistics().reserved, before + (sends ? kBytes : 0));
+  Hop again = make_hop(kBytes);
+  check_rounds(again, 2);
+  EXPECT_EQ(pool.statistics().reserved, before + 2 * kBytes);
+}
+
 TEST_P(DeviceGroup, ManyPostsMayBeInFlight) {
   constexpr int kPosts = 100;
   constexpr std::size_t kBytes = 4096;

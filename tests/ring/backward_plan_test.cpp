@@ -17,14 +17,14 @@
 namespace annulus::ring {
 namespace {
 
-constexpr std::array kBackward{Schedule::ring, Schedule::double_ring, Schedule::allgather,
-                               Schedule::ulysses, Schedule::hybrid};
+constexpr std::array kBackward{Schedule::ring,    Schedule::double_ring, Schedule::allgather,
+                               Schedule::ulysses, Schedule::hybrid,      Schedule::pass_q};
 
 PlanInput backward_input(const AttentionProblem& problem, const ShardedOperands& operands,
                          const PlanOptions& options = {}, const BackwardRequest& request = {}) {
-  PlanInput input = native_input(problem, operands, options);
-  input.backward = request;
-  return input;
+  static const Registry registry = Registry::standard();
+  return make_plan_input(problem, operands, {&registry.get("native")}, Place::host(),
+                         CostModel::cpu_core(), options, request);
 }
 
 AttentionProblem small_problem(std::int64_t length, std::int64_t heads, std::int64_t kv_heads) {
@@ -361,18 +361,121 @@ TEST(BackwardPlan, MoreReplicasThanAReductionTakes) {
   expect_plays(backward_input(problem, operands), Schedule::ring, 1);
 }
 
-TEST(BackwardPlan, AutoPricesTheSchedulesThatHaveOne) {
-  const AttentionProblem problem = small_problem(64, 4, 4);
-  const ShardedOperands operands = sequence_operands(problem, 4, LayoutKind::zigzag);
-  const PlanInput input = backward_input(problem, operands);
-  const ScheduleChoice choice = choose_schedule(input, "auto");
-  EXPECT_GT(choice.seconds, 0);
-  for (const auto& other : choice.passed_over) {
-    EXPECT_EQ(other.schedule == Schedule::pass_q,
-              other.reason.find("not planned yet") != std::string::npos)
-        << name_of(other.schedule) << ": " << other.reason;
+// Rows that go round are less to send where there are few query heads for each key/value head.
+TEST(BackwardPlan, AutoPricesEverySchedule) {
+  for (const std::int64_t kv_heads : {4, 1}) {
+    const AttentionProblem problem = causal_problem(64, 4, kv_heads);  // D = 64
+    const ShardedOperands operands = sequence_operands(problem, 4, LayoutKind::zigzag);
+    const PlanInput input = backward_input(problem, operands);
+    const ScheduleChoice choice = choose_schedule(input, "auto");
+    EXPECT_GT(choice.seconds, 0);
+    bool dismissed = false;
+    for (const auto& other : choice.passed_over) {
+      if (other.schedule != Schedule::pass_q) continue;
+      dismissed =
+          other.reason.find("more to send than keys and values and theirs") != std::string::npos;
+    }
+    EXPECT_EQ(dismissed, kv_heads == 1);
   }
-  EXPECT_THROW(static_cast<void>(make_rank_plan(input, Schedule::pass_q, 0)), UnsupportedError);
+}
+
+// Queries and dO of 16 rows, their LSE and delta, to three ranks, and dQ in float32 back.
+TEST(BackwardPlan, PassQSendsRowsAndTheirGradients) {
+  AttentionProblem problem = small_problem(64, 4, 4);
+  problem.mask = {};
+  const ShardedOperands operands = sequence_operands(problem, 4, LayoutKind::contiguous);
+  const Plan plan = make_plan(backward_input(problem, operands), Schedule::pass_q);
+  const std::int64_t rows = 16 * 2 * 4;  // of all batches and heads
+  for (const RankPlan& rank : plan.ranks) {
+    EXPECT_EQ(rank.bytes_sent(), 3 * rows * (2 * (2 + 2) + 4 + 4 + 4 * 2));
+  }
+  // Rows go to where they see columns only.
+  problem.mask.set_causal(true);
+  const Plan causal = make_plan(backward_input(problem, operands), Schedule::pass_q);
+  for (const RankPlan& rank : causal.ranks) {
+    EXPECT_EQ(rank.bytes_sent(),
+              rows * (rank.rank * (2 * (2 + 2) + 4 + 4) + (3 - rank.rank) * 4 * 2));
+  }
+}
+
+PlanOptions rounding() {
+  PlanOptions options;
+  options.grad_wire = DType::bfloat16;
+  return options;
+}
+
+// Where gradients of keys and values go straight to their owners, they may go in half the bytes.
+TEST(BackwardPlan, PartsOfGradientsAreRoundedOnceOnTheirWay) {
+  unsigned seed = 600;
+  for (const int ranks : {1, 2, 3, 4, 8}) {
+    for (const std::int64_t kv_heads : {4, 1}) {
+      const AttentionProblem problem = small_problem(29, 4, kv_heads);
+      const ShardedOperands operands = sequence_operands(problem, ranks, LayoutKind::zigzag);
+      for (const Schedule schedule : {Schedule::ring, Schedule::allgather, Schedule::ulysses}) {
+        for (const bool adds : {false, true}) {
+          SCOPED_TRACE(testing::Message() << name_of(schedule) << " of " << ranks << ", "
+                                          << kv_heads << (adds ? ", added" : ""));
+          const PlanInput input = backward_input(problem, operands, rounding(), {false, adds});
+          expect_plays(input, schedule, ++seed);
+          if (HasFatalFailure()) return;
+          PlanInput wide = input;
+          wide.options.grad_wire = DType::float32;
+          wide.options.direct = true;
+          // Complete gradients of whole heads have the problem's dtype anyway.
+          const bool complete = schedule == Schedule::ulysses && !adds && kv_heads == 4;
+          for (int rank = 0; rank < ranks; ++rank) {
+            const RankPlan rounded = make_rank_plan(input, schedule, rank);
+            const RankPlan whole = make_rank_plan(wide, schedule, rank);
+            EXPECT_EQ(rounded.adds_rounded_gradients(), ranks > 1 && !complete);
+            EXPECT_FALSE(whole.adds_rounded_gradients());
+            const auto sent = [](const RankPlan& plan) {
+              std::int64_t bytes = 0;
+              for (const Exchange* exchange : plan.all<Exchange>()) {
+                for (const Transfer& send : exchange->sends) {
+                  if (plan.buffer(send.buffer).contents.front() == Content::grad_key) {
+                    bytes += send.bytes;
+                  }
+                }
+              }
+              return bytes;
+            };
+            EXPECT_EQ(sent(rounded), complete ? sent(whole) : sent(whole) / 2);
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(BackwardPlan, RoundingSumsOnTheirWayIsRefused) {
+  AttentionProblem problem = small_problem(64, 8, 8);
+  const ShardedOperands operands = sequence_operands(problem, 8, LayoutKind::zigzag);
+  PlanInput input = backward_input(problem, operands, rounding());
+  input.options.inner_size = 4;
+  input.options.ulysses_degree = 2;
+  const auto refused = [&](Schedule schedule) {
+    EXPECT_THROW(static_cast<void>(make_rank_plan(input, schedule, 0)), UnsupportedError)
+        << name_of(schedule);
+    EXPECT_THROW(check_schedule(input, name_of(schedule)), UnsupportedError);
+  };
+  refused(Schedule::double_ring);
+  refused(Schedule::hybrid);
+  const ScheduleChoice choice = choose_schedule(input, "auto");
+  EXPECT_TRUE(choice.schedule != Schedule::double_ring && choice.schedule != Schedule::hybrid);
+  // One row is the ring, and all ranks that exchange heads are ulysses.
+  input.options.inner_size = 8;
+  input.options.ulysses_degree = 8;
+  for (const Schedule schedule : {Schedule::double_ring, Schedule::hybrid}) {
+    EXPECT_NO_THROW(check_schedule(input, name_of(schedule)));
+  }
+  // Which gradients travel depends on the number of ranks.
+  problem.reproducible = Reproducible::world;
+  refused(Schedule::ulysses);
+  problem.reproducible.reset();
+  // Gradients of float32 problems would lose what the dtype promises.
+  problem.dtype = DType::float32;
+  refused(Schedule::ring);
+  EXPECT_THROW(static_cast<void>(choose_schedule(input, "auto")), UnsupportedError);
 }
 
 TEST(BackwardPlan, PartlyReplicatedRowsAreRefused) {

@@ -166,9 +166,9 @@ inline void expect_gradients(const Program& program, Mesh& mesh, Device& device,
                                                     program.request.adds ? kBefore : NAN)));
   }
 
-  PlanInput input = make_plan_input(problem, operands, {&implementation}, device.place(),
-                                    CostModel::for_place(device.place()), program.options);
-  input.backward = program.request;
+  const PlanInput input = make_plan_input(problem, operands, {&implementation}, device.place(),
+                                    CostModel::for_place(device.place()), program.options,
+                                    program.request);
   RankPlan plan = make_rank_plan(input, program.schedule, rank);
   std::vector<Group*> groups;
   for (const PlanGroup& group : plan.groups) {

@@ -44,6 +44,20 @@ inline std::vector<Program> backward_programs(int ranks) {
     both.request = {true, kv_heads == 1};
     programs.push_back(both);
   }
+  // Rows that go round.
+  for (const DType dtype : {DType::float32, DType::bfloat16}) {
+    programs.push_back({all, "-,sp", "-,sp", Schedule::pass_q, backward_problem(dtype, 4, 4)});
+  }
+  programs.back().request = {true, true};
+  // Parts that are rounded for their way to the owner.
+  for (const Schedule schedule : {Schedule::ring, Schedule::allgather, Schedule::ulysses}) {
+    for (const bool adds : {false, true}) {
+      Program rounded{all, "-,sp", "-,sp", schedule, backward_problem(DType::bfloat16, 4, 1)};
+      rounded.options.grad_wire = DType::bfloat16;
+      rounded.request.adds = adds;
+      programs.push_back(rounded);
+    }
+  }
   // The gradient of the sinks too.
   for (const Schedule schedule : {Schedule::ring, Schedule::ulysses}) {
     Program sinks{all, "-,sp", "-,sp", schedule, backward_problem(DType::float32, 4, 2)};
@@ -105,7 +119,7 @@ inline std::vector<Program> bias_programs(int ranks) {
                                     {2, 4, kLength, 1},
                                     {1, 1, 1, 1}};
   for (const Schedule schedule : {Schedule::ring, Schedule::double_ring, Schedule::allgather,
-                                  Schedule::ulysses, Schedule::hybrid}) {
+                                  Schedule::ulysses, Schedule::hybrid, Schedule::pass_q}) {
     bool adds = false;
     for (const Extents& shape : shapes) {
       Program program{all, "-,sp", "-,sp", schedule, backward_problem(DType::float32, 4, 2)};

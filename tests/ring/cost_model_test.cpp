@@ -20,6 +20,8 @@ using nlohmann::json;
 using ::testing::HasSubstr;
 
 constexpr ProblemClass kHalfBand{DType::bfloat16, 64, 64, MaskKind::band, false};
+constexpr ProblemClass kHalfBandBackward{DType::bfloat16, 64,    64,
+                                         MaskKind::band,  false, Pass::backward};
 constexpr ProblemClass kWideGeneral{DType::float32, 192, 128, MaskKind::general, true};
 
 TEST(CostCurve, IsLinearBetweenPoints) {
@@ -245,7 +247,8 @@ CostModel measured_model() {
   model.kernels["native"] = {
       {kHalfBand, {"first", CostCurve({{100, 1e9 / 3}, {200, 2e9}}, "test"), 1e-6 / 3}},
       {kWideGeneral, {"second", CostCurve::constant(5e10), 0}}};
-  model.kernels["sdpa"] = {{kHalfBand, {"third", CostCurve::constant(6e14), 9e-6}}};
+  model.kernels["sdpa"] = {{kHalfBand, {"third", CostCurve::constant(6e14), 9e-6}},
+                           {kHalfBandBackward, {"fourth", CostCurve::constant(4e14), 2e-5}}};
   model.read_bytes_per_second = 4e12 / 3;
   model.assumed = {"transfer_share", "network_hops", "node_bytes_per_second"};
   return model;
@@ -275,11 +278,13 @@ TEST(CostModel, ReadsFilesThatDoNotSayHowFastMemoryIsRead) {
   CostModel model = measured_model();
   EXPECT_DOUBLE_EQ(model.reading_seconds(4e12), 3);
   json data = json::parse(to_json(model));
-  EXPECT_EQ(data["version"], 6);
+  model.kernels.at("sdpa").erase(kHalfBandBackward);  // see the next test
+  for (json& kernel : data["kernels"]) kernel.erase("pass");
+  data["kernels"].erase(data["kernels"].end() - 1);
   data["version"] = 5;
   expect_file_error(data.dump(), "read_bytes_per_second is no key");
   data.erase("read_bytes_per_second");
-  for (const int version : {5, 6}) {
+  for (const int version : {5, 6, 7}) {
     data["version"] = version;
     const CostModel again = parse_cost_model(data.dump(), "model.json");
     EXPECT_FALSE(again.read_bytes_per_second);
@@ -295,6 +300,23 @@ TEST(CostModel, ReadsFilesThatDoNotSayHowFastMemoryIsRead) {
   model.read_bytes_per_second.reset();
   host.refresh(model, false);
   EXPECT_EQ(host.read_bytes_per_second, 4e12 / 3);
+}
+
+// All kernels of version 6 were those of the forward pass.
+TEST(CostModel, ReadsFilesThatKnowNoPass) {
+  json data = json::parse(to_json(measured_model()));
+  EXPECT_EQ(data["version"], 7);
+  EXPECT_EQ(data["kernels"].back()["pass"], "backward");
+  data["version"] = 6;
+  expect_file_error(data.dump(), "pass is no key");
+  data["kernels"].erase(data["kernels"].end() - 1);
+  for (json& kernel : data["kernels"]) kernel.erase("pass");
+  CostModel model = measured_model();
+  model.kernels.at("sdpa").erase(kHalfBandBackward);
+  EXPECT_EQ(parse_cost_model(data.dump(), "model.json").kernels, model.kernels);
+  data["version"] = 7;
+  data["kernels"][0]["pass"] = "sideways";
+  expect_file_error(data.dump(), "kernels[0].pass is 'sideways', expected forward or backward");
 }
 
 TEST(CostModel, OtherNamesOfAKernelAreItsName) {
@@ -336,7 +358,8 @@ TEST(CostModel, RefreshingKeepsWhatWasNotMeasuredAgain) {
   newer.transport = "nccl";
   newer.assumed.erase("transports");
   CostModel expected = model;
-  expected.kernels["sdpa"] = {{kHalfBand, again}, {capped, again}};
+  expected.kernels["sdpa"].insert_or_assign(kHalfBand, again);
+  expected.kernels["sdpa"].emplace(capped, again);
   expected.transports.at("nccl") = CostCurve::constant(3);
   CostModel keeping = model;
   keeping.refresh(newer, false);
@@ -439,8 +462,8 @@ TEST(CostModel, DamagedFilesAreNamedWithTheKey) {
                     "device is 'tpu', expected cpu or cuda");
   expect_file_error(damaged([](json& d) { d["version"] = 4; }),
                     "schema is \"annulus.cost_model\" version 4, expected \"annulus.cost_model\" "
-                    "version 6, which annulus bench --calibrate writes where there is no file "
-                    "(delete this one, or name another), or 5");
+                    "version 7, which annulus bench --calibrate writes where there is no file "
+                    "(delete this one, or name another), 6 or 5");
   expect_file_error(damaged([](json& d) { d.erase("version"); }), "version null");
   expect_file_error(damaged([](json& d) { d["schema"] = "other"; }), "schema is \"other\"");
   expect_file_error(damaged_kernel([](json& k) { k["call_latency_seconds"] = "1"; }),

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <chrono>
 #include <csignal>
-#include <cstdio>
 #include <cstdint>
+#include <cstdio>
 #include <cuda_runtime_api.h>
 #include <memory>
 #include <stdexcept>
@@ -318,6 +318,25 @@ TEST_F(DeviceFace, ContextsOnOneGpuTakeTurnsWhereKernelsAwaitColumns) {
     second.expect_right(other, options.mask);
   }
   check_cuda(cudaStreamDestroy(other), "cudaStreamDestroy");
+}
+
+// The gradients of flash need a workspace; buffers are shared too.
+TEST_F(DeviceFace, ManyObjectsOfOneShapeTakeTheMemoryOfOne) {
+  AttentionOptions options = causal();
+  options.implementation = "flash_attn2";
+  const auto in_use = [&] { return context_->device().memory().statistics().in_use; };
+  const auto add_layer = [&](std::vector<std::unique_ptr<Attention>>& layers) {
+    const std::size_t before = in_use();
+    layers.push_back(std::make_unique<Attention>(*context_, options));
+    layers.back()->prepare_backward({});
+    return in_use() - before;
+  };
+  std::vector<std::unique_ptr<Attention>> layers;
+  const std::size_t first = add_layer(layers);
+  std::size_t others = 0;
+  for (int i = 1; i < 16; ++i) others += add_layer(layers);
+  // Work lists and the like are each object's own.
+  EXPECT_LT(others, 15 * first / 4) << "the first takes " << first << " bytes";
 }
 
 // Times that users notice: another object of a known shape, and a replayed call.

@@ -126,7 +126,8 @@ void expect_right_gradients(Attention& attention, const AttentionOptions& option
 TEST(BackwardFace, GradientsAreThoseOfTheOracle) {
   Context context(world(), on_host());
   AttentionOptions options = causal(67);
-  for (const char* schedule : {"auto", "ring", "double_ring", "allgather", "ulysses", "hybrid"}) {
+  for (const char* schedule :
+       {"auto", "ring", "double_ring", "allgather", "ulysses", "hybrid", "pass_q"}) {
     SCOPED_TRACE(schedule);
     options.schedule = schedule;
     const bool rings = std::string("double_ring") == schedule && context.size() % 2 == 0;
@@ -344,7 +345,8 @@ TEST(BackwardFace, GradientOfTheBias) {
         true_gradients(options, 3, true,
                        broadcast_scores({whole.data(), DType::float32, shape}, {},
                                         {s.batch, s.heads, s.query_length, s.kv_length}));
-    for (const char* schedule : {"ring", "double_ring", "allgather", "ulysses", "hybrid"}) {
+    for (const char* schedule :
+         {"ring", "double_ring", "allgather", "ulysses", "hybrid", "pass_q"}) {
       SCOPED_TRACE(to_string(shape) + ", " + schedule);
       options.schedule = schedule;
       Attention attention(context, options);
@@ -480,8 +482,21 @@ TEST(BackwardFace, SaysWhyThereAreNoGradients) {
   EXPECT_THAT(message([](AttentionOptions& o) { o.backward.schedule = "nothing"; }),
               HasSubstr("'nothing'"));
   if (context.size() == 1) return;
-  EXPECT_THAT(message([](AttentionOptions& o) { o.schedule = "pass_q"; }),
-              HasSubstr("schedule pass_q cannot run: its backward pass is not planned yet"));
+  EXPECT_THAT(message([](AttentionOptions& o) { o.backward.grad_wire = DType::bfloat16; }),
+              HasSubstr("gradients of float32 are not rounded to bfloat16"));
+}
+
+TEST(BackwardFace, GradientsGoInHalfTheBytes) {
+  Context context(world(), on_host());
+  AttentionOptions options = causal(64);
+  options.dtype = DType::bfloat16;
+  options.backward.grad_wire = DType::bfloat16;
+  for (const char* schedule : {"ring", "allgather"}) {
+    options.backward.schedule = schedule;
+    Attention attention(context, options);
+    attention.prepare_backward();
+    EXPECT_EQ(attention.backward_pass()->adds_rounded_gradients(), context.size() > 1) << schedule;
+  }
 }
 
 // Whether or not some have planned their kind of call.

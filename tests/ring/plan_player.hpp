@@ -51,6 +51,7 @@ class PlanPlayer {
       for (const std::size_t r : order) moved = step(r) || moved;
     }
     for (std::size_t r = 0; r < states_.size(); ++r) {
+      EXPECT_TRUE(states_[r].unreleased.empty()) << "rank " << r << " sends what nobody takes";
       for (const auto& [queue, tasks] : states_[r].queues) {
         EXPECT_TRUE(tasks.next == tasks.tasks.size())
             << "rank " << r << " waits for ever in task " << tasks.tasks[tasks.next];
@@ -103,7 +104,8 @@ class PlanPlayer {
   };
   struct State {
     std::map<int, Queue> queues;
-    std::vector<Phase> phases;  // by task; what is no exchange goes straight to released
+    std::vector<std::size_t> unreleased;  // exchanges that have received
+    std::vector<Phase> phases;            // by task; what is no exchange goes straight to released
     std::map<std::pair<int, Content>, Tokens> tokens;    // by memory
     std::map<std::pair<int, Content>, Results> results;  // likewise
     std::map<std::size_t, std::vector<Other>> senders, receivers;
@@ -293,11 +295,29 @@ class PlanPlayer {
         return true;
       }
       if (advance(r, t, std::get<Exchange>(task.work))) {
-        if (state.phases[t] == Phase::released) ++queue.next;
+        if (state.phases[t] == Phase::taken) {
+          state.unreleased.push_back(t);
+          ++queue.next;
+        }
         return true;
       }
     }
-    return false;
+    return release(r);
+  }
+
+  // Of the exchanges whose sends have all been taken, one, if there is any.
+  bool release(std::size_t r) {
+    State& state = states_[r];
+    std::shuffle(state.unreleased.begin(), state.unreleased.end(), random_);
+    const auto found = std::ranges::find_if(state.unreleased, [&](std::size_t t) {
+      return std::ranges::all_of(state.receivers[t], [&](const Other& receiver) {
+        return states_[receiver.rank].phases[receiver.task] >= Phase::taken;
+      });
+    });
+    if (found == state.unreleased.end()) return false;
+    state.phases[*found] = Phase::released;
+    state.unreleased.erase(found);
+    return true;
   }
 
   bool advance(std::size_t r, std::size_t t, const Exchange& exchange) {
@@ -310,20 +330,13 @@ class PlanPlayer {
       phase = Phase::offered;
       return true;
     }
-    if (phase == Phase::offered) {
-      if (!met(state, exchange.receive_after)) return false;
-      const auto& senders = state.senders[t];
-      for (const Other& sender : senders) {
-        if (states_[sender.rank].phases[sender.task] < Phase::offered) return false;
-      }
-      for (std::size_t i = 0; i < senders.size(); ++i) take(r, exchange.receives[i], senders[i]);
-      phase = Phase::taken;
-      return true;
+    if (!met(state, exchange.receive_after)) return false;
+    const auto& senders = state.senders[t];
+    for (const Other& sender : senders) {
+      if (states_[sender.rank].phases[sender.task] < Phase::offered) return false;
     }
-    for (const Other& receiver : state.receivers[t]) {
-      if (states_[receiver.rank].phases[receiver.task] < Phase::taken) return false;
-    }
-    phase = Phase::released;
+    for (std::size_t i = 0; i < senders.size(); ++i) take(r, exchange.receives[i], senders[i]);
+    phase = Phase::taken;
     return true;
   }
 

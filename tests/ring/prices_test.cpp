@@ -1,3 +1,5 @@
+#include <cstddef>
+#include <memory>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -8,6 +10,7 @@
 #include <annulus/attention/registry.hpp>
 #include <annulus/core/error.hpp>
 #include <annulus/ring/prices.hpp>
+#include <annulus/ring/simulate.hpp>
 
 #include "tests/ring/sequence_plan.hpp"
 
@@ -113,6 +116,37 @@ TEST(Prices, FallBackOnTheNearestClassThatWasMeasured) {
           1);
 }
 
+// A measured class of the same pass before one of the same head dimensions; of the other pass, what
+// was measured counts by the ratio of the rates that are assumed of the two.
+TEST(Prices, OfAPassAreThoseOfItsClasses) {
+  ProblemClass band = half(64, MaskKind::band);
+  ProblemClass wide = half(128, MaskKind::band);
+  wide.pass = Pass::backward;
+  CostModel model = CostModel::hopper_nvlink();
+  const auto price_of = [&](Pass pass) {
+    return make_prices(model, causal_problem(1024), {&registry().get("flash_attn2")},
+                       Place::cuda(0), pass)
+        .kernel("flash_attn2");
+  };
+  const double forward = assumed(band);
+  band.pass = Pass::backward;
+  const double backward = assumed(band);
+  EXPECT_LT(backward, forward);
+  EXPECT_EQ(price_of(Pass::backward).rate, CostCurve::constant(backward));
+  EXPECT_EQ(price_of(Pass::backward).source,
+            "assumed for bfloat16 D=64 Dv=64, mask band, backward");
+  model.kernels["flash_attn2"] = {
+      {half(64, MaskKind::band), {"a test", CostCurve::constant(2 * forward), 0.5}}};
+  EXPECT_DOUBLE_EQ(price_of(Pass::backward).rate.clamped(1), 2 * backward);
+  EXPECT_EQ(price_of(Pass::backward).knowledge, Knowledge::nearest);
+  EXPECT_EQ(price_of(Pass::forward).knowledge, Knowledge::measured);
+  model.kernels["flash_attn2"].emplace(
+      wide, KernelCost{"a test", CostCurve::constant(assumed(wide) / 2), 0.25});
+  EXPECT_DOUBLE_EQ(price_of(Pass::backward).rate.clamped(1), backward / 2);
+  EXPECT_EQ(price_of(Pass::backward).call_latency, 0.25);
+  EXPECT_EQ(price_of(Pass::forward).rate, CostCurve::constant(2 * forward));
+}
+
 TEST(Prices, AreAssumedWhereNothingWasMeasured) {
   const KernelCost cost = price({});
   EXPECT_EQ(cost.knowledge, Knowledge::assumed);
@@ -196,6 +230,33 @@ TEST(Prices, DecideWhoComputesABlock) {
     const Block& block = *plan.all<Block>().at(0);
     EXPECT_EQ(plan.implementations.at(static_cast<std::size_t>(block.implementation)),
               dtype == DType::bfloat16 ? "native" : "sdpa");
+  }
+}
+
+// Each pass has kernels of its own: the one that is faster forward may be slower backward.
+TEST(Prices, DecideWhoComputesGradients) {
+  const AttentionProblem problem = causal_problem(8192);
+  const ShardedOperands operands = sequence_operands(problem, 2, LayoutKind::contiguous);
+  const annulus::test::WrappedNative other("other",
+                                           [](std::unique_ptr<Kernel> kernel) { return kernel; });
+  const std::vector<const Implementation*> candidates{&registry().get("native"), &other};
+  for (const bool other_is_faster : {false, true}) {
+    PlanInput input = make_plan_input(problem, operands, candidates, Place::host(),
+                                      CostModel::cpu_core(), {}, BackwardRequest{});
+    set_rate(input.prices, "native", 1e9);
+    set_rate(input.prices, "other", other_is_faster ? 2e9 : 0.5e9);
+    const double seconds = predicted_seconds(make_plan(input, Schedule::ring), input.prices);
+    const RankPlan plan = make_rank_plan(input, Schedule::ring, 1);
+    for (const BackwardBlock* block : plan.all<BackwardBlock>()) {
+      EXPECT_EQ(plan.implementations.at(static_cast<std::size_t>(block->implementation)),
+                other_is_faster ? "other" : "native");
+    }
+    // 2 (3 D + 2 Dv) operations per pair and head, at the rate of the backward pass, and the
+    // gradients' memory.
+    const double computing =
+        8192.0 * 8192 / 2 * 3 / 4 * 8 * 2 * 5 * 64 / (other_is_faster ? 2e9 : 1e9);
+    EXPECT_GT(seconds, computing);
+    EXPECT_LT(seconds, 1.05 * computing);
   }
 }
 

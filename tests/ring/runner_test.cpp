@@ -100,9 +100,9 @@ TEST(Runner, TensorsThatDoNotFitThePlanAreNamed) {
       problem, mesh.shape(),
       {PartitionSpec::parse("-,sp"), PartitionSpec::parse("-,sp"), LayoutKind::zigzag});
   const Registry registry = Registry::standard();
-  PlanInput input = make_plan_input(problem, operands, {&registry.get("vanilla")}, Place::host(),
-                                    CostModel::cpu_core(), {});
-  input.backward = BackwardRequest{};
+  const PlanInput input =
+      make_plan_input(problem, operands, {&registry.get("vanilla")}, Place::host(),
+                      CostModel::cpu_core(), {}, BackwardRequest{});
   HostDevice device;
   const AxisNames axes{"sp"};
   const Runner runner(problem, make_rank_plan(input, Schedule::ring, mesh.rank()), input.candidates,

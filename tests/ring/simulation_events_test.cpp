@@ -459,6 +459,50 @@ TEST(SimulationEvents, MessagesOfAnExchangeCostWhatTheModelSays) {
   }
 }
 
+// The rank that sends a gradient goes on fetching keys while its neighbour is slow to take it.
+TEST(SimulationEvents, ASlowGradientDelaysNoPrefetch) {
+  AttentionProblem problem = causal_problem(4096, 8, 8);
+  problem.mask = {};
+  const ShardedOperands operands = sequence_operands(problem, 8, LayoutKind::contiguous);
+  PlanInput input = native_input(problem, operands);
+  input.backward = BackwardRequest{};
+  Plan plan = make_plan(input, Schedule::ring);
+  const auto first_gradient = [&](int rank, std::vector<Transfer> Exchange::*side) {
+    for (Task& task : plan.ranks[static_cast<std::size_t>(rank)].tasks) {
+      auto* const exchange = std::get_if<Exchange>(&task.work);
+      if (exchange == nullptr || (exchange->*side).empty()) continue;
+      Transfer& transfer = (exchange->*side).front();
+      const RankPlan& of = plan.ranks[static_cast<std::size_t>(rank)];
+      if (is_gradient(of.buffer(transfer.buffer).contents.front())) return &transfer;
+    }
+    return static_cast<Transfer*>(nullptr);
+  };
+  Transfer* const sent = first_gradient(0, &Exchange::sends);
+  ASSERT_NE(sent, nullptr);
+  Transfer* const received = first_gradient(sent->peer, &Exchange::receives);
+  ASSERT_EQ(received->peer, 0);
+  sent->bytes = received->bytes = kBytes;
+  for (const char* transport : {"peer", "nccl"}) {
+    const Prices prices = link_prices(transport);
+    Simulation simulation(prices, "a ring");
+    for (const RankPlan& rank : plan.ranks) simulation.add(rank, true);
+    (void)simulation.run();
+    const std::vector<TraceSpan>& spans = simulation.spans(0);
+    const auto slow = std::ranges::find_if(spans, [](const TraceSpan& span) {
+      return span.label.messages.size() == 1 && span.label.messages[0].bytes == kBytes;
+    });
+    ASSERT_NE(slow, spans.end());
+    ASSERT_FALSE(slow->label.messages[0].incoming);
+    const auto fetched = std::ranges::count_if(spans, [&](const TraceSpan& span) {
+      return span.label.messages.size() == 1 && span.label.messages[0].incoming &&
+             span.label.messages[0].bytes < kBytes && span.begin_ns > slow->begin_ns &&
+             span.end_ns < slow->end_ns;
+    });
+    // Both directions of a two-sided exchange end together.
+    EXPECT_EQ(fetched > 0, std::string(transport) == "peer") << transport << " " << fetched;
+  }
+}
+
 TEST(SimulationEvents, CopiesThatFollowEachOtherAreLaunchedOnce) {
   const Plan plan = sequence_plan(causal_problem(4096), 2, LayoutKind::zigzag, Schedule::ulysses);
   const RankPlan& rank = plan.ranks[0];

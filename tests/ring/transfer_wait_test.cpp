@@ -48,6 +48,17 @@ TEST(TransferWait, OneSidedGroupsWaitForOneSideAtATime) {
   EXPECT_EQ(describe_transfers(plan, 0, finished_mark(3), true), "");
 }
 
+// A rank that has sent a gradient goes on with other contents before the gradient is taken.
+TEST(TransferWait, OneSidedGroupsMayWaitForTheLastExchangeOfAnyContents) {
+  RankPlan plan = plan_of_three_exchanges();
+  plan.buffers.push_back({BufferKind::exchange, {Content::grad_key}, DType::float32, {}, {}, -1});
+  for (Transfer& send : std::get<Exchange>(plan.tasks[2].work).sends) send.buffer = 1;
+  EXPECT_EQ(describe_transfers(plan, 0, taken_mark(2), true),
+            "step 2: waiting for key/value: rank 1 to take 600 bytes, or step 1: waiting for "
+            "grad key: rank 3 to take 500 bytes");
+  EXPECT_EQ(describe_transfers(plan, 0, taking_mark(2), true), "");
+}
+
 TEST(TransferWait, OthersWaitForBothSidesTogether) {
   const RankPlan plan = plan_of_three_exchanges();
   EXPECT_EQ(describe_transfers(plan, 0, taking_mark(0), false),

@@ -37,6 +37,14 @@ echo "fetch" >> "$NOTES"
 [[ -z $NO_NETWORK ]] || exit 3
 touch fetched
 """
+# Makes virtual environments whose pip notes what it is asked for.
+PYTHON = """#!/usr/bin/env bash
+[[ $2 == venv ]] || exit 0
+[[ -z $NO_NETWORK ]] || exit 1
+mkdir -p "$3/bin"
+printf '#!/bin/sh\\necho "$@" > "$NOTES.pip"\\n' > "$3/bin/pip"
+chmod +x "$3/bin/pip"
+"""
 CUDNN = "CUDNN_LIBRARY:FILEPATH=/lib/libcudnn.so\nCUDNN_INCLUDE_DIR:PATH=/include"
 NO_CUDNN = "CUDNN_LIBRARY:FILEPATH=CUDNN_LIBRARY-NOTFOUND\nCUDNN_INCLUDE_DIR:PATH=/include"
 
@@ -52,6 +60,7 @@ class Setup(unittest.TestCase):
         self.program("scripts/get_cudnn_frontend", FETCH)
         self.program("bin/cmake", CMAKE)
         self.program("bin/ctest", '#!/bin/sh\necho "ctest $*" >> "$NOTES"\n')
+        self.program("bin/python3", PYTHON)
         self.program("bin/dpkg-query", "#!/bin/sh\necho installed\n")
         self.program("bin/nvidia-smi", "#!/bin/sh\nexit 9\n")
 
@@ -132,6 +141,22 @@ class Setup(unittest.TestCase):
         self.assertEqual(result.returncode, 0, result.stderr)
         self.assertEqual(calls[0], "cmake --preset default")
         self.assertRegex(calls[-1], "^ctest --preset default .*-L unit$")
+
+    def test_tests_install_what_the_python_package_needs(self):
+        result, _ = self.run_setup(script="test")
+        self.assertEqual(result.returncode, 0, result.stderr)
+        pip = self.tree / "notes.pip"
+        self.assertIn("mpi4py", pip.read_text().split())
+        self.assertNotIn("torch", pip.read_text().split())
+        _, calls = self.run_setup("--torch", "-L", "unit", script="test")
+        self.assertIn("torch", pip.read_text().split())
+        self.assertNotIn("--torch", calls[-1])
+
+    def test_tests_run_without_a_network(self):
+        result, calls = self.run_setup(script="test", no_network="1")
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertIn("WARNING", result.stderr)
+        self.assertRegex(calls[-1], "^ctest")
 
     def test_tests_choose_a_new_build_as_setup_does(self):
         self.program("bin/nvidia-smi", "#!/bin/sh\nexit 0\n")

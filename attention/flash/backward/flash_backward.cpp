@@ -149,10 +149,7 @@ Arguments FlashBackward::arguments_of(const BackwardBlock& block, const Gradient
   const std::int64_t lse_values = rows / tile * (tile + kFlagValues);
   const std::int64_t turns = block.repeats_bits && is_wanted(gradients.query) ? rows / tile : 0;
   const std::int64_t values = lse_values + rows + turns + 1;
-  if (workspace_.view().elements() < values) {
-    workspace_ = {};
-    workspace_ = Tensor(DType::float32, {values}, device_.memory());
-  }
+  workspace_.reserve(static_cast<std::size_t>(values) * sizeof(float));
 
   Arguments a;
   a.query = tensor_map(block.query, static_cast<int>(tile));
@@ -161,8 +158,8 @@ Arguments FlashBackward::arguments_of(const BackwardBlock& block, const Gradient
   a.value = tensor_map(block.value, tile_keys(dim));
   a.lse = row_values_of(block.lse);
   a.delta = row_values_of(block.delta);
-  if (is_wanted(gradients.query)) a.query_sum = tensor_map(gradients.query, kSumRows);
-  a.scaled_lse = static_cast<float*>(workspace_.view().data());
+  if (is_wanted(gradients.query)) a.query_sum = tensor_map(gradients.query, sum_rows(dim));
+  a.scaled_lse = static_cast<float*>(workspace_.data());
   a.padded_delta = a.scaled_lse + lse_values;
   if (turns > 0) {
     a.turns = reinterpret_cast<std::int32_t*>(a.padded_delta + rows);

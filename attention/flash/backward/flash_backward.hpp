@@ -5,6 +5,7 @@
 #include <vector>
 
 #include <annulus/attention/implementation.hpp>
+#include <annulus/core/workspace.hpp>
 
 #include "flash/backward/arguments.hpp"
 #include "flash/backward/tile_lists.hpp"
@@ -18,7 +19,7 @@ class FlashBackward {
  public:
   /// Both must outlive it.
   FlashBackward(const AttentionProblem& problem, Device& device)
-      : problem_(problem), device_(device) {}
+      : problem_(problem), device_(device), workspace_(device) {}
 
   /// Does in advance what the first run() of such a block would do before it launches. Throws
   /// UnsupportedError for strides and addresses that run() cannot take.
@@ -44,7 +45,7 @@ class FlashBackward {
   const AttentionProblem& problem_;
   Device& device_;
   std::vector<Entry> entries_;
-  Tensor workspace_;  // LSE and delta
+  Workspace workspace_;  // LSE and delta
 };
 
 }  // namespace annulus::flash::backward

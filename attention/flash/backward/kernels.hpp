@@ -6,8 +6,9 @@
 
 namespace annulus::flash::backward {
 
-/// Rows of dQ that are added at a time, where TMA adds them.
+/// Rows of dQ that are added at a time: by pairs of warps, and where each warp has rows of its own.
 inline constexpr int kSumRows = 64;
+inline constexpr int kWideSumRows = 16;
 /// Keys of a tile where a warpgroup holds dK and dV of its keys, and where it holds one of them.
 inline constexpr int kTileKeys = 128;
 inline constexpr int kWideTileKeys = 64;
@@ -21,6 +22,9 @@ inline constexpr int kMaximumListedDim = 128;
 /// Keys of a tile.
 [[nodiscard]] constexpr int tile_keys(int dim) {
   return dim <= 128 ? kTileKeys : kWideTileKeys;
+}
+[[nodiscard]] constexpr int sum_rows(int dim) {
+  return dim <= 128 ? kSumRows : kWideSumRows;
 }
 /// Rows of a query tile.
 [[nodiscard]] constexpr int tile_queries(int dim) {

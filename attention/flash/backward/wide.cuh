@@ -27,6 +27,7 @@ struct WideSharedTiles {
   /// Pᵀ, and then dSᵀ in its place: a row of 128 bytes for each key. Two, so that dQ can be
   /// computed while the next tile's P is.
   alignas(1024) Element scores[2][Tiles::kKeys * Tiles::kQueries];
+  alignas(1024) float grad_query[8][kWideSumRows * 32];  ///< dQ of each warp: a box
   alignas(128) float lse[Tiles::kStages][Tiles::kQueries + kFlagValues];
   alignas(128) float delta[Tiles::kStages][Tiles::kQueries];
   Work<Tiles> work;
@@ -95,8 +96,8 @@ __device__ __forceinline__ void watch_keys(WideSharedTiles<Tiles>& shared, int t
   shared.key_watched.arrive();
 }
 
-/// The two warpgroups that compute. dQ leaves from registers, 64 dims at a time: the first has
-/// those up to 128, a query tile late, since dS comes from the second.
+/// The two warpgroups that compute. Of dQ the first has the dims up to 128, a query tile late, since
+/// dS comes from the second.
 template <class Tiles>
 class WideConsumer {
   using Element = typename Tiles::Element;
@@ -145,6 +146,7 @@ class WideConsumer {
       add_query(before, piece, query_sum);
     }
     add(a.grad_value, sum, 1);
+    wait_for_query();
   }
 
   /// The second's.
@@ -161,6 +163,7 @@ class WideConsumer {
       }
     }
     add(a.grad_key, sum, Tiles::sum_scale(a));
+    wait_for_query();
   }
 
  private:
@@ -338,14 +341,10 @@ class WideConsumer {
                                                  std::int32_t head, int dim, float factor,
                                                  float2 pair) const {
     if (to.data == nullptr || dim >= to.dim) return;
-    red_pair(to.data + work.batch * to.strides.batch + token * to.strides.sequence +
-                 head * to.strides.head + dim,
-             factor * pair.x, factor * pair.y);
-  }
-
-  __device__ __forceinline__ static void red_pair(float* to, float x, float y) {
-    asm volatile("red.relaxed.gpu.global.add.v2.f32 [%0], {%1, %2};" ::"l"(to), "f"(x), "f"(y)
-                 : "memory");
+    float* const sum = to.data + work.batch * to.strides.batch + token * to.strides.sequence +
+                       head * to.strides.head + dim;
+    atomicAdd(sum, factor * pair.x);
+    atomicAdd(sum + 1, factor * pair.y);
   }
 
   // Where matrix l / 8 of this lane l has its row l % 8: keys 0 and 8, queries 0 and 8 from
@@ -384,29 +383,40 @@ class WideConsumer {
     }
   }
 
-  // Adds 64 dims of dQ of a tile. Without branches: products may be under way.
+  // TMA adds the warp's 16 rows of 64 dims of dQ, 32 dims at a time, swizzled as they lie in shared
+  // memory.
   __device__ __forceinline__ void add_query(const TileOfHead& tile, int piece,
                                             const float (&sum)[kScores]) const {
+    if (a.grad_query.data == nullptr) return;
+    float* const box = shared.grad_query[warp];
     const float scale = Tiles::sum_scale(a);
-    const int dim = piece * 64 + 2 * (lane % 4);
 #pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const std::int32_t row = tile.row + warp % 4 * 16 + lane / 4 + 8 * h;
-      const bool exists = a.grad_query.data != nullptr && tile.row >= 0 && row < a.rows;
-      const int dims = exists ? a.grad_query.dim - dim : 0;  // from `dim` on
-      float* const to = a.grad_query.data + work.batch * a.grad_query.strides.batch +
-                        row * a.grad_query.strides.sequence +
-                        tile.head * a.grad_query.strides.head + dim;
+    for (int half = 0; half < 2; ++half) {
+      if (lane == 0) asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+      __syncwarp();
 #pragma unroll
-      for (int i = 0; i < 8; ++i) {
-        asm volatile(
-            "{\n.reg .pred exists;\nsetp.gt.s32 exists, %3, %4;\n"
-            "@exists red.relaxed.gpu.global.add.v2.f32 [%0], {%1, %2};\n}" ::"l"(to + 8 * i),
-            "f"(scale * sum[4 * i + 2 * h]), "f"(scale * sum[4 * i + 2 * h + 1]), "r"(dims),
-            "r"(8 * i)
-            : "memory");
+      for (int h = 0; h < 2; ++h) {
+        const int row = lane / 4 + 8 * h;
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const int chunk = (2 * i + lane % 4 / 2) ^ (row % 8);
+          const int j = 16 * half + 4 * i + 2 * h;
+          *reinterpret_cast<float2*>(box + row * 32 + chunk * 4 + lane % 2 * 2) =
+              float2{scale * sum[j], scale * sum[j + 1]};
+        }
+      }
+      asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+      __syncwarp();
+      if (lane == 0 && tile.row >= 0) {
+        hopper::add_box(&a.query_sum, box, piece * 64 + half * 32, tile.row + warp % 4 * 16,
+                        tile.head, work.batch);
+        asm volatile("cp.async.bulk.commit_group;" ::: "memory");
       }
     }
+  }
+
+  __device__ __forceinline__ void wait_for_query() const {
+    if (lane == 0) asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
   }
 
   __device__ __forceinline__ void release(hopper::Barrier& barrier) const {

@@ -53,7 +53,7 @@ const DecodeAttention::Entry* DecodeAttention::find(const AttentionBlock& block)
   return entry.kernel.function != nullptr ? &entry : nullptr;
 }
 
-DecodeAttention::Entry DecodeAttention::make_entry(const AttentionBlock& block) const {
+DecodeAttention::Entry DecodeAttention::make_entry(const AttentionBlock& block) {
   Entry entry;
   entry.query = block.query.shape();
   entry.key = block.key.shape();
@@ -96,8 +96,7 @@ DecodeAttention::Entry DecodeAttention::make_entry(const AttentionBlock& block) 
              "cudaDeviceGetAttribute");
   entry.split.blocks = std::min<std::int64_t>(multiprocessors, entry.split.tiles);
   const std::int64_t rows = entry.split.parts() * rows_of(block);
-  entry.part_outputs = Tensor(DType::float32, {rows, block.value.size(3)}, device_.memory());
-  entry.part_weights = Tensor(DType::float32, {rows, 2}, device_.memory());
+  workspace_.reserve(static_cast<std::size_t>(rows * (block.value.size(3) + 2)) * sizeof(float));
   return entry;
 }
 
@@ -123,8 +122,9 @@ void DecodeAttention::run(const AttentionBlock& block, const SoftmaxState& resul
   } else {
     a.scale *= kLog2E;
   }
-  a.part_outputs = static_cast<float*>(entry.part_outputs.view().data());
-  a.part_weights = static_cast<float2*>(entry.part_weights.view().data());
+  a.part_outputs = static_cast<float*>(workspace_.data());
+  a.part_weights =
+      reinterpret_cast<float2*>(a.part_outputs + a.split.parts() * a.rows * a.value_dim);
   a.result = result_of(result);
   a.wide_output = result.output.dtype() == DType::float32 ? 1 : 0;
   if (block.state) a.state = result_of(*block.state);

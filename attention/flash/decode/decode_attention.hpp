@@ -4,6 +4,7 @@
 #include <vector>
 
 #include <annulus/attention/implementation.hpp>
+#include <annulus/core/workspace.hpp>
 
 #include "flash/decode/kernels.hpp"
 #include "flash/few_rows.hpp"
@@ -16,7 +17,7 @@ class DecodeAttention {
  public:
   /// Both must outlive it.
   DecodeAttention(const AttentionProblem& problem, Device& device)
-      : problem_(problem), device_(device), few_rows_(few_rows(problem)) {}
+      : problem_(problem), device_(device), few_rows_(few_rows(problem)), workspace_(device) {}
 
   // The device is current, and blocks have rows and columns.
 
@@ -28,7 +29,7 @@ class DecodeAttention {
   void run(const AttentionBlock& block, const SoftmaxState& result, Stream& stream);
 
  private:
-  // Blocks of the same sizes and, under a mask, positions, and where their parts lie.
+  // Blocks of the same sizes and, under a mask, positions, and how they are split.
   struct Entry {
     Extents query, key;
     bool unmasked = false;
@@ -38,18 +39,18 @@ class DecodeAttention {
     KeySplit split;
     std::int32_t band_low = 0, band_high = 0;
     Tensor keys;  // those of the split
-    Tensor part_outputs, part_weights;
   };
 
   /// Null unless it takes the block.
   [[nodiscard]] const Entry* find(const AttentionBlock& block);
-  [[nodiscard]] Entry make_entry(const AttentionBlock& block) const;
+  [[nodiscard]] Entry make_entry(const AttentionBlock& block);
   [[nodiscard]] bool includes(const AttentionBlock& block, std::int64_t columns) const;
 
   const AttentionProblem& problem_;
   Device& device_;
   FewRows few_rows_;
   std::vector<Entry> entries_;
+  Workspace workspace_;  // weights and outputs of the parts
 };
 
 }  // namespace annulus::flash::decode

@@ -10,7 +10,7 @@
 
 // Keys and values are gathered as in the forward pass, one group of heads after another. The
 // gradients of a group are scattered while the next one is computed: every rank sends its parts,
-// float32, to the owners of the columns, who add them in the order in which they arrive.
+// float32 or rounded, to the owners of the columns, who add them in the order in which they arrive.
 namespace annulus::ring {
 namespace {
 
@@ -50,8 +50,11 @@ class AllgatherBackward {
                   .key;
       builder_.compute(step, BackwardBuilder::kOwnRows, builder_.query_heads(groups_[g]),
                        rounds_.gathered(g), {parts, parts});
+      int& last = sent_[g % sent_.size()];
+      const int sent = builder_.for_wire(step, parts, last);
+      if (sent != parts) last = sent;
       for (const GatherMessage& arrival : rounds_.by_origin()) {
-        builder_.send({step + 1, kGradientTurn}, arrival.origin, arrival.origin, parts,
+        builder_.send({step + 1, kGradientTurn}, arrival.origin, arrival.origin, sent,
                       placed(arrival));
       }
     }
@@ -74,8 +77,7 @@ class AllgatherBackward {
       if (tokens == 0) continue;
       int& received = received_[{from, g % 2}];
       if (g < 2) received = -1;
-      received =
-          builder_.add_column_gradients({LocalPosition(0), tokens}, groups_[g], received).key;
+      received = builder_.add_wire_gradients({LocalPosition(0), tokens}, groups_[g], received);
       LocalPosition token(0);
       for (const LocalRange& run : runs) {
         builder_.receive({step, kGradientTurn}, from, me_, received, {token, run.count});
@@ -91,7 +93,7 @@ class AllgatherBackward {
   GatherRoutes routes_;
   BackwardBuilder builder_;
   GatherRounds rounds_;
-  std::array<int, 2> parts_{-1, -1};                     // the last buffers
+  std::array<int, 2> parts_{-1, -1}, sent_{-1, -1};      // the last buffers
   std::map<std::pair<int, std::size_t>, int> received_;  // likewise, by rank
 };
 

@@ -91,6 +91,8 @@ BackwardBuilder::BackwardBuilder(const RankContext& context)
     const Buffer held = plan_.buffer(bias);
     rows.grad_bias = bias_replicas_.several()
                          ? add_exchange({Content::grad_bias}, kScoresDtype, held.tokens, held.heads)
+                     : adds_terms
+                         ? add_local(Content::grad_bias, kScoresDtype, held.tokens, held.heads)
                          : bias;
   }
   if (plan_.local.query_length > 0) {
@@ -124,6 +126,11 @@ DType BackwardBuilder::gradient_dtype() const {
   return partial_dtype(context_.input.problem.dtype);
 }
 
+DType BackwardBuilder::wire_dtype() const {
+  const DType wanted = context_.input.options.grad_wire;
+  return size_of(wanted) < size_of(gradient_dtype()) ? wanted : gradient_dtype();
+}
+
 DType BackwardBuilder::complete_dtype() const {
   return context_.input.backward->adds ? gradient_dtype() : context_.input.problem.dtype;
 }
@@ -138,6 +145,19 @@ ColumnGradients BackwardBuilder::add_column_gradients(LocalRange tokens, HeadRan
   const int buffer = add_exchange({Content::grad_key, Content::grad_value}, gradient_dtype(),
                                   tokens, kv_heads, reuses);
   return {buffer, buffer};
+}
+
+int BackwardBuilder::add_wire_gradients(LocalRange tokens, HeadRange kv_heads, int reuses) {
+  return add_exchange({Content::grad_key, Content::grad_value}, wire_dtype(), tokens, kv_heads,
+                      reuses);
+}
+
+int BackwardBuilder::for_wire(int step, int buffer, int reuses) {
+  const Buffer held = plan_.buffer(buffer);
+  if (held.dtype == wire_dtype()) return buffer;
+  const int rounded = add_wire_gradients(held.tokens, held.heads, reuses);
+  sum(step, {whole(buffer)}, whole(rounded));
+  return rounded;
 }
 
 void BackwardBuilder::compute(int step, int rows, HeadRange heads, const PlacedColumns& columns,

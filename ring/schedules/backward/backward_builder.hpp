@@ -37,6 +37,8 @@ class BackwardBuilder : public TaskBuilder {
 
   /// The dtype of gradients that are added up or sent.
   [[nodiscard]] DType gradient_dtype() const;
+  /// The dtype of parts that go straight to the owners of the columns.
+  [[nodiscard]] DType wire_dtype() const;
   /// The dtype of gradients that are complete: the problem's, if the caller wants them overwritten.
   [[nodiscard]] DType complete_dtype() const;
   [[nodiscard]] const BackwardRows& own_backward_rows() const { return rows_.front().buffers; }
@@ -45,6 +47,11 @@ class BackwardBuilder : public TaskBuilder {
   int add_rows(const BackwardRows& buffers, const PositionRanges& positions);
   /// A buffer for gradients of other ranks' columns, to be sent to them.
   ColumnGradients add_column_gradients(LocalRange tokens, HeadRange kv_heads, int reuses = -1);
+  /// A buffer for gradients of the rank's own columns that come straight from another rank.
+  int add_wire_gradients(LocalRange tokens, HeadRange kv_heads, int reuses = -1);
+  /// The buffer to send gradients from that go straight to the owners: this one, or a copy that is
+  /// rounded in this step. `reuses`: an earlier copy whose memory it takes over.
+  int for_wire(int step, int buffer, int reuses = -1);
   /// True if other ranks have gradients of the same rows, or of the same columns.
   [[nodiscard]] bool has_row_replicas() const noexcept { return row_replicas_.several(); }
   [[nodiscard]] bool has_column_replicas() const noexcept { return column_replicas_.several(); }

@@ -75,7 +75,8 @@ RingGradients::RingGradients(const RankContext& context, BackwardBuilder& builde
       group_rank_(std::move(group_rank)),
       kv_heads_(kv_heads),
       sends_columns_directly_(sends_directly(context, order, group_rank_)),
-      direct_(sends_columns_directly_ && order.inner == order.members),
+      direct_(order.inner == order.members &&
+              (sends_columns_directly_ || builder.wire_dtype() != builder.gradient_dtype())),
       traffic_(needs, order, sends_columns_directly_),
       rounds_(context, builder, traffic_, me, group_rank_, kv_heads.count) {}
 
@@ -117,10 +118,14 @@ std::vector<LocalRange> RingGradients::summed(int origin, int hop) const {
   return runs;
 }
 
-// A buffer for gradients, in the memory of the last but one of the same role.
-int RingGradients::add_buffer(Role role, std::int64_t tokens) {
+// The last but one of the buffers of a role, to be replaced by the next one in its memory.
+int& RingGradients::last_of(Role role) {
   std::array<int, kSlots>& slots = buffers_.try_emplace(role, std::array{-1, -1}).first->second;
-  int& last = slots[used_[role]++ % kSlots];
+  return slots[used_[role]++ % kSlots];
+}
+
+int RingGradients::add_buffer(Role role, std::int64_t tokens) {
+  int& last = last_of(role);
   last = builder_.add_column_gradients({LocalPosition(0), tokens}, kv_heads_, last).key;
   return last;
 }
@@ -136,7 +141,12 @@ void RingGradients::compute_hop(int step, int hop, const PlacedColumns& columns,
   if (mine.empty()) return;
   const int part = add_buffer(Role::part, size_of_runs(mine));
   compute(step, columns, {part, part});
-  if (direct_) return send(step + 1, origin, origin, part);
+  if (direct_) {
+    int& last = last_of(Role::wire);
+    const int sent = builder_.for_wire(step, part, last);
+    if (sent != part) last = sent;
+    return send(step + 1, origin, origin, sent);
+  }
   const int before = needed_before(origin, hop);
   const int sum = before == 0 ? part : add_up(step, origin, before, hop, part, mine);
   const int after = needed_after(origin, hop);
@@ -193,7 +203,10 @@ void RingGradients::bring_home(const AddOwn& add_own) {
 
 void RingGradients::take_home(int hop, const std::vector<LocalRange>& runs, const AddOwn& add_own) {
   if (runs.empty()) return;
-  const int received = add_buffer(Role::home, size_of_runs(runs));
+  int& received = last_of(Role::home);
+  const LocalRange tokens{LocalPosition(0), size_of_runs(runs)};
+  received = direct_ ? builder_.add_wire_gradients(tokens, kv_heads_, received)
+                     : builder_.add_column_gradients(tokens, kv_heads_, received).key;
   const int step = first_step_ + hop + 1;
   receive(step, order_.receiver(me_, hop), me_, received);
   add_own(step, received, runs);

@@ -17,7 +17,8 @@ namespace annulus::ring {
 /// Keys and values go round as in the forward pass. The gradients of a member's columns follow in
 /// float32, and the exchanges of a step bring keys and values first, so that gradients do not delay
 /// them. They come home in one of two ways. Directly, every member sends its part to the owner, who
-/// adds the parts in the order of the hops. Otherwise the sum travels one hop behind the columns,
+/// adds the parts in the order of the hops: where columns come directly as well, and where parts
+/// are rounded (PlanOptions::grad_wire). Otherwise the sum travels one hop behind the columns,
 /// past the members that compute any of them, and the last of these sends it home. In a double ring
 /// it always travels behind: it then holds the sum of a whole row when it crosses to the next one.
 class RingGradients {
@@ -43,7 +44,7 @@ class RingGradients {
   [[nodiscard]] int last_step(int first_step) const { return first_step + order_.members; }
 
  private:
-  enum class Role : std::uint8_t { part, received, sum, home };
+  enum class Role : std::uint8_t { part, received, sum, home, wire };
   static constexpr std::size_t kSlots = 2;
 
   [[nodiscard]] std::vector<LocalRange> needed(int origin, int member) const;
@@ -51,6 +52,7 @@ class RingGradients {
   [[nodiscard]] int needed_before(int origin, int hop) const;
   [[nodiscard]] int needed_after(int origin, int hop) const;
   [[nodiscard]] std::vector<LocalRange> summed(int origin, int hop) const;
+  int& last_of(Role role);
   int add_buffer(Role role, std::int64_t tokens);
   int fresh(std::int64_t tokens);
   void compute_hop(int step, int hop, const PlacedColumns& columns, const Compute& compute);

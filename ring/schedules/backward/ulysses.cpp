@@ -109,6 +109,11 @@ class HeadExchangeBackward {
     return heads <= builder_.plan().local.kv_heads;
   }
 
+  // True if they travel in the dtype of the result.
+  [[nodiscard]] bool columns_are_final() const {
+    return columns_complete() && builder_.complete_dtype() == builder_.input().problem.dtype;
+  }
+
   // The rows or columns that the ranks of a ring position hold together.
   [[nodiscard]] Gathering gathered(int ring, PositionRanges HeldSequence::*sequence) const {
     std::vector<PositionRanges> shards;
@@ -228,7 +233,11 @@ class HeadExchangeBackward {
                });
     }
     grad_query_ = rounded(grad_query_);
-    if (columns_complete()) grad_columns_ = rounded(grad_columns_);
+    if (columns_are_final()) {
+      grad_columns_ = sent_columns_ = rounded(grad_columns_);
+    } else {
+      sent_columns_ = builder_.for_wire(computed_until(), grad_columns_);
+    }
   }
 
   // Adds gradients that have come home in the ring to those of the gathered columns.
@@ -259,7 +268,7 @@ class HeadExchangeBackward {
       const int to = (me_ + turn) % degree_;
       for (const auto& [buffer, gathering] :
            {std::pair(grad_query_, &rows_), std::pair(grad_bias_, &rows_),
-            std::pair(grad_columns_, &columns_)}) {
+            std::pair(sent_columns_, &columns_)}) {
         if (buffer < 0) continue;
         for (const Gathering::Message& message : gathering->messages(to)) {
           builder_.send(scattered_in(), peer(to), peer(to), buffer, message.placed());
@@ -322,7 +331,7 @@ class HeadExchangeBackward {
     const LocalRange own = builder_.all_columns();
     if (own.count == 0) return;
     const std::vector<Content> contents{Content::grad_key, Content::grad_value};
-    const DType dtype = columns_complete() ? builder_.complete_dtype() : builder_.gradient_dtype();
+    const DType dtype = columns_are_final() ? builder_.complete_dtype() : builder_.wire_dtype();
     const int buffer = from == me_
                            ? grad_columns_
                            : taken(from, contents, dtype, own, share_of(from).kv_heads, columns_);
@@ -353,7 +362,8 @@ class HeadExchangeBackward {
   std::map<Content, int> buffers_;  // of all rows, for the rank's heads
   int key_value_ = -1;              // of all columns
   int grad_query_ = -1, grad_columns_ = -1;
-  int grad_bias_ = -1;  // of all rows, if it has rows
+  int sent_columns_ = -1;  // grad_columns_ as they travel
+  int grad_bias_ = -1;     // of all rows, if it has rows
 };
 
 }  // namespace

@@ -69,7 +69,7 @@ class Calibrate(CliTest):
         self.expect_success(result)
         with open(self.path("model.json")) as file:
             model = json.load(file)
-        self.assertEqual((model["schema"], model["version"]), ("annulus.cost_model", 6))
+        self.assertEqual((model["schema"], model["version"]), ("annulus.cost_model", 7))
         self.assertEqual(model["device"], "cpu")
         (kernel,) = model["kernels"]
         # Small blocks, which are mostly calls, may be left out.
@@ -149,6 +149,20 @@ class Calibrate(CliTest):
         self.expect_success(result)
         self.assertRegex(result.stdout, "predicted by: measured: .*: vanilla \\(assumed\\) 1 GFLOP")
 
+    def test_the_backward_pass(self):
+        for words in [[], ["--backward"]]:
+            self.expect_success(self.annulus(*CALIBRATE, *words, ranks=2))
+        with open(self.path("model.json")) as file:
+            kernels = [kernel for kernel in json.load(file)["kernels"]
+                       if kernel["implementation"] == "native"]
+        self.assertEqual([kernel["pass"] for kernel in kernels], ["forward", "backward"])
+        self.assertGreater(kernels[1]["rates"][-1]["flops_per_second"], 1e6)
+        shape = ["--shape", "1,8k,8k,8,2,32", "--causal"]
+        self.assertIn("measured for float32 D=32 Dv=32, mask band, backward (native: B=1 N=4 K=2",
+                      self.rate_in(*shape, "--backward"))
+        self.assertIn("measured for float32 D=32 Dv=32, mask band (native: B=1 N=4 K=2",
+                      self.rate_in(*shape))
+
     def test_every_kind_of_mask(self):
         np.save(self.path("cu.npy"), np.array([0, 40, 128], np.int32))
         np.save(self.path("bias.npy"), np.zeros([1, 128], np.float32))
@@ -172,13 +186,15 @@ class Calibrate(CliTest):
         with open(self.path("model.json")) as file:
             model = json.load(file)
         del model["read_bytes_per_second"]
+        for kernel in model["kernels"]:
+            del kernel["pass"]
         with open(self.path("model.json"), "w") as file:
             json.dump({**model, "version": 5}, file)
         self.assertIn("measured for float32", self.rate_in("--shape", "1,8k,8k,8,2,32", "--causal"))
         self.expect_success(self.annulus(*CALIBRATE, ranks=2))
         with open(self.path("model.json")) as file:
             model = json.load(file)
-        self.assertEqual(model["version"], 6)
+        self.assertEqual(model["version"], 7)
         self.assertIn("read_bytes_per_second", model)
 
     def test_several_nodes(self):
@@ -218,7 +234,7 @@ class Calibrate(CliTest):
                 ranks=3)
         refused(text.replace("measured: 2 ranks on 1 node", "measured: 2 ranks on 7 nodes"),
                 "7 nodes")
-        refused(text.replace('"version": 6', '"version": 4'), "version 4, expected",
+        refused(text.replace('"version": 7', '"version": 4'), "version 4, expected",
                 "delete this one, or name another")
         refused("", "is not JSON")
         self.expect_no_files()

@@ -55,10 +55,28 @@ class Backward(CliTest):
             self.assertIn("# pass: backward", result.stdout)
         self.assertIn("native (assumed)", self.annulus(*words).stdout)
 
+    def test_gradients_in_half_the_bytes(self):
+        words = ["plan", "--mesh", "sp=4", "--shape", "1,1k,1k,8,2,64", "--backward", "--dtype",
+                 "bfloat16", "--schedule", "ring"]
+        rounded = self.annulus(*words, "--grad-wire", "bfloat16")
+        self.expect_success(rounded)
+        self.assertIn("# pass: backward, parts of gradients sent in bfloat16", rounded.stdout)
+        self.assertNotIn("sent in bfloat16", self.annulus(*words).stdout)
+        for wire in ["bfloat16", "float32"]:
+            result = self.annulus(*words, "--grad-wire", wire, "--json", "-")
+            self.expect_success(result)
+            buffers = json.loads(result.stdout)["ranks"][0]["buffers"]
+            self.assertEqual({buffer["dtype"] for buffer in buffers if buffer["kind"] == "exchange"
+                              and "grad key" in buffer["contents"]},
+                             {"float32", "bfloat16"} if wire == "bfloat16" else {"float32"})
+
     def test_says_why_not(self):
         words = ["plan", "--mesh", "sp=4", "--shape", "1,1k,1k,8,2,64", "--backward"]
         for more, text in [
-                (["--schedule", "pass_q"], "its backward pass is not planned yet"),
+                (["--grad-wire", "bfloat16", "--schedule", "ring"],
+                 "schedule ring cannot run: gradients of float32 are not rounded to bfloat16"),
+                (["--grad-wire", "bfloat16", "--dtype", "bfloat16", "--schedule", "hybrid",
+                  "--ulysses-degree", "2"], "it adds gradients up on their way"),
                 (["--normalize-output", "false"], "an unnormalised output in the backward pass")]:
             self.expect_error(self.annulus(*words, *more), 2, text)
         for form in ["--recommend", "--scaling"]:
@@ -81,7 +99,8 @@ class Simulate(CliTest):
                       ["--schedule", "double_ring", "--ranks-per-node", "2"],
                       ["--schedule", "pass_q"], ["--backward", "--causal"],
                       ["--backward", "--schedule", "allgather"],
-                      ["--backward", "--schedule", "ulysses"]]:
+                      ["--backward", "--schedule", "ulysses"],
+                      ["--backward", "--schedule", "pass_q"]]:
             with self.subTest(words):
                 plan = json.loads(self.annulus(*PLAN, *words, "--json", "-").stdout)
                 rows = self.simulated(*words)["rows"]

@@ -88,7 +88,7 @@ TEST_F(VerifyGradients, FailsBitsThatDependOnTheNumberOfRanks) {
   // The last bit, where a call has not all heads.
   const Verification found = verify_with([&](const auto& block, const Gradients& gradients) {
     if (block.query.size(2) == case_.problem.shape.heads) return;
-    first_of(gradients.query) = std::nextafter(first_of(gradients.query), 1e9F);
+    first_of(gradients.value) = std::nextafter(first_of(gradients.value), 1e9F);
   });
   const bool alone = context_.size() == 1;
   EXPECT_TRUE(found.reproduces);
@@ -168,7 +168,7 @@ TEST_F(VerifyGradients, AllowsRoundingsOfTheLseOnlyWhereItIsMerged) {
              for (std::int64_t j = 0; j < all.value.size(1); ++j) {
                for (std::int64_t h = 0; h < all.value.size(2); ++h) {
                  for (std::int64_t d = 0; d < 8; ++d) {
-                   all.value.at<float>({0, j, h, d}) *= 1 + 3e-6F;
+                   all.value.at<float>({0, j, h, d}) *= 1 + 6e-6F;
                  }
                }
              }
@@ -177,12 +177,15 @@ TEST_F(VerifyGradients, AllowsRoundingsOfTheLseOnlyWhereItIsMerged) {
   };
   EXPECT_EQ(failure("ring"), "");
   EXPECT_THAT(failure("ulysses"), HasSubstr("unsharded"));
+  // Other tiles round large products differently.
+  case_.problem.scale = 20;
+  EXPECT_EQ(failure("ulysses"), "");
 }
 
 TEST_F(VerifyGradients, FailsABackwardPassThatDoesNotRepeat) {
   int calls = 0;
   const Verification found = verify_with([&](const auto&, const Gradients& all) {
-    first_of(all.query) *= 1 + static_cast<float>(++calls) * 1.2e-7F;
+    first_of(all.value) *= 1 + static_cast<float>(++calls) * 1.2e-7F;
   });
   EXPECT_THAT(found.failure(), HasSubstr("a repeated backward pass gave different bits"));
 }

@@ -21,9 +21,11 @@ TEST(RandomBackward, EveryDrawIsPlannedAndHasGradients) {
       EXPECT_FALSE(drawn.fills.key || drawn.fills.query) << drawn.command;
       const ring::ShardedOperands operands =
           ring::shard_operands(drawn.problem, drawn.mesh, drawn.layout);
-      ring::PlanInput input = ring::make_plan_input(drawn.problem, operands, {}, Place::host(),
-                                                    ring::CostModel::cpu_core(), drawn.plan);
-      input.backward = drawn.backward->request;
+      ring::PlanOptions options = drawn.plan;
+      options.grad_wire = drawn.backward->grad_wire;
+      const ring::PlanInput input =
+          ring::make_plan_input(drawn.problem, operands, {}, Place::host(),
+                                ring::CostModel::cpu_core(), options, drawn.backward->request);
       EXPECT_NO_THROW(ring::check_schedule(input, drawn.backward->schedule)) << drawn.command;
     }
   }
@@ -42,6 +44,7 @@ TEST(RandomBackward, CoversTheWaysOfGradientsIn500Draws) {
     ++counts[backward.schedule];
     ++counts[fmt::format("by {}", backward.implementation)];
     ++counts[fmt::format("LSE {}, added {}", backward.request.grad_lse, backward.request.adds)];
+    if (backward.grad_wire == DType::bfloat16) ++counts["sent in bfloat16"];
     if (drawn.problem.mask.hides_any()) ++counts["mask"];
     EXPECT_EQ(backward.request.grad_sinks, drawn.problem.sinks.has_value());
     EXPECT_EQ(backward.request.grad_bias, drawn.problem.bias.has_value());
@@ -53,10 +56,26 @@ TEST(RandomBackward, CoversTheWaysOfGradientsIn500Draws) {
   EXPECT_GT(possible, 250);
   EXPECT_GT(wanted, possible * 2 / 5);
   EXPECT_LT(wanted, possible * 3 / 5);
-  for (const char* kind :
-       {"local", "ring", "double_ring", "allgather", "ulysses", "hybrid", "auto", "by ",
-        "by vanilla", "LSE false, added false", "LSE false, added true", "LSE true, added false",
-        "LSE true, added true", "mask", "sinks", "dropout", "bias", "dense mask"}) {
+  for (const char* kind : {"local",
+                           "ring",
+                           "double_ring",
+                           "allgather",
+                           "ulysses",
+                           "hybrid",
+                           "pass_q",
+                           "auto",
+                           "by ",
+                           "by vanilla",
+                           "LSE false, added false",
+                           "LSE false, added true",
+                           "LSE true, added false",
+                           "LSE true, added true",
+                           "mask",
+                           "sinks",
+                           "dropout",
+                           "bias",
+                           "dense mask",
+                           "sent in bfloat16"}) {
     EXPECT_GT(counts[kind], 10) << kind;
   }
 }

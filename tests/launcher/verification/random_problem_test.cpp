@@ -44,6 +44,9 @@ std::string description(const RandomProblem& drawn) {
   if (drawn.fills.key) text += " with columns that are not finite";
   if (drawn.fills.query) text += " and a query";
   if (p.softmax_dtype == DType::float64) text += " softmax in float64";
+  if (p.call_arguments.any()) text += " with calls: " + to_string(p.call_arguments);
+  if (drawn.called.sinks) text += " sinks with calls";
+  if (drawn.called.in_device_memory) text += " on the device";
   return text + " " + drawn.command;
 }
 
@@ -69,7 +72,30 @@ TEST(RandomProblem, DrawsWhatItDrewBefore) {
   std::uint64_t hash = 0xcbf29ce484222325;
   for (int index = 0; index < 200; ++index)
     hash = fnv1a(description(draw_problem(1, index, 8)), hash);
-  EXPECT_EQ(hash, 13084713764126548176U);
+  EXPECT_EQ(hash, 14108777665689075998U);
+}
+
+// Each of 1000 draws for a kind of processor, often enough to be met by `verify --random 60`.
+TEST(RandomProblem, ValuesComeWithCalls) {
+  for (const Place::Kind kind : {Place::Kind::host, Place::Kind::cuda}) {
+    int lengths = 0, offsets = 0, seeds = 0, sinks = 0, on_device = 0, backward = 0;
+    for (int index = 0; index < 1000; ++index) {
+      const RandomProblem drawn = draw_problem(5, index, 4, kind);
+      const CallArguments& arguments = drawn.problem.call_arguments;
+      lengths += arguments.lengths ? 1 : 0;
+      offsets += arguments.offsets ? 1 : 0;
+      seeds += arguments.dropout_seed ? 1 : 0;
+      sinks += drawn.called.sinks ? 1 : 0;
+      const bool any = arguments.any() || drawn.called.sinks;
+      on_device += any && drawn.called.in_device_memory ? 1 : 0;
+      backward += any && drawn.draws_backward ? 1 : 0;
+    }
+    for (const int count : {lengths, offsets}) EXPECT_GT(count, 80);
+    EXPECT_GT(seeds, 20);
+    EXPECT_GT(sinks, 30);
+    EXPECT_GT(backward, 50);
+    EXPECT_EQ(on_device > 100, kind == Place::Kind::cuda) << on_device;
+  }
 }
 
 TEST(RandomProblem, NamesTheCommandThatRepeatsIt) {

@@ -64,6 +64,38 @@ TEST_F(VerifySharded, PassesWhatIsRight) {
   EXPECT_EQ(found.selection.candidates.front()->names().front(), "spoiled");
 }
 
+// Every value that may come with a call: kernels that are right pass, and those that go on with
+// what the problem was planned with fail.
+TEST_F(VerifySharded, FailsAKernelThatKeepsTheValuesOfThePlan) {
+  case_.problem.mask.set_query_lengths({40, 33});
+  case_.problem.mask.set_kv_lengths({17, 38});
+  case_.problem.mask.set_offset(-3);
+  case_.problem.dropout.emplace(0.3, 5);
+  case_.backward.emplace();
+  const auto failure = [&](bool keeps) {
+    auto native = std::make_unique<test::WrappedNative>(
+        "kept", [](std::unique_ptr<Kernel> kernel) { return kernel; });
+    if (keeps) native->keep_problem();
+    context_.registry() = Registry();
+    context_.registry().add(std::move(native));
+    return verify_sharded(case_, context_).failure();
+  };
+  for (const CallArguments& arguments :
+       {CallArguments{true, false, false}, CallArguments{false, true, false},
+        CallArguments{false, false, true}}) {
+    case_.problem.call_arguments = arguments;
+    EXPECT_EQ(failure(false), "") << to_string(arguments);
+    EXPECT_THAT(failure(true), HasSubstr("output error")) << to_string(arguments);
+  }
+  case_.problem.mask.set_offsets({-3, 2});
+  case_.problem.call_arguments = {true, true, true};
+  case_.problem.sinks = Sinks::random(4, 2, 3);
+  case_.called.sinks = true;
+  case_.backward->request.grad_sinks = true;
+  EXPECT_EQ(failure(false), "");
+  EXPECT_THAT(failure(true), HasSubstr("output error"));
+}
+
 TEST_F(VerifySharded, FailsAWrongOutputOnAnyRank) {
   for (int rank = 0; rank < context_.size(); ++rank) {
     const Verification found = verify_with([&](const auto&, const SoftmaxState& result) {

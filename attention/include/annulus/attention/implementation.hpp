@@ -269,7 +269,8 @@ class Implementation {
   }
   [[nodiscard]] virtual FewRows few_rows(const AttentionProblem& /*problem*/) const { return {}; }
   /// Operations per second that a plan assumes of one CPU core or one GPU where nothing was
-  /// measured; positive. For CPUs it may ask this machine.
+  /// measured; positive, and of no meaning for a pass that it does not compute. The operations of
+  /// the backward pass are 2 (3 D + 2 Dv) per pair and head. For CPUs it may ask this machine.
   [[nodiscard]] virtual double assumed_rate(const ProblemClass& problem, Place place) const = 0;
   /// A kernel for a problem for which capability() is yes. `problem` is the whole, unsharded
   /// problem. It and `device` must outlive the kernel. Between calls, those of its lengths, offsets

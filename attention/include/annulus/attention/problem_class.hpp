@@ -22,6 +22,14 @@ enum class MaskKind : std::uint8_t {
 /// Throws ArgumentError("mask", …), listing the names, for any other text.
 [[nodiscard]] MaskKind parse_mask_kind(std::string_view name);
 
+/// Which pass of a problem is to be computed.
+enum class Pass : std::uint8_t { forward, backward };
+
+/// "forward", "backward".
+[[nodiscard]] std::string_view name_of(Pass pass) noexcept;
+/// Throws ArgumentError("pass", …) for any other text.
+[[nodiscard]] Pass parse_pass(std::string_view name);
+
 /// What changes the rate of a kernel much. Rates are measured and assumed per class.
 struct ProblemClass {
   DType dtype = DType::float32;
@@ -29,12 +37,13 @@ struct ProblemClass {
   std::int64_t value_dim = 1;  ///< Dv
   MaskKind mask = MaskKind::none;
   bool soft_cap = false;
+  Pass pass = Pass::forward;
   auto operator<=>(const ProblemClass&) const = default;
 };
 
-[[nodiscard]] ProblemClass class_of(const AttentionProblem& problem);
+[[nodiscard]] ProblemClass class_of(const AttentionProblem& problem, Pass pass = Pass::forward);
 
-/// "bfloat16 D=128 Dv=128, mask band, soft cap".
+/// "bfloat16 D=128 Dv=128, mask band, soft cap, backward".
 [[nodiscard]] std::string to_string(const ProblemClass& problem);
 
 }  // namespace annulus

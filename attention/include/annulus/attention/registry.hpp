@@ -9,6 +9,7 @@
 #include <vector>
 
 #include <annulus/attention/implementation.hpp>
+#include <annulus/attention/problem_class.hpp>
 
 namespace annulus {
 
@@ -37,9 +38,6 @@ struct Selection {
 
 /// Whether this machine must be able to compute, or the plan is for another one.
 enum class Presence : std::uint8_t { required, assumed };
-
-/// Which pass of the problem is to be computed.
-enum class Pass : std::uint8_t { forward, backward };
 
 /// The implementations by name. Names are case-sensitive.
 class Registry {

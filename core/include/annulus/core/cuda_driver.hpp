@@ -16,6 +16,14 @@ struct DriverCalls {
   PFN_cuCtxGetCurrent_v4000 ctx_get_current = nullptr;
   PFN_cuCtxRecordEvent_v12050 ctx_record_event = nullptr;
   PFN_cuTensorMapEncodeTiled_v12000 tensor_map_encode_tiled = nullptr;
+  PFN_cuGraphGetNodes_v10000 graph_get_nodes = nullptr;
+  PFN_cuGraphNodeGetType_v10000 graph_node_get_type = nullptr;
+  PFN_cuGraphNodeGetDependencies_v10000 graph_node_get_dependencies = nullptr;
+  PFN_cuGraphNodeGetDependentNodes_v10000 graph_node_get_dependent_nodes = nullptr;
+  PFN_cuGraphAddDependencies_v10000 graph_add_dependencies = nullptr;
+  PFN_cuGraphDestroyNode_v10000 graph_destroy_node = nullptr;
+  PFN_cuGraphBatchMemOpNodeGetParams_v11070 graph_batch_mem_op_get_params = nullptr;
+  PFN_cuGraphBatchMemOpNodeSetParams_v11070 graph_batch_mem_op_set_params = nullptr;
   PFN_cuGetErrorString_v6000 get_error_string = nullptr;
 };
 

@@ -59,6 +59,8 @@ class Device {
   [[nodiscard]] AwaitingCalls& awaiting_calls();
   /// Memory that the calls on this device use one after the other.
   [[nodiscard]] CallMemory& call_memory();
+  /// Likewise, for what kernels need while they run (see Workspace), beside what their call holds.
+  [[nodiscard]] CallMemory& kernel_memory();
   /// Orders a call with `caller`, the caller's stream, which may be null: work submitted to
   /// `stream` from now on starts after what is on the caller's. It also starts after the calls
   /// before, as calls on a device run one after the other, in the order in which they are submitted
@@ -85,7 +87,7 @@ class Device {
 
  private:
   std::shared_ptr<AwaitingCalls> awaiting_calls_;
-  std::shared_ptr<CallMemory> call_memory_;
+  std::shared_ptr<CallMemory> call_memory_, kernel_memory_;
 };
 
 /// The CPU cores that the rank may use.

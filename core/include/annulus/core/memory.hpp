@@ -76,8 +76,8 @@ class MemoryPool {
   [[nodiscard]] MemoryStatistics statistics() const;
   /// Resets the peak to what is in use now.
   void reset_peak();
-  /// Returns free memory to the system, if the pool may.
-  void trim();
+  /// Returns to the system what is free, of what the pool may free.
+  void trim() { release(); }
 
  protected:
   /// The bytes to take from the system for a request of `bytes`: at least as many, and a multiple
@@ -87,11 +87,11 @@ class MemoryPool {
   /// wrong.
   virtual void* system_allocate(std::size_t bytes) = 0;
   virtual void system_free(void* data, std::size_t bytes) noexcept = 0;
-  /// Whether free memory may go back to the system before the pool ends.
-  [[nodiscard]] virtual bool may_trim() const noexcept { return true; }
+  /// Whether a free block may go back to the system before the pool ends. With the pool's lock held.
+  [[nodiscard]] virtual bool may_free(const void* /*data*/) const noexcept { return true; }
   /// "3.2 GiB of 139.8 GiB are free": for the error when there is no memory; may be empty.
   [[nodiscard]] virtual std::string system_state() const { return {}; }
-  /// Returns all free memory to the system: for the destructors of derived pools.
+  /// As trim(), for the destructors of derived pools.
   void release() noexcept;
 
  private:

@@ -41,6 +41,9 @@ struct InitBias {
 struct BackwardChoice {
   std::string implementation = {};
   std::string schedule = {};
+  /// The dtype of incomplete gradients of keys and values on their way to their owners: float32, or
+  /// bfloat16 for a problem of a half type. See ring::PlanOptions::grad_wire.
+  DType grad_wire = DType::float32;
 };
 
 /// A problem, its layout on the mesh, and choices that the library otherwise makes.

@@ -117,18 +117,18 @@ struct CostModel {
 
 /// JSON of a model, every number exact:
 ///
-///     {"schema": "annulus.cost_model", "version": 6, "source": "…", "device": "cpu",
+///     {"schema": "annulus.cost_model", "version": 7, "source": "…", "device": "cpu",
 ///      "kernels": [{"implementation": "native", "dtype": "float32", "head_dim": 64,
-///                   "value_dim": 64, "mask": "band", "soft_cap": false, "source": "…",
-///                   "call_latency_seconds": 1e-6,
+///                   "value_dim": 64, "mask": "band", "soft_cap": false, "pass": "forward",
+///                   "source": "…", "call_latency_seconds": 1e-6,
 ///                   "rates": [{"rows": 1024, "flops_per_second": 1e11}, …]}, …],
 ///      "merge_bytes_per_second": 8e9, "read_bytes_per_second": 9e9, "transport": "mpi",
 ///      "transports": {"mpi": [{"bytes": 65536, "seconds": 2e-5}, …]}, "transfer_share": 0.1,
 ///      "network_hops": [{"bytes": 65536, "seconds": 1e-4}, …], "node_bytes_per_second": 1.2e9,
 ///      "launch_seconds": 5e-6, "assumed": ["network_hops", …]}
 [[nodiscard]] std::string to_json(const CostModel& model);
-/// Reads it back, or a file of version 5, which knew no read_bytes_per_second; that key may be
-/// absent. The curves of messages are read as CostCurve::rising(). Throws FileError, naming `path`
+/// Reads it back, or a file of version 6, whose kernels are those of the forward pass, or 5, which
+/// knew no read_bytes_per_second either; the two keys may be absent. The curves of messages are read as CostCurve::rising(). Throws FileError, naming `path`
 /// and the key, if a value is missing, unknown (which includes names of implementations, and of
 /// transports that the device does not use), of the wrong type, or so large or small that
 /// predictions would overflow (a latency above an hour, a rate below 1 per second); if a class

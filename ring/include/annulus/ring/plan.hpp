@@ -18,9 +18,9 @@
 ///
 /// A rank has buffers and tasks. A buffer holds tokens of one or more contents; the caller's
 /// tensors are buffers too. Tasks copy, exchange, compute and reduce. Those that compute (copies,
-/// blocks and reductions) run one after the other in the order of the list, and so do the exchanges
-/// of one group. Between these queues nothing is ordered except by the dependencies that a task
-/// names.
+/// blocks and reductions) run one after the other in the order of the list, and so the exchanges of
+/// one group receive. Beyond that, nothing is ordered except by the dependencies that a task names:
+/// what an exchange sends may be overwritten once that exchange is released, whatever the others do.
 namespace annulus::ring {
 
 /// How data is sent (docs/semantics.md §5).
@@ -319,7 +319,7 @@ struct RankPlan {
   /// Operations of one of its blocks for every visible pair and query head: 2 (D + Dv) forward,
   /// 2 (3 D + 2 Dv) backward.
   [[nodiscard]] double flops(const Block& block) const;
-  [[nodiscard]] double flops(const BackwardBlock& block) const;
+  [[nodiscard]] double backward_flops(const Tile& block) const;
   [[nodiscard]] std::int64_t bytes_received() const;
   [[nodiscard]] std::int64_t bytes_sent() const;
   /// Bytes of the memory of its buffers of one kind.
@@ -327,6 +327,9 @@ struct RankPlan {
   /// Whether it combines partial results that a kernel has rounded to less than float32, which is
   /// one rounding more than in an unsharded call.
   [[nodiscard]] bool reduces_rounded() const;
+  /// Whether it adds up parts of gradients that were rounded for their way: see
+  /// PlanOptions::grad_wire.
+  [[nodiscard]] bool adds_rounded_gradients() const;
 };
 
 /// A call of the backward pass, beyond its problem: docs/semantics.md §1.

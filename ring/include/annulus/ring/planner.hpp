@@ -59,6 +59,10 @@ struct PlanOptions {
   /// all the rest, so float32 problems always use float64. Devices give it in float32 for half
   /// types.
   DType lse_dtype = DType::float64;
+  /// The dtype in which gradients of keys and values go to their owners, where they are not complete
+  /// yet: float32, or bfloat16, which halves the bytes. Each part is then rounded once, and the
+  /// owner adds the parts in float32. float64 problems keep to float64.
+  DType grad_wire = DType::float32;
 
   /// What suits the kernels and the memory of a place.
   static PlanOptions for_place(Place place);
@@ -111,11 +115,12 @@ struct PlanInput {
 /// Makes plans that do without what kernels have refused.
 void refuse(PlanInput& input, std::vector<Refusal> refusals);
 
-/// With the prices that `model` has for the problem: see make_prices().
+/// With the prices that `model` has for the pass of the problem: see make_prices().
 [[nodiscard]] PlanInput make_plan_input(const AttentionProblem& problem,
                                         const ShardedOperands& operands,
                                         std::vector<const Implementation*> candidates, Place place,
-                                        CostModel model, const PlanOptions& options);
+                                        CostModel model, const PlanOptions& options,
+                                        std::optional<BackwardRequest> backward = {});
 
 /// The options that plans of this variant are made with.
 [[nodiscard]] PlanOptions with_variant(PlanOptions options, const ScheduleVariant& variant);

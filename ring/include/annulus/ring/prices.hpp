@@ -34,13 +34,13 @@ struct Prices {
   }
 };
 
-/// The prices of these implementations for the class of `problem` (class_of()): the first of the
-/// following that there is.
+/// The prices of these implementations for the class of a pass of `problem` (class_of()): the first
+/// of the following that there is.
 ///
 /// 1. What was measured for the class.
 /// 2. What was measured for the nearest class, scaled by the rates that are assumed of the two
 ///    classes. The nearest class has the same dtype, or else one of as many bytes; among these,
-///    the most similar D + Dv; then the same kind of mask; then a soft cap, or none, likewise.
+///    the same pass; then the most similar D + Dv; then the same kind of mask; then a soft cap, or none, likewise.
 /// 3. The rate that is assumed of the implementation at `place`, scaled by what was measured of
 ///    another kernel over what is assumed of that one. It is the kernel of the nearest class; of
 ///    several, the one with the most similar assumed rate.
@@ -48,6 +48,7 @@ struct Prices {
 ///
 /// Throws ArgumentError for a model of ranks that compute on another kind of device.
 [[nodiscard]] Prices make_prices(CostModel model, const AttentionProblem& problem,
-                                 const std::vector<const Implementation*>& candidates, Place place);
+                                 const std::vector<const Implementation*>& candidates, Place place,
+                                 Pass pass = Pass::forward);
 
 }  // namespace annulus::ring

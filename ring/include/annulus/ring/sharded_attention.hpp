@@ -110,6 +110,10 @@ class ShardedAttention {
   /// Whether this rank combines partial results, or adds up gradients of several blocks, that a
   /// kernel has rounded to less than float32: one rounding more than in an unsharded call.
   [[nodiscard]] bool reduces_rounded() const;
+  /// See RankPlan::adds_rounded_gradients.
+  [[nodiscard]] bool adds_rounded_gradients() const {
+    return rank_plan().adds_rounded_gradients();
+  }
   /// Which implementations could compute the problem, and why the others cannot, some of them only
   /// for some of this rank's blocks.
   [[nodiscard]] Selection selection() const;
@@ -130,13 +134,14 @@ class ShardedAttention {
   // What plans are made from, and what was chosen.
   struct Planning {
     Planning(AttentionProblem asked, Selection selected, const ShardedOperands& operands,
-             Place place, CostModel model, const PlanOptions& options)
+             Place place, CostModel model, const PlanOptions& options,
+             const std::optional<BackwardRequest>& backward)
         : problem(std::move(asked)),
           mask(problem.mask),
           bound(bound_of(problem)),
           selection(std::move(selected)),
           input(make_plan_input(bound, operands, selection.candidates, place, std::move(model),
-                                options)),
+                                options, backward)),
           open(options) {}
     // Makes the input one of plans of this choice.
     void settle(const ScheduleChoice& choice) {

@@ -34,5 +34,9 @@ struct BlockExtent {
 /// costs what was measured.
 [[nodiscard]] double used_share(Place::Kind device, const BlockExtent& block,
                                 std::int64_t row_tile);
+/// The same for the backward pass, whose kernels cut the columns of each head into tiles, one for
+/// each multiprocessor, and walk the rows.
+[[nodiscard]] double used_share_backward(Place::Kind device, const BlockExtent& block,
+                                         std::int64_t row_tile);
 
 }  // namespace annulus::ring

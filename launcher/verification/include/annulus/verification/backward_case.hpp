@@ -11,6 +11,7 @@ struct BackwardCase {
   std::string implementation = {};  ///< empty: as the forward pass names it, or "auto"
   std::string schedule = {};        ///< likewise
   ring::BackwardRequest request = {};
+  DType grad_wire = DType::float32;  ///< see ring::PlanOptions::grad_wire
   /// True if the case passes where no implementation computes the gradients.
   bool may_be_refused = false;
 };

@@ -23,6 +23,9 @@ struct GradientVerification {
   /// Twice that of the output, of float32 for float64: gradients are computed from an LSE in
   /// float32.
   double bound = 0;
+  /// The plan adds up parts of keys' and values' gradients that were rounded for their way
+  /// (ring::PlanOptions::grad_wire). One rounding more is then allowed, added in squares.
+  bool adds_rounded = false;
   GradientErrors sharded = {};
   GradientErrors unsharded = {};  ///< of the same implementation, given both sequences at once
   /// The largest errors allowed by comparison with the unsharded run; infinite for what is not

@@ -10,6 +10,7 @@
 #include <annulus/ring/planner.hpp>
 #include <annulus/ring/sharded_operands.hpp>
 #include <annulus/verification/backward_case.hpp>
+#include <annulus/verification/called_case.hpp>
 #include <annulus/verification/operand_fills.hpp>
 
 namespace annulus::verification {
@@ -28,6 +29,7 @@ struct RandomProblem {
   /// layout.
   std::optional<BackwardCase> backward;
   bool draws_backward = false;  ///< half of the time; never without `backward`
+  CalledCase called;            ///< see ShardedCase
   /// The command that repeats just this problem:
   /// "mpirun -np RANKS annulus verify --random-case SEED:INDEX --device cpu".
   std::string command;
@@ -42,6 +44,9 @@ struct RandomProblem {
 /// takes a few milliseconds of one core. For GPUs four of five problems are of the kind that fast
 /// kernels take: head dimensions 64, 128 and 256, and lengths of up to 2048, many of them one off a
 /// multiple of 128, the height of a tile; half of them have block masks.
+///
+/// Every second problem with lengths, a diagonal, dropout or sinks gets some of these values with
+/// its calls; on GPUs, half of those from the memory of the device.
 ///
 /// Of the problems that hide anything, every third has inputs that are not finite: see
 /// with_non_finite_entries().

@@ -16,6 +16,7 @@
 #include <annulus/ring/planner.hpp>
 #include <annulus/ring/sharded_operands.hpp>
 #include <annulus/verification/backward_case.hpp>
+#include <annulus/verification/called_case.hpp>
 #include <annulus/verification/comparison.hpp>
 #include <annulus/verification/gradient_verification.hpp>
 #include <annulus/verification/random_scores.hpp>
@@ -38,6 +39,7 @@ struct ShardedCase {
   std::optional<ring::CostModel> cost_model;   ///< if not given, what users get
   ring::TuningOptions tuning = {};             ///< of the sharded run; the unsharded one follows it
   std::optional<BackwardCase> backward = {};   ///< gradients are computed and verified too
+  CalledCase called = {};  ///< the problem's call arguments come with every call
 };
 
 /// A random tensor of the seed, or a part of it: its entries at `index` (positions per dimension).
@@ -104,10 +106,11 @@ struct Verification {
   [[nodiscard]] std::string failure() const;
 };
 
-/// Runs the case sharded, twice, and compares every rank's output with the oracle's of its rows.
-/// Where ranks hold copies of the same rows, every copy counts. Nothing is gathered: each rank
-/// makes the keys and values that it needs. Collective over the context; throws alike on all ranks,
-/// except for a failing transport (see Runner::submit).
+/// Runs the case sharded, twice, each time after a call with other keys and values and, where some
+/// come with the calls, with other lengths, offsets, seeds and sinks; and compares every rank's
+/// output with the oracle's of its rows. Where ranks hold copies of the same rows, every copy
+/// counts. Nothing is gathered: each rank makes the keys and values that it needs. Collective over
+/// the context; throws alike on all ranks, except for a failing transport (see Runner::submit).
 ///
 /// The sharded error may be up to sharded_error_factor() times that of the unsharded run and of
 /// what sharding adds, all added in squares as independent errors are: for each combination of

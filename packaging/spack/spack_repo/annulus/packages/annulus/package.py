@@ -49,6 +49,7 @@ class Annulus(CMakePackage, CudaPackage):
             self.define_from_variant("ANNULUS_BUILD_PROGRAM", "program"),
             self.define("ANNULUS_BUILD_TESTS", self.run_tests),
             self.define("ANNULUS_BUILD_BENCHMARKS", False),
+            self.define("ANNULUS_PYTHON", False),
             # Spack has no package of the headers through which cuDNN is called.
             self.define("CMAKE_DISABLE_FIND_PACKAGE_CUDNN", True),
         ]

@@ -1,0 +1,12 @@
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+namespace annulus {
+
+/// Makes one node of memory operations (writes to and waits for words) that follow each other in a
+/// graph with nothing else before or after one of them: every node costs a launch about as much as
+/// a kernel does.
+void merge_memory_operations(cudaGraph_t graph);
+
+}  // namespace annulus

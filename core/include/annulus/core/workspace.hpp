@@ -1,0 +1,31 @@
+#pragma once
+
+#include <cstddef>
+#include <vector>
+
+#include <annulus/core/call_memory.hpp>
+
+namespace annulus {
+
+class Device;
+
+/// Memory of which a kernel needs nothing between two of its runs. The kernels of a device, which
+/// run one after the other, hold the same.
+class Workspace {
+ public:
+  /// `device` must outlive it.
+  explicit Workspace(Device& device) noexcept : device_(device) {}
+  /// Makes it at least so large. What it was before stays, as work under way and recordings may use
+  /// it. Throws LibraryError if there is no memory.
+  void reserve(std::size_t bytes);
+  /// Null before anything was reserved.
+  [[nodiscard]] void* data() const noexcept {
+    return pieces_.empty() ? nullptr : pieces_.back()->data();
+  }
+
+ private:
+  Device& device_;
+  std::vector<CallMemory::Piece> pieces_;
+};
+
+}  // namespace annulus

@@ -1,0 +1,394 @@
+"""Attention over shards of arrays, and the functions that make and keep the objects it needs."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from typing import TYPE_CHECKING, Any, Mapping, NamedTuple, Sequence
+
+import numpy as np
+
+from . import _library
+from ._mesh import Mesh, mesh_of, read_positions
+from ._options import Call, Options, calls_of, int32, make_options
+from ._tensors import HOST, OPERANDS, Tensors, check_array, dtype_name, dtype_number, empty, place_of
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    AnyMesh = Mesh | Mapping[str, int] | str | None
+
+_PER_CALL = ("query_lengths", "kv_lengths")
+
+
+class Gradients(NamedTuple):
+    """Of the loss, of the shapes of what they belong to; None: not asked for."""
+
+    query: Any
+    key: Any
+    value: Any
+    sinks: Any = None
+    bias: Any = None
+
+
+def _stream_of(array: Any) -> int | None:
+    """The stream that torch would use now."""
+    place = place_of(array, "query")
+    if place == HOST:
+        return None
+    return sys.modules["torch"].cuda.current_stream(place).cuda_stream
+
+
+def _rows(sinks: Any) -> Any:
+    """Sinks [n,M] of sinks [n], one per head."""
+    return sinks[:, None] if sinks.ndim == 1 else sinks
+
+
+class Attention:
+    """Attention planned once, for calls on the shards of a rank: query [b,t,n,D], key [b,s,k,D],
+    value [b,s,k,Dv]. Collective over the mesh, as are run() and backward().
+
+    shape: (B, T, S, N, K, D, Dv) of the whole problem.
+    sinks: how many per head come with every call.
+    bias, mask: shapes of the whole bias and the whole dense mask, [B,N,T,S], 1 where broadcast.
+    """
+
+    def __init__(self, shape: Sequence[int], dtype: str = "float32", *, mesh: "AnyMesh" = None,
+                 sinks: int = 0, bias: Sequence[int] | None = None,
+                 mask: Sequence[int] | None = None, **options: "Unpack[Options]") -> None:
+        self._handle: Any = None
+        on = mesh_of(mesh)
+        calls: list[Call] = []
+        error: Exception | None = None
+        try:
+            if len(shape) != 7:
+                raise ValueError(f"shape: got {tuple(shape)}, expected (B, T, S, N, K, D, Dv)")
+            calls = [("shape", tuple(int(size) for size in shape)), ("dtype", dtype_number(dtype))]
+            for name, whole in (("bias", bias), ("dense_mask", mask)):
+                if whole is not None:
+                    sizes = (shape[0], shape[3], shape[1], shape[2])
+                    if len(whole) != 4 or any(a not in (1, b) for a, b in zip(whole, sizes)):
+                        raise ValueError(f"{name}: got {tuple(whole)}, expected {sizes} or 1")
+                    calls.append((name, tuple(int(a == b) for a, b in zip(whole, sizes))))
+            if sinks:
+                calls.append(("integer", "call_sinks", sinks))
+            calls += calls_of(dict(options))
+        except (TypeError, ValueError) as caught:
+            error = caught
+        on.agree(error)
+        self._open(on, calls)
+
+    def _open(self, mesh: Mesh, calls: Sequence[Call]) -> None:
+        self.mesh = mesh
+        self._shapes: dict[str, tuple[int, ...]] = {}
+        self._positions: dict[tuple[str, int | None], list[np.ndarray]] = {}
+        handle = make_options(calls)
+        try:
+            self._handle = _library.create("attention_create", mesh.handle, handle)
+        finally:
+            _library.function("attention_options_destroy")(handle)
+        self._varies = {call[1] for call in calls if call[0] == "integer" and call[2]}
+        self._drops = any(call[0] == "dropout" for call in calls)
+        mesh.attention.add(self)
+
+    @classmethod
+    def _of_calls(cls, mesh: Mesh, calls: Sequence[Call]) -> "Attention":
+        made = cls.__new__(cls)
+        made._handle = None
+        made._open(mesh, calls)
+        return made
+
+    @property
+    def handle(self) -> Any:
+        if self._handle is None:
+            raise _library.UserError("attention: it was closed")
+        return self._handle
+
+    def close(self) -> None:
+        """Waits for calls under way, and ends the object. Later calls are errors."""
+        handle, self._handle = self._handle, None
+        if handle is not None:
+            _library.function("attention_destroy")(handle)
+
+    def __del__(self) -> None:
+        self.close()
+
+    def shape(self, operand: str) -> tuple[int, ...]:
+        """The shape of the rank's shard: of "query", "key", "value", "output", "lse", "bias", …"""
+        found = self._shapes.get(operand)
+        if found is None:
+            sizes = (ctypes.c_int64 * 6)()
+            count = ctypes.c_int()
+            _library.function("attention_shape")(self.handle, _operand(operand), sizes,
+                                                 ctypes.byref(count))
+            found = self._shapes[operand] = tuple(sizes[:count.value])
+        return found
+
+    def positions(self, operand: str = "query", rank: int | None = None) -> list[np.ndarray]:
+        """The global positions that a rank holds of every dimension of an operand."""
+        known = self._positions.get((operand, rank))
+        if known is not None:
+            return known
+        number = _operand(operand)
+        shown = self.mesh.rank if rank is None else rank
+
+        def read(dimension: int, memory: Any, capacity: int, count: Any) -> None:
+            _library.function("attention_positions")(self.handle, number, shown, dimension, memory,
+                                                     capacity, count)
+
+        found = [read_positions(read, dimension)
+                 for dimension in range(len(self.shape(operand)))]
+        self._positions[operand, rank] = found
+        return found
+
+    def shard(self, whole: np.ndarray, operand: str = "query") -> np.ndarray:
+        """The rank's shard of a whole array."""
+        return whole[np.ix_(*self.positions(operand))]
+
+    def unshard(self, local: np.ndarray, operand: str = "output") -> np.ndarray:
+        """The whole array, on every rank. Collective."""
+        held = [self.positions(operand, rank) for rank in range(self.mesh.size)]
+        shape = [1 + max(int(of_rank[d].max(initial=-1)) for of_rank in held)
+                 for d in range(len(held[0]))]
+        return self.mesh.gather(local, shape, held.__getitem__)
+
+    def plan(self, ranks: int = 0) -> str:
+        """What every rank will do, with every task of so many of them."""
+        return self._text("plan_text", ranks)
+
+    def explain(self) -> str:
+        """Why it is done so; only rank 0 knows why schedules were passed over."""
+        return self._text("explanation")
+
+    def _text(self, name: str, *arguments: Any) -> str:
+        text = ctypes.c_char_p()
+        _library.function("attention_" + name)(self.handle, *arguments, ctypes.byref(text))
+        assert text.value is not None
+        return text.value.decode()
+
+    def _tensors(self, sinks: Any, bias: Any, mask: Any, seed: int | None,
+                 lengths: Mapping[str, Any], offset: Any) -> Tensors:
+        tensors = Tensors()
+        if sinks is not None:
+            tensors.set("sinks", _rows(sinks))
+        if bias is not None:
+            tensors.set("bias", bias)
+        if mask is not None:
+            tensors.set("mask", mask)
+        if seed is not None:
+            tensors.set_seed(seed)
+        elif self._drops:
+            raise TypeError("seed: expected one in every call with dropout")
+        for name, values in (*lengths.items(), ("offsets", offset)):
+            if values is None:
+                continue
+            if ("call_offsets" if name == "offsets" else "call_lengths") not in self._varies:
+                raise TypeError(f"{name}: call_arguments does not name them")
+            numbers = np.atleast_1d(int32(values, name))
+            if len(numbers) > 1:
+                numbers = numbers[self.positions("query")[0]]
+            tensors.set(name, numbers)
+        return tensors
+
+    def run(self, query: Any, key: Any, value: Any, *, sinks: Any = None, bias: Any = None,
+            mask: Any = None, seed: int | None = None, query_lengths: Any = None,
+            kv_lengths: Any = None, offset: Any = None, out: Any = None,
+            stream: int | None = None) -> tuple[Any, Any]:
+        """Output [b,t,n,Dv] and LSE [b,n,t]. Collective.
+
+        On a GPU the work is enqueued on `stream`, by default torch's current one.
+        bias, mask: the rank's rows, and all keys. sinks: of the rank's heads, [n] or [n,M].
+        query_lengths, kv_lengths, offset: of all batches, [B], if they are call_arguments.
+        """
+        check_array(query, "query")
+        tensors = self._tensors(sinks, bias, mask, seed, {"query_lengths": query_lengths,
+                                                          "kv_lengths": kv_lengths}, offset)
+        if out is None:
+            out = empty(query, self.shape("output"))
+        elif isinstance(out, np.ndarray) and not out.flags.writeable:
+            raise ValueError("out: got an array that is read only")
+        lse = empty(query, self.shape("lse"), "float32")
+        for name, array in (("query", query), ("key", key), ("value", value), ("output", out),
+                            ("lse", lse)):
+            tensors.set(name, array)
+        _library.function("attention_run")(self.handle, tensors.handle,
+                                           _stream_of(query) if stream is None else stream)
+        return out, lse
+
+    def backward(self, grad_output: Any, query: Any, key: Any, value: Any, output: Any, lse: Any, *,
+                 grad_lse: Any = None, sinks: Any = None, bias: Any = None, mask: Any = None,
+                 seed: int | None = None, query_lengths: Any = None, kv_lengths: Any = None,
+                 offset: Any = None, grad_sinks: bool | None = None, grad_bias: bool = False,
+                 stream: int | None = None) -> Gradients:
+        """The gradients, from what run() has taken and returned. Collective.
+
+        grad_sinks: whether those of the sinks are wanted; None: if there are sinks.
+        """
+        check_array(query, "query")
+        tensors = self._tensors(sinks, bias, mask, seed, {"query_lengths": query_lengths,
+                                                          "kv_lengths": kv_lengths}, offset)
+        found = {"query": empty(query, tuple(query.shape)), "key": empty(key, tuple(key.shape)),
+                 "value": empty(value, tuple(value.shape))}
+        if sinks is not None if grad_sinks is None else grad_sinks:
+            found["sinks"] = empty(query, self.shape("sinks"), "float32")
+        if grad_bias:
+            found["bias"] = empty(query, self.shape("bias"), "float32")
+        for name, array in (("query", query), ("key", key), ("value", value), ("output", output),
+                            ("lse", lse), ("grad_output", grad_output)):
+            tensors.set(name, array)
+        if grad_lse is not None:
+            tensors.set("grad_lse", grad_lse)
+        for name, array in found.items():
+            tensors.set("grad_" + name, array)
+        _library.function("attention_backward")(self.handle, tensors.handle, 0,
+                                                _stream_of(query) if stream is None else stream)
+        if "sinks" in found and sinks is not None:
+            found["sinks"] = found["sinks"].reshape(tuple(sinks.shape))
+        return Gradients(**found)
+
+    def wait(self) -> None:
+        """Returns when all calls are done."""
+        _library.function("attention_wait")(self.handle)
+
+
+def _operand(name: str) -> int:
+    if name not in OPERANDS:
+        raise ValueError(f"operand: got {name!r}, expected one of {', '.join(OPERANDS)}")
+    return OPERANDS[name]
+
+
+def _scores(array: Any, name: str, local: Sequence[int]) -> tuple[int, ...]:
+    """Which of [B,N,T,S] a bias or a mask has. A dimension of 1 that the shard has 1 of is its own."""
+    if array.ndim != 4:
+        raise ValueError(f"{name}: got {array.ndim} dimensions, expected [b,n,t,S], 1 where "
+                         "broadcast")
+    rows = [int(size != 1 or held == 1) for size, held in zip(array.shape[:3], local)]
+    return (*rows, int(array.shape[3] != 1))
+
+
+def attention_for(query: Any, key: Any, value: Any, *, mesh: "AnyMesh" = None, sinks: Any = None,
+                  bias: Any = None, mask: Any = None, **options: Any) -> Attention:
+    """The kept object for calls with such shards and options; collective where it is made."""
+    on = mesh_of(mesh)
+    error: Exception | None = None
+    calls: list[Call] = []
+    kinds: Any = None
+    try:
+        shapes = []
+        for name, array in (("query", query), ("key", key), ("value", value)):
+            check_array(array, name)
+            if array.ndim != 4:
+                raise ValueError(f"{name}: got {array.ndim} dimensions, expected "
+                                 "[batch, sequence, heads, dim]")
+            shapes.append(tuple(array.shape))
+        kinds = (shapes[2], dtype_name(key), dtype_name(value))
+        (b, t, n, d), (_, s, k, _), (*_, dv) = shapes
+        calls = [("local_shape", (b, t, s, n, k, d, dv)), ("dtype", dtype_number(dtype_name(query)))]
+        if sinks is not None:
+            calls.append(("integer", "call_sinks", _rows(sinks).shape[1]))
+        if bias is not None:
+            calls.append(("bias", _scores(bias, "bias", (b, n, t))))
+        if mask is not None:
+            calls.append(("dense_mask", _scores(mask, "mask", (b, n, t))))
+        calls += calls_of(options)
+        found = on.find((tuple(calls), kinds))
+        if found is not None:
+            return found
+    except (TypeError, ValueError) as caught:
+        error = caught
+    on.agree(error)
+    made = Attention._of_calls(on, calls)
+    on.keep((tuple(calls), kinds), made)
+    return made
+
+
+def _call_values(options: Mapping[str, Any]) -> dict[str, Any]:
+    """What options say of the call alone."""
+    varying = options.get("call_arguments") or ()
+    values: dict[str, Any] = {}
+    if "lengths" in varying:
+        values |= {name: options.get(name) for name in _PER_CALL}
+    if "offsets" in varying and options.get("offset") != "bottom-right":
+        values["offset"] = options.get("offset")
+    return values
+
+
+def _refuse_gradients(**arrays: Any) -> None:
+    """TypeError for a tensor whose gradients would be lost in silence."""
+    for name, array in arrays.items():
+        if getattr(array, "requires_grad", False) and sys.modules["torch"].is_grad_enabled():
+            raise TypeError(f"{name}: a tensor that requires gradients, which only "
+                            "annulus.torch.attention() passes on; expected one without, or "
+                            "torch.no_grad()")
+
+
+def compute(query: Any, key: Any, value: Any, *, mesh: "AnyMesh" = None, sinks: Any = None,
+            bias: Any = None, mask: Any = None, seed: int | None = None, out: Any = None,
+            stream: int | None = None, **options: Any) -> tuple[Any, Any]:
+    """attention(), for callers that see to gradients themselves."""
+    made = attention_for(query, key, value, mesh=mesh, sinks=sinks, bias=bias, mask=mask, **options)
+    return made.run(query, key, value, sinks=sinks, bias=bias, mask=mask, seed=seed, out=out,
+                    stream=stream, **_call_values(options))
+
+
+def attention(query: Any, key: Any, value: Any, *, mesh: "AnyMesh" = None, sinks: Any = None,
+              bias: Any = None, mask: Any = None, seed: int | None = None, out: Any = None,
+              stream: int | None = None, **options: "Unpack[Options]") -> tuple[Any, Any]:
+    """Exact attention over the shards of all ranks: output [b,t,n,Dv] and LSE [b,n,t]. Collective.
+
+    query [b,t,n,D], key [b,s,k,D], value [b,s,k,Dv]: this rank's shards, NumPy arrays or torch
+    tensors, of any strides that leave the last dimension contiguous. `Options` lists the keywords.
+    A call like an earlier one plans nothing.
+    """
+    _refuse_gradients(query=query, key=key, value=value, sinks=sinks, bias=bias)
+    return compute(query, key, value, mesh=mesh, sinks=sinks, bias=bias, mask=mask, seed=seed,
+                   out=out, stream=stream, **options)
+
+
+def attention_backward(grad_output: Any, query: Any, key: Any, value: Any, output: Any, lse: Any, *,
+                       mesh: "AnyMesh" = None, grad_lse: Any = None, sinks: Any = None,
+                       bias: Any = None, mask: Any = None, seed: int | None = None,
+                       grad_sinks: bool | None = None, grad_bias: bool = False,
+                       stream: int | None = None, **options: "Unpack[Options]") -> Gradients:
+    """The gradients of attention() with the same keywords. Collective."""
+    made = attention_for(query, key, value, mesh=mesh, sinks=sinks, bias=bias, mask=mask, **options)
+    return made.backward(grad_output, query, key, value, output, lse, grad_lse=grad_lse, sinks=sinks,
+                         bias=bias, mask=mask, seed=seed, grad_sinks=grad_sinks,
+                         grad_bias=grad_bias, stream=stream, **_call_values(options))
+
+
+def plan(query: Any, key: Any, value: Any, *, ranks: int = 0, **keywords: Any) -> str:
+    """What every rank does in attention() with these keywords. Collective."""
+    return attention_for(query, key, value, **keywords).plan(ranks)
+
+
+def explain(query: Any, key: Any, value: Any, **keywords: Any) -> str:
+    """Why attention() with these keywords is computed as it is. Collective."""
+    return attention_for(query, key, value, **keywords).explain()
+
+
+def positions(shape: Sequence[int], spec: str, *, mesh: "AnyMesh" = None,
+              layout: str = "contiguous", sequence: int = 1, granule: int = 1,
+              rank: int | None = None) -> list[np.ndarray]:
+    """The global positions that a rank holds of every dimension of an array.
+
+    spec: the mesh axes of each dimension, "dp,sp,tp,-". layout: how dimension `sequence` is
+    distributed: "contiguous", "zigzag" or "striped".
+    """
+    return mesh_of(mesh).positions(shape, spec, layout=layout, sequence=sequence, granule=granule,
+                                   rank=rank)
+
+
+def shard(whole: np.ndarray, spec: str, *, mesh: "AnyMesh" = None, layout: str = "contiguous",
+          sequence: int = 1, granule: int = 1) -> np.ndarray:
+    """The rank's shard of a whole array; as positions()."""
+    return whole[np.ix_(*positions(whole.shape, spec, mesh=mesh, layout=layout, sequence=sequence,
+                                   granule=granule))]
+
+
+def unshard(local: np.ndarray, spec: str, shape: Sequence[int], *, mesh: "AnyMesh" = None,
+            layout: str = "contiguous", sequence: int = 1, granule: int = 1) -> np.ndarray:
+    """The whole array of this shape, on every rank. Collective; as positions()."""
+    on = mesh_of(mesh)
+    return on.gather(local, shape, lambda rank: on.positions(
+        shape, spec, layout=layout, sequence=sequence, granule=granule, rank=rank))

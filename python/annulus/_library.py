@@ -1,0 +1,209 @@
+"""The shared library behind the package: its functions by ctypes, its errors as exceptions."""
+
+from __future__ import annotations
+
+import builtins
+import ctypes
+import os
+import pathlib
+from typing import Any
+
+Handle = ctypes.c_void_p
+
+
+class Error(Exception):
+    """Root of the exceptions that the library throws, with its text."""
+
+
+class UserError(Error):
+    """The caller's input is wrong. Also what every rank gets where one of them has erred."""
+
+
+class ArgumentError(UserError, ValueError):
+    """One named argument is wrong: see `argument`."""
+
+    argument: str = ""
+
+
+class UnsupportedError(UserError):
+    """A valid request that this build or implementation refuses."""
+
+
+class FileError(UserError):
+    """An input file is missing or malformed."""
+
+
+class LibraryError(Error):
+    """The job cannot continue and can only be ended."""
+
+
+class TimeoutError(LibraryError, builtins.TimeoutError):  # noqa: A001
+    """A rank did not answer in time."""
+
+
+class SystemError(LibraryError):  # noqa: A001
+    """A call of the operating system failed."""
+
+
+class MpiError(LibraryError):
+    """A call of MPI failed."""
+
+
+class InternalError(LibraryError):
+    """A bug of the library."""
+
+
+class MemoryError(LibraryError, builtins.MemoryError):  # noqa: A001
+    """The library ran out of memory."""
+
+
+_ERRORS: dict[int, type[Error]] = {
+    1: UserError,
+    2: ArgumentError,
+    3: UnsupportedError,
+    4: FileError,
+    16: LibraryError,
+    17: TimeoutError,
+    18: SystemError,
+    19: MpiError,
+    20: InternalError,
+    21: MemoryError,
+}
+
+_I64 = ctypes.c_int64
+_PI64 = ctypes.POINTER(ctypes.c_int64)
+_INT = ctypes.c_int
+_PINT = ctypes.POINTER(ctypes.c_int)
+_TEXT = ctypes.c_char_p
+_SIZE = ctypes.c_size_t
+_REAL = ctypes.c_double
+_DATA = ctypes.c_void_p
+_NUMBERS = [_DATA, _SIZE]
+
+_OPTIONS = "annulus_attention_options_set_"
+
+# The parameters of every function that returns a status.
+_SIGNATURES: dict[str, list[Any]] = {
+    "annulus_context_options_create": [ctypes.POINTER(Handle)],
+    "annulus_context_options_set_mesh": [Handle, _TEXT],
+    "annulus_context_options_set_place": [Handle, ctypes.c_int32],
+    "annulus_context_options_set_threads": [Handle, _INT],
+    "annulus_context_options_set_timeout": [Handle, _REAL],
+    "annulus_context_options_set_share_gpus": [Handle, _INT],
+    "annulus_context_options_set_transport": [Handle, _TEXT],
+    "annulus_context_create": [_DATA, Handle, ctypes.POINTER(Handle)],
+    "annulus_context_axis_size": [Handle, _TEXT, _PINT],
+    "annulus_context_agree": [Handle, _TEXT],
+    "annulus_context_positions": [Handle, _TEXT, _INT, _PI64, _INT, _TEXT, _I64, _INT, _INT,
+                                  _DATA, _I64, _PI64],
+    "annulus_attention_options_create": [ctypes.POINTER(Handle)],
+    _OPTIONS + "text": [Handle, _TEXT, _TEXT],
+    _OPTIONS + "integer": [Handle, _TEXT, _I64],
+    _OPTIONS + "real": [Handle, _TEXT, _REAL],
+    _OPTIONS + "shape": [Handle, _PI64],
+    _OPTIONS + "local_shape": [Handle, _PI64],
+    _OPTIONS + "dtype": [Handle, _INT],
+    _OPTIONS + "softmax_dtype": [Handle, _INT],
+    _OPTIONS + "window": [Handle, _I64, _I64],
+    _OPTIONS + "offsets": [Handle, *_NUMBERS],
+    _OPTIONS + "prefixes": [Handle, *_NUMBERS],
+    _OPTIONS + "query_lengths": [Handle, *_NUMBERS],
+    _OPTIONS + "kv_lengths": [Handle, *_NUMBERS],
+    _OPTIONS + "segments": [Handle, *_NUMBERS, *_NUMBERS],
+    _OPTIONS + "cu_seqlens": [Handle, *_NUMBERS],
+    _OPTIONS + "packings": [Handle, *_NUMBERS, *_NUMBERS, _TEXT],
+    _OPTIONS + "block_mask": [Handle, _INT, _PI64, _DATA, _I64, _I64],
+    _OPTIONS + "dropout": [Handle, _REAL, ctypes.c_uint64],
+    _OPTIONS + "bias": [Handle, _PINT],
+    _OPTIONS + "dense_mask": [Handle, _PINT],
+    "annulus_tensors_create": [ctypes.POINTER(Handle)],
+    "annulus_tensors_set": [Handle, _INT, _DATA, _INT, ctypes.c_int32, _INT, _PI64, _PI64],
+    "annulus_tensors_set_dropout_seed": [Handle, ctypes.c_uint64],
+    "annulus_attention_create": [Handle, Handle, ctypes.POINTER(Handle)],
+    "annulus_attention_run": [Handle, Handle, _DATA],
+    "annulus_attention_backward": [Handle, Handle, _INT, _DATA],
+    "annulus_attention_wait": [Handle],
+    "annulus_attention_shape": [Handle, _INT, _PI64, _PINT],
+    "annulus_attention_positions": [Handle, _INT, _INT, _INT, _DATA, _I64, _PI64],
+    "annulus_attention_plan_text": [Handle, _INT, ctypes.POINTER(_TEXT)],
+    "annulus_attention_explanation": [Handle, ctypes.POINTER(_TEXT)],
+}
+
+_OTHERS: dict[str, tuple[Any, list[Any]]] = {
+    "annulus_error_message": (_TEXT, []),
+    "annulus_error_argument": (_TEXT, []),
+    "annulus_version": (_TEXT, []),
+    "annulus_mpi_library": (_TEXT, []),
+    "annulus_is_launched": (_INT, []),
+    "annulus_context_options_destroy": (None, [Handle]),
+    "annulus_context_destroy": (None, [Handle]),
+    "annulus_context_rank": (_INT, [Handle]),
+    "annulus_context_size": (_INT, [Handle]),
+    "annulus_context_place": (ctypes.c_int32, [Handle]),
+    "annulus_attention_options_destroy": (None, [Handle]),
+    "annulus_tensors_destroy": (None, [Handle]),
+    "annulus_attention_destroy": (None, [Handle]),
+}
+
+
+def _open() -> ctypes.CDLL:
+    # A build folder's library serves the package in the sources.
+    path = os.environ.get("ANNULUS_PYTHON_LIBRARY") or str(
+        pathlib.Path(__file__).with_name("libannulus.so"))
+    try:
+        return ctypes.CDLL(path)
+    except OSError as error:
+        raise ImportError(
+            f"annulus: {error}. The package needs its own library ({path}) and those that this one "
+            "was built against: MPI, OpenBLAS, fmt and Highway, and those of CUDA in a build for "
+            "GPUs") from error
+
+
+_library = _open()
+
+
+def _check(status: int, _function: Any, _arguments: Any) -> None:
+    if status == 0:
+        return
+    kind = _ERRORS.get(status, LibraryError if status >= 16 else UserError)
+    error = kind(_library.annulus_error_message().decode())
+    if isinstance(error, ArgumentError):
+        error.argument = _library.annulus_error_argument().decode()
+    raise error
+
+
+for _name, (_result, _parameters) in _OTHERS.items():
+    _function = getattr(_library, _name)
+    _function.restype, _function.argtypes = _result, _parameters
+for _name, _parameters in _SIGNATURES.items():
+    _function = getattr(_library, _name)
+    _function.restype, _function.argtypes, _function.errcheck = _INT, _parameters, _check
+
+
+def function(name: str) -> Any:
+    """The C function; one that returns a status raises an exception instead."""
+    return getattr(_library, "annulus_" + name)
+
+
+def create(name: str, *arguments: Any) -> Handle:
+    """A new handle, of a function whose last parameter is where to put it."""
+    handle = Handle()
+    function(name)(*arguments, ctypes.byref(handle))
+    return handle
+
+
+def int64s(values: Any) -> Any:
+    return (ctypes.c_int64 * len(values))(*values)
+
+
+def version() -> str:
+    return _library.annulus_version().decode()
+
+
+def mpi_library() -> str:
+    return _library.annulus_mpi_library().decode()
+
+
+def is_launched() -> bool:
+    """Whether a launcher has started this process as one of several."""
+    return bool(_library.annulus_is_launched())

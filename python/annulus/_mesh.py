@@ -1,0 +1,232 @@
+"""Ranks on named axes, and what they compute with."""
+
+from __future__ import annotations
+
+import atexit
+import collections
+import ctypes
+import weakref
+from typing import TYPE_CHECKING, Any, Callable, Mapping, Sequence
+
+import numpy as np
+
+from . import _library
+from ._library import LibraryError, UserError
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+# Objects of attention that a mesh keeps: the one that was used longest ago goes first.
+_MOST_KEPT = 64
+
+
+def _check_same_mpi(theirs: str) -> None:
+    ours = _library.mpi_library()
+    first_line = theirs.strip("\0\n ").splitlines()[0].strip()
+    if first_line != ours:
+        raise UserError(f"MPI of mpi4py: got {first_line}, expected that of annulus, {ours}: build "
+                        "one of the two again with the other's MPI")
+
+
+def _world() -> Any:
+    """All ranks of the job; None for a process alone."""
+    if not _library.is_launched():
+        return None
+    try:
+        from mpi4py import MPI
+    except ImportError as error:
+        raise LibraryError("a launcher has started this process as one of several: "
+                           f"install mpi4py to connect them ({error})") from error
+    return MPI.COMM_WORLD
+
+
+class Mesh:
+    """Ranks on named axes. Made by `annulus.mesh()`; collective over its communicator."""
+
+    def __init__(self, axes: str, comm: Any, *, device: str | int | None = None, threads: int = 0,
+                 timeout: float | None = None, share_gpus: bool = False,
+                 transport: str = "auto") -> None:
+        self._handle: Any = None
+        self.comm = comm
+        self.text = axes
+        self.attention: weakref.WeakSet[Any] = weakref.WeakSet()  # what close() must end first
+        self._kept: collections.OrderedDict[Any, Any] = collections.OrderedDict()
+        options = _library.create("context_options_create")
+        try:
+            set_option = "context_options_set_"
+            _library.function(set_option + "mesh")(options, axes.encode())
+            place = _place(device)
+            if place is not None:
+                _library.function(set_option + "place")(options, place)
+            _library.function(set_option + "threads")(options, threads)
+            if timeout is not None:
+                _library.function(set_option + "timeout")(options, timeout)
+            _library.function(set_option + "share_gpus")(options, int(share_gpus))
+            _library.function(set_option + "transport")(options, transport.encode())
+            address = None
+            if comm is not None:
+                from mpi4py import MPI
+
+                _check_same_mpi(MPI.Get_library_version())
+                address = MPI._addressof(comm)
+            self._handle = _library.create("context_create", address, options)
+        finally:
+            _library.function("context_options_destroy")(options)
+        self.rank: int = _library.function("context_rank")(self._handle)
+        self.size: int = _library.function("context_size")(self._handle)
+        _meshes.append(self)
+
+    @property
+    def handle(self) -> Any:
+        if self._handle is None:
+            raise UserError(f"mesh {self.text}: it was closed")
+        return self._handle
+
+    @property
+    def device(self) -> str:
+        """"cpu" or "cuda:0"."""
+        place = _library.function("context_place")(self.handle)
+        return "cpu" if place < 0 else f"cuda:{place}"
+
+    def axis_size(self, axis: str) -> int:
+        """The number of ranks along an axis."""
+        size = ctypes.c_int()
+        _library.function("context_axis_size")(self.handle, axis.encode(), ctypes.byref(size))
+        return size.value
+
+    def agree(self, error: BaseException | None) -> None:
+        """Raises on all ranks if one of them has an error: its own there, a UserError elsewhere."""
+        text = None if error is None else f"{type(error).__name__}: {error}".encode()
+        try:
+            _library.function("context_agree")(self.handle, text)
+        except UserError:
+            if error is None:
+                raise
+        if error is not None:
+            raise error
+
+    def find(self, key: Any) -> Any:
+        """The attention that was kept under this key."""
+        found = self._kept.get(key)
+        if found is not None:
+            self._kept.move_to_end(key)
+        return found
+
+    def keep(self, key: Any, attention: Any) -> None:
+        self._kept[key] = attention
+        if len(self._kept) > _MOST_KEPT:
+            self._kept.popitem(last=False)
+
+    def positions(self, shape: Sequence[int], spec: str, *, layout: str = "contiguous",
+                  sequence: int = 1, granule: int = 1,
+                  rank: int | None = None) -> list[np.ndarray]:
+        """The global positions that a rank holds of each dimension of an array."""
+        shown = self.rank if rank is None else rank
+        sizes = _library.int64s(shape)
+
+        def read(dimension: int, memory: Any, capacity: int, count: Any) -> None:
+            _library.function("context_positions")(
+                self.handle, spec.encode(), len(shape), sizes,
+                sequence if sequence < len(shape) else -1, layout.encode(), granule, shown,
+                dimension, memory, capacity, count)
+
+        return [read_positions(read, dimension) for dimension in range(len(shape))]
+
+    def gather(self, local: np.ndarray, shape: Sequence[int],
+               positions: Callable[[int], list[np.ndarray]]) -> np.ndarray:
+        """The whole array, on all ranks, of the shards of all ranks. Collective."""
+        shards = [local] if self.comm is None else self.comm.allgather(np.ascontiguousarray(local))
+        whole = np.empty(tuple(shape), local.dtype)
+        for rank, shard in enumerate(shards):
+            whole[np.ix_(*positions(rank))] = shard
+        return whole
+
+    def close(self) -> None:
+        """Ends the mesh and its attention. Collective; done at exit otherwise."""
+        if self._handle is None:
+            return
+        for attention in list(self.attention):
+            attention.close()
+        self._kept.clear()
+        handle, self._handle = self._handle, None
+        _meshes.remove(self)
+        for key, mesh in list(_by_axes.items()):
+            if mesh is self:
+                del _by_axes[key]
+        _library.function("context_destroy")(handle)
+
+    def __repr__(self) -> str:
+        return f"annulus.Mesh({self.text!r}, rank {self.rank} of {self.size}, {self.device})"
+
+
+def read_positions(read: Callable[[int, Any, int, Any], None], dimension: int) -> np.ndarray:
+    count = ctypes.c_int64()
+    read(dimension, None, 0, ctypes.byref(count))
+    positions = np.empty(count.value, np.int64)
+    read(dimension, positions.ctypes.data, count.value, ctypes.byref(count))
+    return positions
+
+
+def _place(device: str | int | None) -> int | None:
+    if device is None:
+        return None
+    if device == "cpu":
+        return -1
+    if isinstance(device, int):
+        return device
+    kind, _, number = device.partition(":")
+    if kind == "cuda" and number.isdigit():
+        return int(number)
+    raise ValueError(f'device: got {device!r}, expected "cpu", "cuda:N" or N')
+
+
+_meshes: list[Mesh] = []
+_by_axes: dict[str, Mesh] = {}
+_settings: dict[str, Any] | None = None
+
+
+def init(comm: "MPI.Comm | None" = None, *, device: str | int | None = None, threads: int = 0,
+         timeout: float | None = None, share_gpus: bool = False, transport: str = "auto") -> None:
+    """Says which ranks compute, and with what; closes earlier meshes. Collective.
+
+    comm: of mpi4py. None: all ranks that mpirun has started, or this process alone.
+    device: "cpu" or "cuda:N". None: the CUDA device that is current, or the CPU where there is none.
+    threads: of a rank's kernels on the CPU; 0: its share of the cores.
+    timeout: seconds of silence after which a wait for other ranks fails.
+    """
+    global _settings
+    _close_all()
+    _settings = {"comm": _world() if comm is None else comm, "device": device, "threads": threads,
+                 "timeout": timeout, "share_gpus": share_gpus, "transport": transport}
+
+
+def mesh(axes: "Mapping[str, int] | str | None" = None) -> Mesh:
+    """Ranks on named axes, the last one fastest: {"dp": 2, "sp": 4}, or "dp=2,sp=4".
+
+    One size may be -1. None: {"sp": -1}, all ranks share the sequence. Collective for new axes; the
+    same mesh comes back for the same ones.
+    """
+    if _settings is None:
+        init()
+    assert _settings is not None
+    if axes is None:
+        axes = "sp=-1"
+    text = axes if isinstance(axes, str) else ",".join(f"{name}={size}" for name, size in axes.items())
+    found = _by_axes.get(text)
+    if found is None:
+        found = _by_axes[text] = Mesh(text, _settings["comm"], **{
+            name: value for name, value in _settings.items() if name != "comm"})
+    return found
+
+
+def mesh_of(given: "Mesh | Mapping[str, int] | str | None") -> Mesh:
+    return given if isinstance(given, Mesh) else mesh(given)
+
+
+def _close_all() -> None:
+    for one in list(_meshes):
+        one.close()
+
+
+# Before mpi4py ends MPI, which it does after all of Python's own exit functions.
+atexit.register(_close_all)

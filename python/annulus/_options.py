@@ -1,0 +1,190 @@
+"""The keywords of attention as a list of calls of the C interface, which is also the cache's key."""
+
+from __future__ import annotations
+
+from typing import Any, Iterable, Literal, Sequence, TypedDict, Union
+
+import numpy as np
+
+from . import _library
+from ._tensors import dtype_number
+
+Numbers = Union[Sequence[int], np.ndarray]
+
+
+class Options(TypedDict, total=False):
+    """What attention computes besides its tensors, how it lies on the mesh, and choices.
+
+    Positions and ids are those of the whole sequence, on every rank.
+    """
+
+    causal: bool
+    offset: Union[int, Numbers, Literal["bottom-right"]]  # of the diagonal; one per batch
+    window: tuple[int, int]  # keys to the left and to the right; -1: no limit
+    prefix: Union[int, Numbers]
+    sink_tokens: int
+    chunk: int
+    segments: Any  # ids [B,T], or a pair of ids [B,T] and [B,S]; -1: padding
+    cu_seqlens: Any  # prefix sums of packed documents, or a pair for queries and keys
+    alignment: Literal["top-left", "bottom-right"]  # of a pair
+    query_lengths: Numbers
+    kv_lengths: Numbers
+    block_mask: Any  # 0 or 1 per block, up to [B,N,blocks,blocks]
+    block_size: tuple[int, int]
+    scale: float
+    soft_cap: float
+    dropout: float
+    softmax_dtype: str
+    bias_policy: str
+    call_arguments: Sequence[str]  # "lengths", "offsets": they change without a new plan
+    mode: str
+    query_spec: str
+    kv_spec: str
+    layout: str
+    kv_layout: str
+    granule: int
+    schedule: str
+    implementation: str
+    transport: str
+    tuning: str
+    ulysses_degree: int
+    inner_size: int
+    backward_schedule: str
+    backward_implementation: str
+    reproducible: Literal["no", "run", "world"]  # what repeats every bit of the results
+    query_length: int  # of the whole sequence, where shards are uneven
+    kv_length: int
+    kv_heads: int
+
+
+_TEXTS = ("bias_policy", "mode", "query_spec", "kv_spec", "layout", "kv_layout", "schedule",
+          "implementation", "transport", "tuning", "reproducible", "backward_schedule",
+          "backward_implementation")
+_INTEGERS = {"causal": "causal", "sink_tokens": "sink_tokens", "chunk": "chunk",
+             "granule": "granule", "ulysses_degree": "ulysses_degree", "inner_size": "inner_size",
+             "query_length": "query_length",
+             "kv_length": "kv_length", "kv_heads": "kv_heads"}
+_REALS = ("scale", "soft_cap")
+
+# One call of a setter: its name and its arguments, with arrays as bytes.
+Call = tuple[Any, ...]
+
+
+def int32(values: Any, name: str) -> np.ndarray:
+    array = np.asarray(values)
+    if array.dtype.kind not in "iu":
+        raise TypeError(f"{name}: got {array.dtype}, expected integers")
+    info = np.iinfo(np.int32)
+    if array.size and (array.min() < info.min or array.max() > info.max):
+        raise ValueError(f"{name}: got {array.min()} to {array.max()}, expected 32-bit integers")
+    return np.ascontiguousarray(array, np.int32)
+
+
+def _bytes(values: Any, name: str) -> bytes:
+    return int32(values, name).tobytes()
+
+
+def _is_pair(value: Any) -> bool:
+    return isinstance(value, (tuple, list)) and len(value) == 2 and np.ndim(value[0]) > 0
+
+
+def unknown(names: Iterable[str]) -> None:
+    """TypeError if one of the keywords is not in Options."""
+    for name in names:
+        if name not in Options.__annotations__:
+            raise TypeError(f"unknown keyword {name!r}; expected one of "
+                            f"{', '.join(sorted(Options.__annotations__))}")
+
+
+def calls_of(options: dict[str, Any]) -> list[Call]:
+    """The setters to be called; TypeError or ValueError for what no setter takes."""
+    unknown(options)
+    given = {name: value for name, value in options.items() if value is not None}
+    calls: list[Call] = []
+    for name in _TEXTS:
+        if name in given:
+            if not isinstance(given[name], str):
+                raise TypeError(f"{name}: got {given[name]!r}, expected a text")
+            calls.append(("text", name, given[name]))
+    for name, number in _INTEGERS.items():
+        if name in given:
+            calls.append(("integer", number, int(given[name])))
+    for name in _REALS:
+        if name in given:
+            calls.append(("real", name, float(given[name])))
+    if "softmax_dtype" in given:
+        calls.append(("softmax_dtype", dtype_number(str(given["softmax_dtype"]))))
+    if "window" in given:
+        left, right = given["window"]
+        calls.append(("window", int(left), int(right)))
+    if "dropout" in given:
+        calls.append(("dropout", float(given["dropout"]), 0))
+        calls.append(("integer", "call_dropout_seed", 1))
+
+    varying = tuple(given.get("call_arguments", ()))
+    for name in varying:
+        if name not in ("lengths", "offsets"):
+            raise ValueError(f'call_arguments: got {name!r}, expected "lengths" or "offsets"')
+        calls.append(("integer", f"call_{name}", 1))
+    if "lengths" not in varying:
+        for name in ("query_lengths", "kv_lengths"):
+            if name in given:
+                calls.append((name, _bytes(given[name], name)))
+    if "offset" in given and not ("offsets" in varying and given["offset"] != "bottom-right"):
+        calls.append(_one_or_each("offset", "offsets", given["offset"]))
+    if "prefix" in given:
+        calls.append(_one_or_each("prefix", "prefixes", given["prefix"]))
+
+    if "segments" in given:
+        ids = given["segments"]
+        query, keys = ids if _is_pair(ids) and np.ndim(ids[0]) == 2 else (ids, ids)
+        calls.append(("segments", _bytes(query, "segments"), _bytes(keys, "segments")))
+    if "cu_seqlens" in given:
+        sums = given["cu_seqlens"]
+        if _is_pair(sums):
+            calls.append(("packings", _bytes(sums[0], "cu_seqlens"), _bytes(sums[1], "cu_seqlens"),
+                          given.get("alignment", "")))
+        else:
+            calls.append(("cu_seqlens", _bytes(sums, "cu_seqlens")))
+    if "alignment" in given and not _is_pair(given.get("cu_seqlens")):
+        raise ValueError("alignment: needs a pair of cu_seqlens")
+    if "block_mask" in given:
+        blocks = np.ascontiguousarray(np.asarray(given["block_mask"]).astype(np.uint8, casting="unsafe"))
+        query_size, kv_size = given.get("block_size", (128, 128))
+        calls.append(("block_mask", blocks.shape, blocks.tobytes(), int(query_size), int(kv_size)))
+    elif "block_size" in given:
+        raise ValueError("block_size: needs a block_mask")
+    return calls
+
+
+def _one_or_each(one: str, each: str, value: Any) -> Call:
+    if isinstance(value, str):
+        return ("text", one, value)
+    if np.ndim(value) == 0:
+        return ("integer", one, int(value))
+    return (each, _bytes(value, one))
+
+
+def make_options(calls: Iterable[Call]) -> Any:
+    """A handle of the options that these calls make."""
+    handle = _library.create("attention_options_create")
+    for name, *values in calls:
+        arguments: list[Any] = []
+        for value in values:
+            if isinstance(value, str):
+                arguments.append(value.encode())
+            elif isinstance(value, bytes):
+                arguments.append(value)
+                if name != "block_mask":
+                    arguments.append(len(value) // 4)
+            elif isinstance(value, tuple):
+                if name == "block_mask":
+                    arguments.append(len(value))
+                if name in ("bias", "dense_mask"):
+                    arguments.append((_library.ctypes.c_int * len(value))(*value))
+                else:
+                    arguments.append(_library.int64s(value))
+            else:
+                arguments.append(value)
+        _library.function("attention_options_set_" + name)(handle, *arguments)
+    return handle

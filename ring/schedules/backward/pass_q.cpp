@@ -1,0 +1,203 @@
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <set>
+
+#include "schedules/backward/backward_builder.hpp"
+#include "schedules/passed_rows.hpp"
+#include "schedules/schedules.hpp"
+
+// Keys, values and their gradients stay where they are. Rows go round with what their gradients are
+// made from: dO, LSE and delta. The gradients of the rows go straight back in float32, and their
+// owner adds them in the order of the hops.
+namespace annulus::ring {
+namespace {
+
+class PassQBackward {
+ public:
+  explicit PassQBackward(const RankContext& context)
+      : context_(context),
+        ranks_(static_cast<int>(context.group.size())),
+        me_(context.group_rank),
+        builder_(context),
+        passed_(builder_, !context.input.backward->grad_bias),
+        heads_{0, builder_.plan().local.heads},
+        rows_(builder_.all_rows()) {}
+
+  RankPlan plan() {
+    const Rows common{passed_.for_all()};
+    arrived_ = {common, common};
+    builder_.compute(1, BackwardBuilder::kOwnRows, heads_, builder_.own_columns(),
+                     builder_.own_columns_gradients());
+    for (int hop = 1; hop < ranks_; ++hop) {
+      const int to = (me_ + hop) % ranks_;
+      const int from = (me_ + ranks_ - hop) % ranks_;
+      if (sees(me_, to)) {
+        send_rows(hop, to);
+        take_gradients(hop, to);
+      }
+      if (sees(from, me_)) compute_hop(hop, from);
+    }
+    builder_.finish_rows(added_in(ranks_ - 1));
+    builder_.finish_columns(added_in(ranks_ - 1));
+    return builder_.finish();
+  }
+
+ private:
+  static constexpr int kGradientTurn = 1;  // after rows
+
+  // Steps of a hop; delta is there after step 0.
+  [[nodiscard]] static int sent_in(int hop) { return hop; }
+  [[nodiscard]] static int computed_in(int hop) { return hop + 1; }
+  [[nodiscard]] static int added_in(int hop) { return hop + 2; }
+
+  // Buffers of rows to be sent, or received. Those of one dtype lie side by side.
+  struct Rows {
+    RowBuffers operands;
+    int lse = -1, delta = -1;
+    [[nodiscard]] std::set<int> statistics() const { return {lse, delta}; }
+  };
+  // Gradients of rows; of a bias, if it has rows.
+  struct RowGradients {
+    int query = -1, bias = -1;
+  };
+
+  // Whether rows of one rank of the group see columns of another.
+  [[nodiscard]] bool sees(int rank, int other) const {
+    return !context_.needs.of(rank, other).empty();
+  }
+  [[nodiscard]] PositionRanges positions(int member) const {
+    return context_.input.operands.query.positions(context_.group[static_cast<std::size_t>(member)],
+                                                   1);
+  }
+  [[nodiscard]] const Buffer& own_buffer(int buffer) const {
+    return builder_.plan().buffer(buffer);
+  }
+
+  // Queries with dO, and LSE with delta; `last` has buffers whose memory they take over.
+  void add(LocalRange rows, Rows& last) {
+    const BackwardRows& own = builder_.own_backward_rows();
+    const DType dtype = own_buffer(own.grad_output).dtype;
+    const DType lse = own_buffer(own.lse).dtype;
+    const DType delta = own_buffer(own.delta).dtype;
+    last.operands.query = builder_.add_exchange({Content::query, Content::grad_output}, dtype, rows,
+                                                heads_, last.operands.query);
+    if (lse == delta) {
+      last.lse = last.delta =
+          builder_.add_exchange({Content::lse, Content::delta}, lse, rows, heads_, last.lse);
+      return;
+    }
+    last.lse = builder_.add_exchange({Content::lse}, lse, rows, heads_, last.lse);
+    last.delta = builder_.add_exchange({Content::delta}, delta, rows, heads_, last.delta);
+  }
+
+  // What all ranks get is copied once; of a bias or a mask, every rank may get another part.
+  void send_rows(int hop, int to) {
+    const int step = sent_in(hop);
+    if (queries_.operands.query < 0) {
+      add(rows_, queries_);
+      const BackwardRows& own = builder_.own_backward_rows();
+      const auto copy = [&](Content content, int from, int buffer) {
+        builder_.copy(step, content, from, rows_.begin, buffer, rows_, heads_);
+      };
+      copy(Content::query, own.operands.query, queries_.operands.query);
+      copy(Content::grad_output, own.grad_output, queries_.operands.query);
+      copy(Content::lse, own.lse, queries_.lse);
+      copy(Content::delta, own.delta, queries_.delta);
+    }
+    builder_.send(step, to, me_, queries_.operands.query, rows_);
+    for (const int buffer : queries_.statistics()) builder_.send(step, to, me_, buffer, rows_);
+    Rows& packed = packed_[turn(hop)];
+    for (const Content content : passed_.contents()) {
+      if (content == Content::query) continue;
+      int& buffer = packed.operands[content];
+      buffer = passed_.pack(step, content, to, buffer);
+      builder_.send(step, to, me_, buffer, rows_);
+    }
+  }
+
+  void receive_rows(int hop, int from, LocalRange rows, Rows& arrived) {
+    const int step = sent_in(hop);
+    add(rows, arrived);
+    builder_.receive(step, from, from, arrived.operands.query, rows);
+    for (const int buffer : arrived.statistics()) builder_.receive(step, from, from, buffer, rows);
+    for (const Content content : passed_.contents()) {
+      if (content == Content::query) continue;
+      int& buffer = arrived.operands[content];
+      buffer = passed_.add_of_others(content, rows, buffer);
+      builder_.receive(step, from, from, buffer, rows);
+    }
+  }
+
+  void compute_hop(int hop, int from) {
+    const PositionRanges theirs = positions(from);
+    const LocalRange rows{LocalPosition(0), theirs.size()};
+    Rows& arrived = arrived_[turn(hop)];
+    receive_rows(hop, from, rows, arrived);
+    RowGradients& computed = computed_[turn(hop)];
+    add_gradients(rows, computed);
+    const int index = builder_.add_rows(
+        {arrived.operands, arrived.operands.query, arrived.lse, arrived.delta, computed.query,
+         bias_moves() ? computed.bias : builder_.own_backward_rows().grad_bias},
+        theirs);
+    builder_.compute(computed_in(hop), index, heads_, builder_.own_columns(),
+                     builder_.own_columns_gradients());
+    for (const int buffer : {computed.query, computed.bias}) {
+      if (buffer >= 0) builder_.send({added_in(hop), kGradientTurn}, from, from, buffer, rows);
+    }
+  }
+
+  void take_gradients(int hop, int to) {
+    RowGradients& received = received_[turn(hop)];
+    add_gradients(rows_, received);
+    const int step = added_in(hop);
+    for (const int buffer : {received.query, received.bias}) {
+      if (buffer >= 0) builder_.receive({step, kGradientTurn}, to, me_, buffer, rows_);
+    }
+    const Region into = builder_.whole(builder_.own_backward_rows().grad_query);
+    builder_.sum(step, {into, builder_.whole(received.query)}, into);
+    if (bias_moves()) builder_.add_to_own_bias(step, builder_.whole(received.bias), rows_);
+  }
+
+  void add_gradients(LocalRange rows, RowGradients& last) {
+    last.query = builder_.add_exchange({Content::grad_query}, builder_.gradient_dtype(), rows,
+                                       heads_, last.query);
+    if (!bias_moves()) return;
+    const DType dtype = own_buffer(builder_.own(Content::grad_bias)).dtype;
+    last.bias = builder_.add_exchange({Content::grad_bias}, dtype, rows,
+                                      builder_.heads_of(Content::grad_bias, heads_), last.bias);
+  }
+
+  // True if the gradient of a bias is wanted whose rows go with the queries. That of a bias without
+  // rows stays where it is computed, and is added up over the ranks.
+  [[nodiscard]] bool bias_moves() const {
+    return builder_.own(Content::grad_bias) >= 0 &&
+           std::ranges::count(passed_.contents(), Content::bias) > 0;
+  }
+
+  // Memory is used in turns.
+  [[nodiscard]] static std::size_t turn(int hop) { return static_cast<std::size_t>(hop % 2); }
+
+  const RankContext& context_;
+  int ranks_;
+  int me_;
+  BackwardBuilder builder_;
+  PassedRows passed_;
+  HeadRange heads_;
+  LocalRange rows_;
+  Rows queries_;                                     // the rank's own: what all others get
+  std::array<Rows, 2> packed_, arrived_;             // the last ones
+  std::array<RowGradients, 2> computed_, received_;  // likewise
+};
+
+}  // namespace
+
+RankPlan plan_pass_q_backward(const RankContext& context) {
+  if (context.group.size() == 1 || has_replicated_rows(context.input)) {
+    return plan_local_backward(context);
+  }
+  return PassQBackward(context).plan();
+}
+
+}  // namespace annulus::ring

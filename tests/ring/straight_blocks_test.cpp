@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
+#include <set>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -72,6 +74,32 @@ TEST(StraightBlocks, CausalAndPackedShardsAreCut) {
       // Documents that lie within a shard never meet another one.
       EXPECT_LE(expect_straight(problem, layout, schedule), packed ? 8U : 7U);
     }
+  }
+}
+
+// Unless their bits must not vary, or the LSE has a gradient, which cuDNN cannot be told.
+TEST(StraightBlocks, CudnnComputesGradientsOfShards) {
+  const auto computed_by = [](LayoutKind layout, Schedule schedule, Reproducible reproducible,
+                              bool grad_lse) {
+    AttentionProblem problem = causal_problem(256, 4, 2);
+    problem.reproducible = reproducible;
+    const ShardedOperands operands = sequence_operands(problem, kRanks, layout);
+    PlanInput input = gpu_input(problem, operands);
+    set_rate(input.prices, "native", 1e6);
+    input.backward = BackwardRequest{.grad_lse = grad_lse};
+    std::set<std::string> names;
+    for (const RankPlan& rank : make_plan(input, schedule).ranks) {
+      for (const BackwardBlock* block : rank.all<BackwardBlock>()) {
+        names.insert(rank.implementations.at(static_cast<std::size_t>(block->implementation)));
+      }
+    }
+    return names;
+  };
+  const std::set<std::string> cudnn{"sdpa"}, plain{"native"};
+  for (const auto& [layout, schedule] : kCuttable) {
+    EXPECT_EQ(computed_by(layout, schedule, Reproducible::no, false), cudnn);
+    EXPECT_EQ(computed_by(layout, schedule, Reproducible::run, false), plain);
+    EXPECT_EQ(computed_by(layout, schedule, Reproducible::no, true), plain);
   }
 }
 

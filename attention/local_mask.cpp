@@ -16,7 +16,8 @@ namespace {
 
 constexpr std::int64_t kUnlimited = Band::kUnlimited;
 
-// What one batch shows apart from the band: the first `rows` rows of the block, each of which sees
+// The visible part of one batch, apart from the band: the first `rows` rows of the block, each of
+// which sees
 // its first `columns` columns.
 struct Lengths {
   std::int64_t rows = 0;

@@ -17,7 +17,7 @@ void check_at_least(const char* name, std::int64_t value, std::int64_t bound) {
   }
 }
 
-// Whether the product stays below `bound`. A size of 0 counts as 1: strides and parts of the
+// True if the product stays below `bound`. A size of 0 counts as 1: strides and parts of the
 // product leave it out.
 bool product_is_below(std::int64_t bound, std::initializer_list<std::int64_t> sizes) {
   std::int64_t product = 1;

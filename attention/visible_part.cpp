@@ -31,7 +31,7 @@ LocalRange within_band(const PositionRange& seen, const PositionRange& from, std
   return between(seen, from.start, low, from.last(), high);
 }
 
-// What the band shows, in so many heads.
+// Adds what the band shows, in so many heads.
 void add_rectangle(Visibility& total, const Band& band, std::int64_t heads,
                    const PositionRange& rows, std::int64_t first_row, const PositionRange& columns,
                    std::int64_t first_column) {

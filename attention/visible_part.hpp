@@ -7,7 +7,7 @@
 
 namespace annulus {
 
-/// What hides pairs wherever their rows and columns agree in length and segment.
+/// The parts that hide pairs whose rows and columns agree in length and segment.
 struct BandAndBlocks {
   Band band;
   const BlockMask* blocks = nullptr;  ///< null: none

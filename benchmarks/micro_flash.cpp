@@ -593,7 +593,8 @@ void float32(Bench& bench) {
   }
 }
 
-// What a ring of two ranks (zigzag, causal) could gain by computing all hops in one launch, if all
+// Times what a ring of two ranks (zigzag, causal) could gain by computing all hops in one launch,
+// if all
 // blocks had already arrived: a rank's rows with all keys, compared with one launch for its own
 // block and one for the other rank's, with the rows that see it.
 void hops(Bench& bench) {

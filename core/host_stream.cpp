@@ -33,7 +33,7 @@ std::uint64_t moved(const Event& event) {
 
 }  // namespace
 
-// What is queued behind the front runs only after it; `completed` counts finished entries and
+// An entry runs only after those queued before it; `completed` counts finished entries and
 // `submitted` queued ones, so an event is just the count that it waits for.
 struct HostStream::State {
   struct Entry {

@@ -86,7 +86,7 @@ bool writes_files(const std::vector<std::string>& words) {
   });
 }
 
-// Of several processes that were started together, the first does what needs only one. Returns how
+// The first of several processes started together does what needs only one. Returns how
 // this process ends if it is one of the others. If no launcher of MPI programs started it, it may
 // be the only one that runs annulus: then it prints help, and a plan that nobody makes is an error.
 std::optional<ExitCode> left_to_first(const std::vector<std::string>& words) {

@@ -24,7 +24,7 @@ std::string list_of_names(const MeshShape& mesh) {
   return names;
 }
 
-// What specs and options use as punctuation cannot be part of a name.
+// A name must not contain the punctuation of specs and options.
 bool is_valid_name(std::string_view name) {
   return !name.empty() && std::all_of(name.begin(), name.end(), [](unsigned char c) {
     return std::isalnum(c) != 0 || c == '_';

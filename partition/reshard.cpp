@@ -90,7 +90,7 @@ class Cursor {
   Place place_;
 };
 
-// Of all messages: a device does not say which of them have arrived.
+// Describes all messages, since a device does not say which of them have arrived.
 std::string describe(const std::vector<Send>& sends, const std::vector<Receive>& receives) {
   const auto list = [](const auto& messages) {
     std::vector<int> peers;

@@ -8,7 +8,7 @@
 namespace annulus {
 namespace {
 
-// What every pair of shards of one dimension shares.
+// The entries of one dimension that every pair of shards shares.
 class DimensionOverlap {
  public:
   DimensionOverlap(const NamedSharding& from, const NamedSharding& to, int dim)

@@ -53,7 +53,7 @@ std::vector<Tensor> run_body(const ShardMap& map, std::span<const ConstTensorVie
   return results;
 }
 
-// What a rank tells the others of one result.
+// The description of one result that a rank sends to the others.
 struct ResultInfo {
   DType dtype = DType::float32;
   Extents shape;
@@ -79,7 +79,7 @@ ResultInfo decoded(const std::string& text) {
   return info;
 }
 
-// Of the bytes of a tensor in the device's memory, once its stream has written them.
+// The digest of a tensor in the device's memory, once its stream has written it.
 std::string digest_of(const Tensor& tensor, Device& device, Stream& stream) {
   if (device.place().is_host()) {
     stream.synchronize();
@@ -91,7 +91,7 @@ std::string digest_of(const Tensor& tensor, Device& device, Stream& stream) {
   return digest(staged.view().data(), staged.bytes());
 }
 
-// What every rank knows of one result, in order of rank.
+// Gathers every rank's description of one result, in order of rank.
 std::vector<ResultInfo> gather_info(Control& world, const Tensor& result, std::string digest) {
   const ResultInfo mine{result.dtype(), result.shape(), std::move(digest)};
   std::vector<ResultInfo> all;

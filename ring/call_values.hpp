@@ -8,7 +8,7 @@
 
 namespace annulus::ring {
 
-/// Whether `mask` is `planned` but for lengths and offsets that are call arguments of the problem,
+/// True if `mask` is `planned` but for lengths and offsets that are call arguments of the problem,
 /// and the lengths are within those of `planned`: its plan then serves calls with `mask`.
 [[nodiscard]] bool differs_in_values_only(const Mask& mask, const AttentionProblem& planned);
 

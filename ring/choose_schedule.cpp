@@ -120,7 +120,7 @@ class Comparison {
     return one.seconds <= fastest_ * kNoise;
   }
 
-  // Whether it is slower than the fastest so far, or at best as good as the best.
+  // True if it is slower than the fastest so far, or at best as good as the best.
   [[nodiscard]] bool cannot_win(const Candidate& one, const Candidate& best) const {
     return one.least > fastest_ * kNoise ||
            (one.least * kNoise >= fastest_ && one.bytes >= best.bytes);
@@ -224,7 +224,7 @@ ScheduleChoice choose_schedule(const PlanInput& input, std::string_view name) {
       impossible.push_back({one.variant, std::move(reason)});
     }
   }
-  // Of the forward pass, one is always there.
+  // A forward pass always has a possible schedule.
   if (possible.empty()) {
     std::string reasons;
     for (const auto& one : impossible) {

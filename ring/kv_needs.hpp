@@ -27,7 +27,7 @@ struct ColumnPiece {
 /// The columns of each group of such pieces.
 [[nodiscard]] std::vector<LocalRange> runs_of(std::span<const ColumnPiece> pieces);
 
-/// What a member of a group holds: rows of its queries, columns of its keys and values.
+/// The rows of queries and the columns of keys and values that a member of a group holds.
 struct HeldSequence {
   std::int64_t first_batch = 0;
   std::int64_t batches = 0;
@@ -35,7 +35,7 @@ struct HeldSequence {
   PositionRanges columns;
 };
 
-/// What a rank of the mesh holds.
+/// The rows and columns that a rank of the mesh holds.
 [[nodiscard]] HeldSequence held_by(const ShardedOperands& operands, int rank);
 
 /// Which columns the members of a group need of each other. Pure, and the same on every rank that

@@ -118,7 +118,7 @@ ShardedAttention::ShardedAttention(const AttentionProblem& problem, const Sharde
       device_(device),
       options_(under_overlay(of_pass(options), device.place())) {
   check_same_tuning(mesh.world(), options);
-  // What the chain looks at, as long as it may decide. Makes the ranks agree on the group.
+  // The plans among which the chain may decide. Makes the ranks agree on the group.
   const std::unique_ptr<Planning> open = make_planning(problem);
   use_group();
   open->input.prices.model.adopt_transport(transport_);

@@ -56,7 +56,7 @@ void check_scores_spec(const std::optional<PartitionSpec>& given,
                           "keys on every rank, dimensions of size 1 on no axis");
 }
 
-// Whether keys can have the layout of the rows.
+// True if keys can have the layout of the rows.
 bool alike(const AttentionShape& shape, const PartitionSpec& query, const PartitionSpec& kv) {
   return shape.query_length == shape.kv_length && query[1] == kv[1];
 }
@@ -98,7 +98,7 @@ bool has_shards(const MeshShape& mesh, const AxisNames& axes) {
   return has_axes(mesh, axes) && mesh.size(axes) > 1;
 }
 
-// Whether balanced rows are clearly better than the layout that is given.
+// True if balanced rows are clearly better than the layout that is given.
 bool wants_balance(const AttentionProblem& problem, const MeshShape& mesh,
                    const OperandLayout& layout) {
   constexpr std::int64_t kFewestRows = 256;  // per rank: with fewer, other costs dominate

@@ -17,7 +17,7 @@ struct H200Rates {
   double general = 1e12;  ///< likewise; of no meaning where no kernel takes such problems
 };
 
-/// What is left of the rate of a GPU at rest in long runs, in which the power limit holds it.
+/// The share of a rested GPU's rate that long runs keep, in which the power limit holds it.
 inline constexpr double kInLongRuns = 0.86;
 
 /// The rate that plans assume of a class. `kernels` in ascending order of head dimensions, the last

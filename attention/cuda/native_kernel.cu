@@ -54,7 +54,7 @@ __global__ void native_kernel(const __grid_constant__ NativeArguments a) {
 
     __syncwarp();
     for (int d = lane; d < a.head_dim; d += kWarp) query[d] = to_float(q[d]);
-    // What came before counts as exp(LSE − high) keys of logit high and value *output, where high
+    // The state before counts as exp(LSE − high) keys of logit high and value *output, where high
     // is the maximum if that is wanted, else the LSE in float32.
     float high = -INFINITY;
     float total = 0.0F;

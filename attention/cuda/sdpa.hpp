@@ -23,7 +23,7 @@ inline constexpr std::int64_t kSdpaVector =
 /// whole tiles of cuDNN.
 [[nodiscard]] LocalMask sdpa_backward_mask(const AttentionProblem& problem,
                                            const BlockGeometry& block);
-/// Whether a side of a band hides anything.
+/// True if a side of a band hides anything.
 [[nodiscard]] bool is_limited(std::int64_t side);
 
 // … and cuDNN itself, which a build may lack.

@@ -21,7 +21,7 @@ namespace annulus {
 [[nodiscard]] std::string sdpa_layout_obstacle(const AttentionBlock& block);
 [[nodiscard]] std::string sdpa_version_obstacle(const LocalMask& mask, std::int64_t columns);
 
-/// Whether the shapes of a block's tensors fit together.
+/// True if the shapes of a block's tensors fit together.
 [[nodiscard]] bool fit_together(const AttentionBlock& block);
 [[nodiscard]] bool is_empty(const AttentionBlock& block);
 

@@ -173,7 +173,7 @@ __global__ void combine_kernel(const __grid_constant__ Parts<most> parts, Stride
   });
 }
 
-// What combine_few works on: every block takes some rows and kHeadsPerBlock heads.
+// The tiles of combine_few: every block takes some rows and kHeadsPerBlock heads.
 constexpr int kFew = 4;
 constexpr unsigned kHeadsPerBlock = 8;
 constexpr unsigned kHeadsAtOnce = 2;
@@ -292,7 +292,7 @@ void launch_combine(std::span<const PartialState> parts, const SoftmaxState& res
                                                  lse_of(result.lse), grid);
 }
 
-// Whether combine_few_kernel can do it.
+// True if combine_few_kernel can do it.
 bool is_common(std::span<const PartialState> parts, const SoftmaxState& result, bool tiled,
                bool uniform) {
   const auto plain = [](const SoftmaxState& state) { return state.lse.dtype() == DType::float32; };

@@ -6,7 +6,7 @@
 #include <annulus/attention/softmax_state.hpp>
 #include <annulus/core/error.hpp>
 
-// What kernels see of a softmax state, and checks of those that are handed over.
+// Views of softmax states for kernels, and checks of states that are handed over.
 namespace annulus::cuda {
 
 inline void check(bool fits, const SoftmaxState& state, const char* what) {

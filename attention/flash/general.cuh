@@ -47,7 +47,7 @@ class GeneralRows {
     }
   }
 
-  /// Whether the warp's tile needs settle(), given the largest values of the two rows, or NaN.
+  /// True if the warp's tile needs settle(), given the largest values of the two rows, or NaN.
   [[nodiscard]] __device__ __forceinline__ bool doubts(const float (&largest)[2]) const {
     if (a.scores.bias.data == nullptr) return false;
     const auto doubtful = [&](int h) {

@@ -4,7 +4,7 @@
 
 namespace annulus::flash {
 
-/// Whether the problem needs a kernel of the general class: see MaskClass.
+/// True if the problem needs a kernel of the general class: see MaskClass.
 [[nodiscard]] inline bool is_general(const AttentionProblem& problem) {
   return problem.bias || problem.dense_mask ||
          (problem.dropout && problem.dropout->threshold() > 0);

@@ -8,7 +8,7 @@
 
 namespace annulus::flash {
 
-/// What a kernel does for each pair.
+/// The work of a kernel for each pair.
 enum class MaskClass : std::uint8_t {
   position,  ///< in masked tiles, tests its position: causal, window, lengths, documents
   ids,       ///< in masked tiles, also tests whether row and column have the same id

@@ -19,7 +19,7 @@ struct Shape {
   static constexpr int kConsumers = kConsumers_;  ///< warpgroups that compute
   static constexpr int kRows = 64 * kConsumers;   ///< of a query tile
   static constexpr int kColumns = kColumns_;      ///< of a key tile
-  /// Whether multiplying the output by factors of 1 is skipped: worth a test for wide values.
+  /// True if multiplying the output by factors of 1 is skipped: worth a test for wide values.
   static constexpr bool kSkipsFactors = kSkipsFactors_;
   static constexpr int kStages = 2;  ///< tiles of keys, and of values, in shared memory
   /// Tiles of queries; two where they fit, so that the next one arrives early.

@@ -10,7 +10,7 @@ namespace annulus::flash {
 /// the smaller the part of it in which the polynomial holds, and the larger the logits there.
 class SmallTanh {
  public:
-  /// Of cap · tanh.
+  /// The error of cap · tanh.
   static constexpr double kError = 6e-4;
 
   /// `scale`: of q·k, divided by the cap.

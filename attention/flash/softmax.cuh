@@ -155,7 +155,7 @@ struct OnlineSoftmax {
       // Values rise with scores.
       const float now = fmaxf(maximum[h], logits.value(quad_max(largest[h])));
       shift[h] = __fmul_rn(now, logits.scale);
-      // What the earlier weights are relative to is a rounded product too. Fused with the
+      // The earlier weights are relative to a rounded product too. Fused with the
       // difference, it would not be: even a maximum that stays would change the sum with every
       // tile.
       factor[h] = exp2_fast(__fmul_rn(maximum[h], logits.scale) - shift[h]);

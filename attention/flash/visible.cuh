@@ -3,7 +3,7 @@
 #include "flash/result.cuh"
 #include "flash/softmax.cuh"
 
-// What masked segments show to a row of an item.
+// Tests of what masked segments show to a row of an item.
 namespace annulus::flash {
 
 /// Columns of a segment; none if last < first.
@@ -18,7 +18,7 @@ __device__ __forceinline__ std::int64_t first_row_of(const Arguments& a, const I
          item.tile.first_row;
 }
 
-/// Of the columns of a segment.
+/// The ids of the columns of a segment.
 __device__ __forceinline__ const std::int32_t* column_ids_of(const Arguments& a, const Item& item,
                                                              const KeySegment& segment) {
   return a.column_ids + segment.first_column +
@@ -70,7 +70,7 @@ __device__ __forceinline__ std::int64_t score_key(const Arguments& a, const KeyS
                          segment.start + std::int64_t{segment.stride} * column);
 }
 
-/// Whether dense mask and bias leave a pair visible. `row` is a local index.
+/// True if dense mask and bias leave a pair visible. `row` is a local index.
 __device__ __forceinline__ bool scores_show(const Arguments& a, const Item& item, std::int32_t row,
                                             std::int64_t key) {
   const auto& bias = a.scores.bias;
@@ -82,7 +82,7 @@ __device__ __forceinline__ bool scores_show(const Arguments& a, const Item& item
          bias.row(item.batch, item.head, row)[key * bias.strides[3]] != -kInfinity;
 }
 
-/// Whether row r sees any column.
+/// True if row r sees any column.
 __device__ __forceinline__ bool sees_a_column(const Arguments& a, const Item& item,
                                               std::int32_t r) {
   if (r >= item.tile.live_rows) return false;
@@ -107,7 +107,7 @@ __device__ __forceinline__ bool sees_a_column(const Arguments& a, const Item& it
   return false;
 }
 
-/// Whether row r, whose weights sum to 0, saw keys nevertheless, in this call or in the state:
+/// True if row r, whose weights sum to 0, saw keys nevertheless, in this call or in the state:
 /// their logits were all −∞, and its output is NaN. The output of a row that saw no key is 0. See
 /// SoftmaxState. `shown`: whether dense mask and bias may have left it anything in this call.
 __device__ __forceinline__ bool saw_without_weight(const Arguments& a, const Item& item,

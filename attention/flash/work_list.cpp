@@ -299,7 +299,7 @@ class Lister {
           band_.low == -Band::kUnlimited ? -KeySegment::kFar : within_far(distance + band_.low);
       segment.high =
           band_.high == Band::kUnlimited ? KeySegment::kFar : within_far(distance + band_.high);
-      // What lies behind the last column of the tensor arrives as zeros.
+      // Columns behind the last one of the tensor arrive as zeros.
       const Span loaded{first, std::min(behind, all_columns_ - range.first)};
       if (all.empty() || all.begin > loaded.begin || all.end < loaded.end) {
         segment.flags |= KeySegment::kHidesValues;

@@ -11,7 +11,8 @@
 
 namespace annulus::flash {
 
-/// What of a block the kernel has to visit: for every query tile the key tiles that some row sees.
+/// The tiles of a block that the kernel has to visit: for every query tile the key tiles that some
+/// row sees.
 /// Batches share it where the mask does not depend on them, and so do heads.
 struct WorkList {
   std::int64_t batches = 1;  ///< that have lists of their own: all of the block, or one for all
@@ -19,7 +20,8 @@ struct WorkList {
   /// [batches][heads], those of a list from the longest to the shortest.
   std::vector<QueryTile> tiles;
   std::vector<KeySegment> segments;
-  /// What masked tiles ask besides bands, [batches][rows] and [batches][columns] in local order.
+  /// Keys and ids for masked tiles that bands do not decide, [batches][rows] and [batches][columns]
+  /// in local order.
   /// Keys of rows where one band does not say what positions show, and for ids whose keys are
   /// neighbours; ids where they are not. Neither for ids that tiles decide.
   std::vector<RowKeys> row_keys;

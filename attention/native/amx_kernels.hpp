@@ -14,7 +14,7 @@ inline constexpr std::int64_t kDepth = 32;
 /// for each column, its values 2p and 2p + 1.
 inline constexpr std::int64_t kPackedTile = kDepth * kColumns;
 
-/// Whether the CPU has tile registers and Linux lets this process use them. The first call asks for
+/// True if the CPU has tile registers and Linux lets this process use them. The first call asks for
 /// permission.
 [[nodiscard]] bool available();
 

@@ -98,7 +98,7 @@ SeenLogits hide_others(const std::int32_t* HWY_RESTRICT ids, std::int64_t stride
       [](std::int64_t, float logit) { return logit; });
 }
 
-// Whether any of `count` entries differs from `hides`.
+// True if any of `count` entries differs from `hides`.
 template <class Entry>
 HWY_INLINE bool any_other(const Entry* HWY_RESTRICT entries, std::int64_t count, Entry hides) {
   const hn::ScalableTag<Entry> tag;

@@ -5,7 +5,7 @@
 
 namespace annulus {
 
-/// What a row of logits has left after some were hidden.
+/// The logits of a row that are left after some were hidden.
 struct SeenLogits {
   bool any = false;  ///< some pair is visible
   float largest = -std::numeric_limits<float>::infinity();
@@ -25,7 +25,7 @@ struct SeenLogits {
 [[nodiscard]] SeenLogits hide_other_ids(const std::int32_t* ids, std::int64_t stride,
                                         std::int64_t count, std::int32_t wanted, float* logits);
 
-/// What rows of a dense mask show of some columns.
+/// The columns that rows of a dense mask show.
 struct ShownColumns {
   std::int64_t begin = 0;  ///< no row shows a column outside [begin, end)
   std::int64_t end = 0;
@@ -33,11 +33,11 @@ struct ShownColumns {
   [[nodiscard]] bool empty() const { return begin >= end; }
 };
 
-/// Of `count` columns, whose entries lie side by side.
+/// Finds them among `count` columns, whose entries lie side by side.
 [[nodiscard]] ShownColumns shown_columns(const std::uint8_t* mask, std::int64_t row_stride,
                                          std::int64_t rows, std::int64_t count);
 
-/// Whether a row of a bias or of a dense mask leaves any of `count` pairs visible.
+/// True if a row of a bias or of a dense mask leaves any of `count` pairs visible.
 [[nodiscard]] bool shows_any(const float* bias, std::int64_t stride, std::int64_t count);
 [[nodiscard]] bool shows_any(const std::uint8_t* mask, std::int64_t stride, std::int64_t count);
 

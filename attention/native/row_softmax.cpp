@@ -76,7 +76,7 @@ HWY_INLINE void store_upper_halves(hn::Vec<Bits> a, hn::Vec<Bits> b, std::uint16
 #endif
 }
 
-// What remains of a weight after its first parts: see WeightRow.
+// The remainder of a weight after its first parts: see WeightRow.
 class Remainder {
  public:
   HWY_INLINE explicit Remainder(Vector weight) : rest_(weight) {}

@@ -26,7 +26,7 @@ struct Setting {
   int buffers = 0;  // that there was room for
 };
 
-// Whether `count` threads find all that they take: maps it, and gives it back.
+// True if `count` threads find all that they take: maps it, and gives it back.
 bool has_room_for(int count) {
   std::vector<std::pair<void*, std::size_t>> mapped;
   const auto map = [&](std::size_t bytes, int access) {

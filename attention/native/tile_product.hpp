@@ -83,7 +83,7 @@ class TileProduct {
   /// Row `index` of the tile's accumulator [rows, Dv].
   [[nodiscard]] virtual float* accumulator(std::int64_t index) = 0;
 
-  /// Whether the product treats a value as 0: one that is not finite (since 0 · NaN is NaN, also in
+  /// True if the product treats a value as 0: one that is not finite (since 0 · NaN is NaN, also in
   /// rows that do not see the key), or one that it cannot multiply exactly.
   [[nodiscard]] virtual bool leaves_out(float value) const = 0;
   /// The columns with values that were left out.

@@ -7,7 +7,7 @@
 
 namespace annulus {
 
-/// What `body` submits to `stream` and to streams joined to it, as a CUDA graph.
+/// Records the work that `body` submits to `stream` and to streams joined to it, as a CUDA graph.
 [[nodiscard]] std::unique_ptr<Recording> record_graph(CudaStream& stream,
                                                       const std::function<void()>& body);
 

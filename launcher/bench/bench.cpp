@@ -155,7 +155,7 @@ class Bench {
 
   /// Stops showing progress.
   void end_progress() { progress_.end(); }
-  /// Of all cases, on rank 0, if --trace was given.
+  /// The trace of all cases, on rank 0, if --trace was given.
   [[nodiscard]] const TraceOfRanks& trace() const { return trace_; }
 
   [[nodiscard]] bool passed() const { return failed_ == 0; }

@@ -16,7 +16,7 @@
 
 namespace annulus::launcher {
 
-/// What one hop costs by one transport: every rank sends to the next one and receives as much from
+/// The time of one hop by one transport: every rank sends to the next one and receives as much from
 /// the one before, nothing else running.
 struct TransportHops {
   struct Hop {

@@ -43,7 +43,7 @@
 namespace annulus::launcher {
 namespace {
 
-// What is measured on a kind of device unless --sweep says otherwise: large enough for the kernel
+// The sizes measured on a kind of device unless --sweep names others: large enough for the kernel
 // to reach its rate, small enough to take seconds.
 struct Extent {
   SweepRange rows;
@@ -61,7 +61,7 @@ constexpr double kLongTime = 10e-3;  // seconds
 constexpr int kMaximumCallsPerTime = 64;
 // Once a call takes this long, larger blocks are left out: their rate is no other.
 constexpr double kLongestCall = 0.1;
-// What is compared is measured in turns, so that a GPU that slows down favours none.
+// Compared cases are measured in turns, so that a GPU that slows down favours none.
 constexpr int kRounds = 3;
 
 // A GPU that has worked for a while runs slower than a rested one. Attention in long sequences
@@ -361,7 +361,7 @@ std::string how_text(const CommandContext& context, Place place) {
                      context.commit);
 }
 
-// What the file holds already, if it is there: of the same machine.
+// Reads the model that the file holds already, of the same machine; none if there is no file.
 std::optional<ring::CostModel> read_known(const std::string& path, const std::string& source,
                                           Place place) {
   if (!std::filesystem::is_regular_file(path)) return std::nullopt;
@@ -408,7 +408,7 @@ ExitCode calibrate(const CommandContext& context) {
                 {{"what", "", 8}, {"size", "", 16}, {"value", "", 12}, {"unit", "", 8}},
                 {options.wide, options.legend});
   report.add_meta("options", options.given);
-  // What is not measured stays assumed.
+  // Costs that are not measured stay assumed.
   ring::CostModel measured = ring::CostModel::for_place(device->place());
   measured.source = source_text(mesh, device->place(), threads);
   std::optional<ring::CostModel> known;
@@ -442,7 +442,7 @@ ExitCode calibrate(const CommandContext& context) {
     report.add_meta("transport", measured.transport);
     add_rows(report, measured);
     if (known) {
-      // Of several transports the preferred one was found; one that was named is none.
+      // Without a named transport, the model holds the preferred one.
       known->refresh(measured, options.transport == Transport::automatic);
     } else {
       known = std::move(measured);

@@ -6,7 +6,7 @@
 
 namespace annulus::launcher {
 
-/// What one call of a kernel took.
+/// The work and the time of one call of a kernel.
 struct BlockTime {
   double rows = 0;
   double flops = 0;  ///< operations, over the share of the device that they use

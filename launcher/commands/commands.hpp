@@ -10,7 +10,7 @@
 
 namespace annulus::launcher {
 
-/// What every command works with.
+/// The session and options that every command gets.
 struct CommandContext {
   const MpiSession& session;
   const Options& options;

@@ -147,7 +147,7 @@ Section machine_section(const Mesh& everyone, const std::string& transport,
 }
 
 Section implementations_section(Place place) {
-  // What most training calls look like.
+  // The shape and mask of a typical training call.
   AttentionProblem typical;
   typical.shape = {1, 1024, 1024, 8, 2, 64, 64};
   typical.dtype = DType::bfloat16;

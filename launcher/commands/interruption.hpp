@@ -10,10 +10,10 @@ namespace annulus::launcher {
 /// ranks SIGTERM.) This state is global to the process.
 void handle_interruptions(bool speaks);
 
-/// What the program does from now on, to complete "interrupted while …": "annulus run was
+/// Names the step that begins now, to complete "interrupted while …": "annulus run was
 /// computing". Long texts are cut.
 void begin_step(std::string_view what) noexcept;
-/// What it does now, for messages; empty before the first step. Valid until the next begin_step().
+/// The present step, for messages; empty before the first. Valid until the next begin_step().
 [[nodiscard]] std::string_view current_step() noexcept;
 /// Everything has been said: a signal from now on ends the process without a word. (mpirun sends
 /// SIGTERM to ranks that are slower to leave than one with an error.)

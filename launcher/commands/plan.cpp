@@ -106,7 +106,7 @@ std::string percent(std::optional<double> share) {
   return share ? fmt::format("{:.2f}", *share * 100) : std::string(kNothing);
 }
 
-// What predictions assume, for the implementations that compute blocks.
+// The assumptions of predictions, for the implementations that compute blocks.
 std::string cost_assumptions(const ring::Prices& prices, const ring::Plan& plan) {
   constexpr double kLong = 16 << 10;  // rows
   constexpr double kLarge = 64 * kMiB;

@@ -49,7 +49,7 @@ namespace {
 // Ranks whose steps --explain prints: more would bury the rest.
 constexpr int kExplainedRanks = 8;
 
-/// What was measured, over all ranks; the same on every rank.
+/// The measurements of a call over all ranks; the same on every rank.
 struct Measurement {
   double seconds = 0;          ///< of the slowest rank
   double exposed_seconds = 0;  ///< longest wait of a rank for transfers

@@ -237,7 +237,7 @@ std::string dropout_cell(const std::optional<Dropout>& dropout) {
   return dropout ? fmt::format("{:.4g}", dropout->probability()) : kNothing;
 }
 
-// Of drawn fills: only inputs that are not all finite have one.
+// The kind of non-finite inputs drawn; finite inputs have no fill.
 Coverage::NonFinite non_finite_of(const verification::OperandFills& fills) {
   if (!fills.key) return Coverage::NonFinite::none;
   return fills.query ? Coverage::NonFinite::columns_and_queries : Coverage::NonFinite::columns;

@@ -90,7 +90,7 @@ void sync_directory(const FileDescriptor& directory, const std::string& path) {
   if (errno != EINVAL && errno != ENOTSUP) throw SystemError("fsync " + directory_of(path), errno);
 }
 
-// Of an open file that has no name.
+// The path by which Linux names an open file that has no name.
 std::string magic_link(const FileDescriptor& file) {
   return fmt::format("/proc/self/fd/{}", file.get());
 }
@@ -108,7 +108,7 @@ std::string temporary_name(const std::string& target, int attempt) {
 }
 constexpr int kAttempts = 100;
 
-// Whether `name` is temporary_name(target, …) of any process.
+// True if `name` is temporary_name(target, …) of any process.
 bool is_temporary_name(std::string_view name, std::string_view target) {
   constexpr std::string_view kEnd = ".tmp";
   if (!name.starts_with(target) || !name.ends_with(kEnd)) return false;

@@ -41,7 +41,7 @@ const Names& not_of_calibrate() {
   return names;
 }
 
-// What verify --random draws.
+// The options whose values verify --random draws.
 const Names& drawn() {
   static const Names names{
       "shape",         "mesh",           "query-spec",    "kv-spec",         "bias-spec",
@@ -55,7 +55,7 @@ const Names& drawn() {
   return names;
 }
 
-// Whether an option of drawn() has the value that it has when nobody gives it. Most have none then.
+// True if an option of drawn() has the value that it has when nobody gives it. Most have none then.
 bool has_default_value(std::string_view option, const Options& options) {
   const Options defaults;
   const auto same = [&](auto field) { return options.*field == defaults.*field; };
@@ -85,7 +85,7 @@ class Effects {
   }
 
  private:
-  /// Whether the option is there, from wherever and with whatever value.
+  /// True if the option is there, from wherever and with whatever value.
   [[nodiscard]] bool has(std::string_view option) const { return given_.contains(option); }
 
   /// "--seed 7", or "--explain".
@@ -249,7 +249,7 @@ class Effects {
          "random:");
   }
 
-  // Whether something is drawn that is not verify's or bench's own.
+  // True if something is drawn that is not verify's or bench's own.
   [[nodiscard]] bool draws() const {
     const std::array values{&options_.block_mask, &options_.sinks, &options_.bias, &options_.mask};
     return has("dropout") || std::any_of(values.begin(), values.end(), [](const auto* value) {

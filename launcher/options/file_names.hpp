@@ -13,7 +13,7 @@ void check_file_names(const Options& options);
 /// Throws UserError naming those of --query, --key, --value and --output that `run` lacks.
 void check_files_are_given(const Options& options);
 
-/// Whether this file of --lse, --maximum or --sum is the file of --output.
+/// True if this file of --lse, --maximum or --sum is the file of --output.
 [[nodiscard]] bool beside_output(const Options& options, const std::string& path);
 
 }  // namespace annulus::launcher

@@ -6,9 +6,9 @@
 
 namespace annulus::launcher {
 
-/// What annulus --help prints.
+/// The text of annulus --help.
 [[nodiscard]] std::string program_help();
-/// What annulus COMMAND --help prints: the options of that command, with units and defaults.
+/// The text of annulus COMMAND --help: the options of that command, with units and defaults.
 [[nodiscard]] std::string command_help(Command command);
 
 }  // namespace annulus::launcher

@@ -79,7 +79,7 @@ Command parse_command(const std::string& word) {
                                   suggestion(word, "", names)));
 }
 
-// What Boost needs to split words and lines into options: the options of all commands, so that an
+// Boost splits words and lines into options by this list: the options of all commands, so that an
 // option of another command is told from a misspelt one.
 po::options_description descriptions() {
   po::options_description all;

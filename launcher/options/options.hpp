@@ -112,7 +112,7 @@ struct Options {
   std::string bias;        ///< or "random:STDDEV"
   std::string mask;        ///< or "random:DENSITY"
   std::string output, lse, maximum, sum, weights, trace, json, csv;
-  // Of the backward pass, which is computed if grad_output is given.
+  // Files of the backward pass, which is computed if grad_output is given.
   std::string grad_output, grad_lse, grad_query, grad_key, grad_value, grad_sinks, grad_bias;
   std::string forward_output, forward_lse;  ///< empty: the forward pass is computed
   std::optional<bool> deterministic;        ///< true: `run`, false: `no`; if not `reproducible`

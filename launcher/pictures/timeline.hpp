@@ -8,7 +8,7 @@
 
 namespace annulus::launcher {
 
-/// What one rank did, for a picture.
+/// The spans of one rank, for a picture.
 struct TimelineRow {
   int rank = 0;
   const std::vector<TraceSpan>* spans = nullptr;

@@ -28,7 +28,7 @@ struct PlannedCase {
   /// Plans of the backward pass; without a value, of the forward pass.
   std::optional<ring::BackwardRequest> backward = {};
 
-  /// What plans of this problem are made from, laid out in some way.
+  /// The planner's input for this problem, laid out as given.
   [[nodiscard]] ring::PlanInput input(const ring::ShardedOperands& laid_out) const;
   [[nodiscard]] ring::PlanInput input() const { return input(operands); }
 };
@@ -42,7 +42,8 @@ struct PlannedCase {
 /// not divide it.
 [[nodiscard]] std::vector<int> planned_nodes(const Options& options, const MeshShape& mesh);
 
-/// What several cases were predicted by: the model's source and the transports that they take.
+/// The basis of predictions for several cases: the model's source and the transports that they
+/// take.
 [[nodiscard]] std::string predictor_text(const ring::CostModel& model,
                                          const std::set<std::string>& transports);
 

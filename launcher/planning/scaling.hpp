@@ -40,7 +40,7 @@ struct ScalingPoint {
 /// 1, 2, 4, … on one node, then all ranks of 1, 2, 4, … nodes, and `most`. `ranks_per_node`: 0 if
 /// all are on one.
 [[nodiscard]] std::vector<int> scaling_ranks(int most, int ranks_per_node);
-/// Of strong and weak points, each over the first of its kind.
+/// Sets the efficiency of strong and weak points, each relative to the first of its kind.
 void set_efficiencies(std::vector<ScalingPoint>& points);
 
 [[nodiscard]] Report make_scaling_report(const char* command, const char* time_unit,

@@ -8,7 +8,7 @@
 
 namespace annulus::launcher {
 
-/// What a rank's clock showed before and after barriers that it shared with all others: enough to
+/// Readings of a rank's clock before and after barriers that it shared with all others: enough to
 /// compare the clocks of two nodes, which count from different moments.
 struct ClockSamples {
   std::vector<std::int64_t> before;

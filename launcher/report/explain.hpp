@@ -14,7 +14,7 @@
 
 namespace annulus::launcher {
 
-/// What --explain adds to a report: what was chosen, and why the rest was passed over.
+/// Adds to a report what --explain asks for: the choice, and why the rest was passed over.
 void explain(const Selection& selection, Report& report);
 void explain(const ring::ScheduleChoice& choice, Report& report);
 /// Which link of the tuning chain decided.

@@ -37,7 +37,7 @@ class ReportFiles {
   /// Empty paths: nowhere. Opens the files, so that an impossible name, or a CSV file with other
   /// columns than the report's, fails before the work. Throws UserError naming the option.
   ReportFiles(const std::string& json_path, const std::string& csv_path, const Report& report);
-  /// Whether the table must give way on standard output.
+  /// True if the table must give way on standard output.
   [[nodiscard]] bool replace_table() const noexcept { return json_to_output_ || csv_to_output_; }
   /// Once. Throws UserError or LibraryError naming the option.
   void write(const Report& report, std::ostream& out);

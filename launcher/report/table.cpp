@@ -76,7 +76,7 @@ std::string short_sizes(const std::string& sizes) {
   return text;
 }
 
-// What a terminal shows, taking each code point of the UTF-8 text for one column ("µs" is two).
+// The columns that a text takes on a terminal, one for each code point of UTF-8 ("µs" is two).
 int display_width(std::string_view text) {
   return static_cast<int>(std::count_if(text.begin(), text.end(), [](char c) {
     return (static_cast<unsigned char>(c) & 0xC0U) != 0x80U;

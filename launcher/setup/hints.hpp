@@ -11,7 +11,8 @@
 
 namespace annulus::launcher {
 
-/// What is legal but seldom meant: axes that shard nothing, a causal mask that hides the last keys
+/// Hints at legal but seldom meant options: axes that shard nothing, a causal mask that hides the
+/// last keys
 /// from every query, files whose heads and positions look swapped. One sentence each, with a
 /// remedy.
 [[nodiscard]] std::vector<std::string> hints(const Options& options, const AttentionShape& shape,

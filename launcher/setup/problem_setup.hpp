@@ -14,7 +14,7 @@
 
 namespace annulus::launcher {
 
-/// What the options mean together: the problem and how it lies on the mesh.
+/// The problem that the options state together, and how it lies on the mesh.
 struct ProblemSetup {
   AttentionOptions problem;  ///< with its layout, and with what the options choose
   MeshShape mesh;
@@ -39,13 +39,13 @@ struct ProblemSetup {
 [[nodiscard]] ProblemSetup set_up_problem(const Options& options, const AttentionShape& shape,
                                           DType dtype, int ranks);
 
-/// Of all batch rows, per query head.
+/// The visible pairs of all batches, per query head.
 [[nodiscard]] double visible_pairs(const AttentionProblem& problem);
 
 /// ring::shard_operands() with errors that name options and dimensions.
 [[nodiscard]] ring::ShardedOperands shard_operands(const ProblemSetup& setup);
 
-/// What decides on what the options leave open.
+/// How to decide what the options leave open.
 [[nodiscard]] ring::TuningOptions tuning_options(const Options& options);
 
 /// Throws UserErrors naming --schedule, --impl or --weights if what they name cannot do this. Does

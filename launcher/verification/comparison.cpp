@@ -30,14 +30,14 @@ void widen(const void* row, DType dtype, std::vector<double>& values) {
   std::copy(narrow.begin(), narrow.end(), values.begin());
 }
 
-// Of an LSE or a maximum.
+// The deviation of an LSE or a maximum.
 double row_deviation(double truth, double value) {
   if (std::isnan(truth)) return std::isnan(value) ? 0 : kInfinity;
   if (std::isinf(truth) || value == -kInfinity) return truth == value ? 0 : kInfinity;
   return std::abs(value - truth);
 }
 
-// Of an element of the output whose truth is NaN or infinite. Partial results whose weight
+// The deviation of an output element whose truth is NaN or infinite. Partial results whose weight
 // underflows turn an infinity into NaN, so both stand for an infinity.
 double non_finite_deviation(double truth, double value) {
   return std::isnan(value) || truth == value ? 0 : kInfinity;
@@ -60,7 +60,7 @@ double share_of(double error, double bound) {
   return error == 0 ? 0 : error / bound;
 }
 
-// What was computed of one row, apart from its output.
+// The results of one row, apart from its output.
 struct Row {
   double scale = 1;  // of the output
   double lse = 0;

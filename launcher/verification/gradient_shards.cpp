@@ -53,7 +53,7 @@ void add_entry(Squares& sum, double found, double truth, double magnitude, doubl
   sum.magnitude += magnitude * magnitude + before * before;
 }
 
-// What gradients are added to, and its size as in add_entry().
+// The value that gradients are added to, and its size as in add_entry().
 struct Before {
   double value = 0;
   double size = 0;

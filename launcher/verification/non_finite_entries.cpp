@@ -44,7 +44,7 @@ class ByColumn {
   std::vector<Number> numbers_;
 };
 
-// What replaces entries of a key or value vector.
+// The values that replace entries of a key or value vector.
 struct Spoilt {
   float value = 0;        // 0: nothing is replaced
   std::int64_t dim = -1;  // of the one entry; −1: all entries
@@ -117,7 +117,7 @@ struct SpoiltColumns {
   ByColumn<Spoilt> values;
 };
 
-// Whether cuDNN may compute, which multiplies hidden values by 0.
+// True if cuDNN may compute, which multiplies hidden values by 0.
 bool may_multiply_hidden(const AttentionProblem& problem, Place::Kind device) {
   static const Registry registry = Registry::standard();
   return device == Place::Kind::cuda && registry.get("sdpa").accepts(problem, Place::cuda(0));

@@ -22,7 +22,7 @@
 namespace annulus::verification {
 namespace {
 
-/// What a problem may cost.
+/// The limits of a problem's cost.
 struct Size {
   double work;           ///< multiplications of the oracle, all ranks together
   std::int64_t longest;  ///< sequence
@@ -31,7 +31,7 @@ constexpr Size kSmall{1.5e7, 200};
 constexpr Size kMedium{3e8, 1200};
 constexpr Size kLarge{1.2e9, 2048};
 
-/// What kind of problem is drawn.
+/// The kind of problem that is drawn.
 struct Kind {
   Size size = kSmall;
   bool fast = false;  ///< such as fast kernels of GPUs take

@@ -40,7 +40,7 @@ void for_each_entry(const TensorView& part, std::span<const PositionRanges> inde
   if (offset != part.elements()) throw InternalError("a part does not fit its index");
 }
 
-// Whether the mask hides all pairs to which an entry of a bias of this shape applies.
+// True if the mask hides all pairs to which an entry of a bias of this shape applies.
 bool hides(const AttentionProblem& problem, const Extents& bias, const Entry& entry) {
   const AttentionShape& shape = problem.shape;
   const Entry whole{shape.batch, shape.heads, shape.query_length, shape.kv_length};

@@ -5,7 +5,7 @@
 
 namespace annulus::verification {
 
-/// Whether a rank's part of a tensor, contiguous in host memory, has the bits that the whole one
+/// True if a rank's part of a tensor, contiguous in host memory, has the bits that the whole one
 /// has there.
 [[nodiscard]] bool is_part_of(const Tensor& part, const NamedSharding& sharding, int rank,
                               const Tensor& whole);

@@ -122,7 +122,7 @@ ShardedCase unsharded_case(const ShardedCase& sharded_case, const Selection& sel
   return whole;
 }
 
-// Whether this rank's results have the bits of a call for the whole problem.
+// True if this rank's results have the bits of a call for the whole problem.
 bool has_bits_of(const CaseShards& shards, const ring::ShardedOperands& operands, int rank,
                  const CaseShards& whole) {
   const std::vector<const Tensor*> parts = shards.results();
@@ -244,7 +244,7 @@ std::string Verification::failure() const {
 
 namespace {
 
-// Whether every kernel that this rank uses promises the same bits every time.
+// True if every kernel that this rank uses promises the same bits every time.
 bool repeats_bits(const Attention& attention) {
   const ring::RankPlan& plan = attention.rank_plan();
   const std::vector<const ring::Block*> blocks = plan.all<ring::Block>();

@@ -95,7 +95,7 @@ void HeartbeatState::take(int from, const std::string& message, double now) {
 
 void HeartbeatState::look_for_silence(double now) {
   for (std::size_t i = 0; i < neighbours_.size(); ++i) {
-    // What came while this rank did not listen may still be on its way.
+    // A heartbeat sent while this rank did not listen may still be on its way.
     if (now - listened_ > interval_) heard_[i].heard = now;
     if (now - heard_[i].heard <= kMissed * interval_) continue;
     const auto known = findings_.find(neighbours_[i]);

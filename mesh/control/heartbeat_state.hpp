@@ -28,7 +28,7 @@ class HeartbeatState {
   [[nodiscard]] const std::vector<int>& neighbours() const noexcept { return neighbours_; }
 
   static constexpr std::size_t kMaximumNews = 16;
-  /// Of a message, in bytes.
+  /// The largest message, in bytes.
   static constexpr std::size_t kMaximumBytes = 12 + 12 * kMaximumNews;
 
   /// Takes a message of a neighbour.
@@ -46,7 +46,7 @@ class HeartbeatState {
     double heard;              // when its last heartbeat came
     std::uint32_t number = 0;  // of that heartbeat
   };
-  /// What is known of a rank that is silent or has been silent. The heartbeat's number tells which
+  /// The state of a rank that is silent or has been silent. The heartbeat's number tells which
   /// of two such findings is newer; of those with the same number, silence is.
   struct Finding {
     std::uint32_t number;

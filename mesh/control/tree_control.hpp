@@ -29,7 +29,7 @@ class TreeControl final : public Control {
  private:
   [[nodiscard]] std::string combine(const Call& call, std::string part, const Merge& merge,
                                     Result where) override;
-  /// What a part begins with: the number and the purpose of this rank's call.
+  /// The head of a part: the number and the purpose of this rank's call.
   [[nodiscard]] std::string head_of(std::string_view what) const;
   /// A part without its head; throws InternalError if it belongs to another call.
   [[nodiscard]] std::string body_of(const std::string& part, std::string_view what, int from) const;

@@ -11,7 +11,7 @@
 namespace annulus {
 namespace {
 
-// What launchers set that MPI understands: PMIx, PMI, and mpirun_rsh of MVAPICH, which sets
+// Variables of launchers that MPI understands: PMIx, PMI, and mpirun_rsh of MVAPICH, which sets
 // neither.
 constexpr std::array kRankVariables{"PMIX_RANK", "PMI_RANK", "MV2_COMM_WORLD_RANK"};
 

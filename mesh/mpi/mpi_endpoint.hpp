@@ -30,7 +30,7 @@ struct MpiRanks {
   std::size_t chunk_bytes = 0;   ///< longest single message
 
   [[nodiscard]] int size() const noexcept { return static_cast<int>(members.size()); }
-  /// Of a rank of the group.
+  /// The mesh rank of a member of the group.
   [[nodiscard]] int member(int peer) const { return members[static_cast<std::size_t>(peer)]; }
   /// As rank_name(), by its number in the mesh.
   [[nodiscard]] std::string name_of(int peer) const;

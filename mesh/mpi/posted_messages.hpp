@@ -20,7 +20,7 @@ class PostedMessage {
   PostedMessage(const PostedMessage&) = delete;
   PostedMessage& operator=(const PostedMessage&) = delete;
 
-  /// Whether another one may be posted. Never blocks.
+  /// True if another one may be posted. Never blocks.
   [[nodiscard]] bool is_free();
   /// Only if is_free().
   void post(MPI_Comm communicator, int to, int tag, const std::string& bytes);

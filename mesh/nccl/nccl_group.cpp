@@ -43,10 +43,10 @@ ncclConfig_t non_blocking() {
   return config;
 }
 
-// What the communicators of a mesh share. Once one has failed, none can be finalised in order.
+// State shared by the communicators of a mesh. Once one has failed, none can be finalised in order.
 struct Failure {
   std::atomic<bool> noted = false;
-  // What is left for the aborts of all of them: each may wait for a peer that hangs.
+  // Time left for the aborts of all communicators: each may wait for a peer that hangs.
   std::chrono::duration<double> patience{5};
   std::mutex mutex;  // of `patience`
 };

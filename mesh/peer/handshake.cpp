@@ -36,7 +36,7 @@ class ShortText {
 
 enum class Side : std::uint8_t { sender, receiver };
 
-/// What one side of a message tells the other one about it.
+/// The description of a message that one side sends to the other.
 struct Card {
   Side side = Side::sender;
   std::uint64_t bytes = 0;

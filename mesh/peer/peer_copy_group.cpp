@@ -73,7 +73,7 @@ class PeerCopyGroup final : public DeviceGroup {
   }
 
  private:
-  /// What an unprepared call needs until the device has finished it.
+  /// The exchange of an unprepared call, kept until the device has finished it.
   struct Pending {
     std::unique_ptr<PreparedExchange> exchange;
     std::shared_ptr<Event> done;

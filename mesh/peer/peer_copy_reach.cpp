@@ -27,7 +27,7 @@ namespace {
 // Far more than a device that can wait for flags needs.
 constexpr Watchdog::Seconds kTrial{30};
 
-/// What every rank tells the others about its device.
+/// The facts that every rank tells the others about its device.
 struct Seat {
   std::string node;
   std::string bus_id;

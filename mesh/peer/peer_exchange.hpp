@@ -15,7 +15,7 @@ struct OutgoingMessages {
   FlagWords* peer_ready = nullptr;  ///< the peer's flag: the data may be read
 };
 
-/// Of this rank's memory, or from a peer's that is mapped.
+/// A copy inside this rank's memory, or from a peer's that is mapped.
 struct MemoryCopy {
   const void* source = nullptr;
   void* destination = nullptr;

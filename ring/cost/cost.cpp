@@ -31,7 +31,7 @@ double bytes_of(const RankPlan& plan, const Region& region) {
                           static_cast<double>(whole);
 }
 
-// Of a bias, its gradient or a dense mask, if there is one. Kernels skip what the mask hides.
+// Bytes of a bias, its gradient or a dense mask, if there is one. Kernels skip hidden entries.
 double score_bytes(const RankPlan& plan, const Tile& block, int buffer) {
   if (buffer < 0 || block.pairs == 0) return 0;
   const Buffer& held = plan.buffer(buffer);
@@ -50,7 +50,8 @@ double all_columns(const Tile& block) {
   return static_cast<double>(block.columns.count * block.batches.count);
 }
 
-// What a kernel must read at least once: K, V, bias and dense mask. With few rows, reading takes
+// Bytes that a kernel must read at least once: K, V, bias and dense mask. With few rows, reading
+// takes
 // longer than computing.
 double bytes_read(const RankPlan& plan, const Tile& block, double columns) {
   const auto kv_heads = static_cast<double>(plan.kv_heads_of(block.heads).count);

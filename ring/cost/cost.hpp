@@ -33,7 +33,7 @@ inline constexpr double kPassesToCombine = 5;
 [[nodiscard]] double seconds_before_waiting(const RankPlan& plan, const Block& block,
                                             std::int64_t columns, const Prices& prices);
 
-/// What messages of an exchange cost that one rank gets, or sends, one after the other.
+/// Costs of the messages of an exchange that one rank gets, or sends, one after the other.
 struct MessageCosts {
   /// Before a message moves: before each, or before the first only, if the transport starts them
   /// once.
@@ -41,7 +41,8 @@ struct MessageCosts {
   std::vector<double> seconds;  ///< that each keeps its links busy
 };
 
-/// Of messages to other nodes (`across`) or inside one, by the bytes of each. In all, it is what
+/// Costs of messages to other nodes (`across`) or inside one, by the bytes of each. In all, it is
+/// what
 /// CostModel::transfer_seconds() says.
 [[nodiscard]] MessageCosts costs_of_messages(std::span<const double> bytes, bool across,
                                              const CostModel& model);

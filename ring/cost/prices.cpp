@@ -42,7 +42,8 @@ Classes::const_iterator nearest(const Classes& measured, const ProblemClass& wan
   });
 }
 
-// What another kernel says of the device: how its rate compares with the one assumed of it.
+// The ratio of another kernel's measured rate to the one assumed of it, which says how fast the
+// device is.
 struct Comparison {
   std::string source;
   double factor = 1;
@@ -56,7 +57,7 @@ std::optional<Comparison> compare(const ProblemClass& wanted, double assumed,
   std::optional<Comparison> best;
   std::pair<decltype(distance(wanted, wanted)), double> least;
   for (const auto& [name, classes] : model.kernels) {
-    // Of implementations that a program has added, nothing is assumed.
+    // Nothing is assumed of implementations that a program has added.
     if (std::ranges::find(registry.names(), name) == registry.names().end()) continue;
     const auto near = nearest(classes, wanted);
     if (near == classes.end()) continue;

@@ -250,7 +250,7 @@ class Attention::Impl {
     }
   }
 
-  // Whether the results are those that the options ask for. The ranks agree on errors of the first
+  // True if the results are those that the options ask for. The ranks agree on errors of the first
   // call, as for the other tensors.
   void check_results(const AttentionTensors& tensors) {
     const auto check_one = [](const char* name, const void* data, bool wanted, const Extents& shape,

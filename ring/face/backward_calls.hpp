@@ -42,7 +42,7 @@ class BackwardCalls {
   const ring::ShardedOperands& operands_;
   ring::ShardedAttentionOptions options_;
   std::array<std::unique_ptr<ring::ShardedAttention>, kKinds> planned_;
-  // Of earlier masks, whose calls graphs of the caller hold.
+  // Passes of earlier masks, whose calls graphs of the caller hold.
   std::vector<std::unique_ptr<ring::ShardedAttention>> captured_;
 };
 

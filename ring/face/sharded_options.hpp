@@ -6,7 +6,7 @@
 
 namespace annulus {
 
-/// What ShardedAttention is asked for by the options of Attention: forward and backward.
+/// The options of ShardedAttention that those of Attention ask for: forward and backward.
 [[nodiscard]] ring::ShardedAttentionOptions sharded_options(const AttentionOptions& options,
                                                             Context& context);
 [[nodiscard]] ring::ShardedAttentionOptions backward_options(const AttentionOptions& options,

@@ -26,7 +26,7 @@ class PlanMemory {
   /// The caller's tensors, one for each such buffer, in their order.
   void bind(std::vector<TensorView> tensors) { caller_ = std::move(tensors); }
   [[nodiscard]] const std::vector<TensorView>& bound() const noexcept { return caller_; }
-  /// What they must look like: contiguous, without memory.
+  /// The shapes that they must have: contiguous, without memory.
   [[nodiscard]] std::vector<TensorView> expected() const;
 
   /// One content of a region: [batch, tokens, heads, width]; [batch, heads, tokens] of an LSE or

@@ -89,7 +89,7 @@ class Runner::Impl {
     }
   }
 
-  // What calls under way still use goes back to the pool behind them.
+  // Memory that calls under way still use goes back to the pool behind them.
   ~Impl() {
     if (gave_up_) return;
     try {
@@ -660,7 +660,7 @@ class Runner::Impl {
     return *kernel;
   }
 
-  // Whether this rank waits only for its own work: no exchange is left, or the next one waits for
+  // True if this rank waits only for its own work: no exchange is left, or the next one waits for
   // the rank's own computation. For a device, which can only say how far it has come.
   [[nodiscard]] bool awaits_only_itself() const {
     return std::all_of(queues_.begin(), queues_.end(), [&](const Queue& queue) {

@@ -26,7 +26,7 @@ void check(const std::string& name, const TensorView& tensor, const TensorView& 
   if (tensor.data() == nullptr && tensor.elements() > 0) {
     throw ArgumentError(name, "a null pointer", "memory for " + to_string(tensor.shape()));
   }
-  // Of [b,t,n,D] or [b,n,t,S]; an LSE [b,n,t] may have any strides.
+  // The innermost stride of [b,t,n,D] and [b,n,t,S] is 1; an LSE [b,n,t] may have any strides.
   if (tensor.rank() == 4 && tensor.size(3) > 1 && tensor.stride(3) != 1) {
     throw ArgumentError(name, "strides " + to_string(tensor.strides()), "1 for the last dimension");
   }

@@ -14,7 +14,7 @@ namespace annulus::ring {
 void check_tensors(const RankPlan& plan, std::span<const TensorView> expected,
                    std::span<const TensorView> tensors);
 
-/// Whether kernels can treat both alike: the same strides, and equally aligned.
+/// True if kernels can treat both alike: the same strides, and equally aligned.
 [[nodiscard]] bool lie_alike(const TensorView& a, const TensorView& b);
 
 }  // namespace annulus::ring

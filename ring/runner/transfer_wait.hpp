@@ -7,7 +7,8 @@
 
 #include <annulus/ring/plan.hpp>
 
-/// What the stream of a group's exchanges marks on a device, in this order: the start of a call (0);
+/// Marks that the stream of a group's exchanges sets on a device, in this order: the start of a
+/// call (0);
 /// for each exchange, that it has offered what it sends and is taking, and that it has taken; the
 /// end.
 namespace annulus::ring {

@@ -21,7 +21,7 @@
 namespace annulus::ring {
 namespace {
 
-// Whether kernels may begin before their columns have arrived. All ranks of a group get the same
+// True if kernels may begin before their columns have arrived. All ranks of a group get the same
 // answer, since their exchanges must match.
 bool may_await(const RankContext& context, const GatherRoutes& routes) {
   const PlanInput& input = context.input;

@@ -32,14 +32,15 @@ struct GatherMessage {
 /// columns cross to the node that is t + 1 places after their owner's.
 class GatherRoutes {
  public:
-  /// What it refers to must outlive it.
+  /// Everything that it refers to must outlive it.
   GatherRoutes(const KvNeeds& needs, const GroupNodes& nodes);
 
   /// The number of steps of a round.
   [[nodiscard]] int steps() const noexcept { return direct_ ? 1 : nodes_.count(); }
-  /// What a member gets, in order of position.
+  /// The messages that a member gets, in order of position.
   [[nodiscard]] std::vector<GatherMessage> to(int receiver) const;
-  /// What a member sends, to its right neighbour first; to each receiver in order of position.
+  /// The messages that a member sends, to its right neighbour first; to each receiver in order of
+  /// position.
   [[nodiscard]] std::vector<GatherMessage> from(int sender) const;
 
  private:

@@ -24,7 +24,7 @@ class Gathering {
   explicit Gathering(const std::vector<PositionRanges>& shards);
 
   [[nodiscard]] std::int64_t size() const noexcept { return positions_.size(); }
-  /// Of the buffer's tokens.
+  /// The positions of the buffer's tokens.
   [[nodiscard]] const PositionRanges& positions() const noexcept { return positions_; }
   /// The same as columns.
   [[nodiscard]] std::vector<PlacedPiece> pieces() const;

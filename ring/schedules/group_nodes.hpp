@@ -20,7 +20,7 @@ class GroupNodes {
   [[nodiscard]] const std::vector<int>& members(int node) const {
     return members_[static_cast<std::size_t>(node)];
   }
-  /// Whether links are alike between `count` members, of which member(0) is the first: all are on
+  /// True if links are alike between `count` members, of which member(0) is the first: all are on
   /// one node, or each is on a node of its own.
   [[nodiscard]] bool are_linked_alike(int count, const std::function<int(int)>& member) const;
 

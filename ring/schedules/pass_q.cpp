@@ -256,7 +256,7 @@ class PassQ {
   [[nodiscard]] PositionRanges positions(int rank) const {
     return context_.input.operands.query.positions(rank, 1);
   }
-  // Whether rows of one rank of the group see columns of another.
+  // True if rows of one rank of the group see columns of another.
   [[nodiscard]] bool sees(int rank, int other) const {
     return !context_.needs.of(rank, other).empty();
   }

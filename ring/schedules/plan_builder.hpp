@@ -92,9 +92,9 @@ class PlanBuilder : public TaskBuilder {
 /// those so far are folded into one in float32.
 void place_results(const PlanInput& input, RankPlan& plan);
 
-/// Of the LSE of partial results.
+/// The dtype of partial results' LSE.
 [[nodiscard]] DType partial_lse_dtype(const PlanInput& input);
-/// Of one reduction, the sinks not counted.
+/// The most parts of one reduction, the sinks not counted.
 [[nodiscard]] int most_parts(const AttentionProblem& problem);
 
 /// Adds to every task what it waits for in other queues, derived from the buffers that tasks read

@@ -77,7 +77,7 @@ class Placer {
     return input_.candidates[static_cast<std::size_t>(block.implementation)]->declares();
   }
 
-  // Of a group of blocks: see PlanBuilder::complete().
+  // True for the reduction that completes a group of blocks: see PlanBuilder::complete().
   [[nodiscard]] static bool is_completion(const Task& task) {
     const auto* reduce = std::get_if<Reduce>(&task.work);
     return reduce != nullptr && reduce->parts.empty();
@@ -228,7 +228,7 @@ class Placer {
     return part;
   }
 
-  // Whether a block should be rounded, and for that computed in two parts: the kernel takes both,
+  // True if a block should be rounded, and for that computed in two parts: the kernel takes both,
   // and the final one saves more than another call costs.
   [[nodiscard]] bool fits(const Block& final, const std::optional<Block>& rest) const {
     const auto& candidate = *input_.candidates[static_cast<std::size_t>(final.implementation)];

@@ -87,12 +87,12 @@ LocalRange RingTraffic::tokens_of(int member, int hop, LocalRange columns) const
   return {};
 }
 
-// What a member receives in a hop, as runs of the owner's columns.
+// The runs of the owner's columns that a member receives in a hop.
 std::vector<LocalRange> RingTraffic::runs_of(int receiver, int hop) const {
   return annulus::ring::runs_of(needs_.of(receiver, order_.origin(receiver, hop)));
 }
 
-// Whether a member holds all of these columns after a hop, to pass them on.
+// True if a member holds all of these columns after a hop, to pass them on.
 bool RingTraffic::holds(int member, int hop, LocalRange columns) const {
   const std::vector<LocalRange> held = runs_of(member, hop);
   return std::any_of(held.begin(), held.end(), [&](const LocalRange& have) {
@@ -105,7 +105,7 @@ namespace {
 // A message between rows costs some microseconds, so it has at least this many bytes.
 constexpr std::int64_t kLeastPartBytes = std::int64_t{2} << 20;
 
-// Of a key and a value.
+// Bytes of a key and a value.
 std::int64_t token_bytes(const RankContext& context, std::int64_t kv_heads) {
   const PlanInput& input = context.input;
   const AttentionShape& shape = input.problem.shape;
@@ -162,7 +162,8 @@ RingRounds::RingRounds(const RankContext& context, TaskBuilder& builder, const R
   receive_.resize(tokens_.size(), -1);
 }
 
-// What is forwarded in the next hop lies in the other of two buffers. What has entered a row is
+// Columns to be forwarded in the next hop lie in the other of two buffers. Columns that have
+// entered a row are
 // passed on until the next round has begun, so it has two of its own.
 std::size_t RingRounds::slot_of(int hop) const {
   const RingOrder& order = traffic_.order();

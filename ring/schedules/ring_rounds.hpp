@@ -20,11 +20,11 @@ struct RingOrder {
   [[nodiscard]] int origin(int receiver, int hop) const;
   /// The other way round: who gets this member's columns.
   [[nodiscard]] int receiver(int origin, int hop) const;
-  /// Whether columns enter the receiver's row in this hop.
+  /// True if columns enter the receiver's row in this hop.
   [[nodiscard]] bool enters_row(int hop) const { return hop % inner == 0; }
 };
 
-/// Whether columns come straight from their owners, for members on these ranks of the group. They
+/// True if columns come straight from their owners, for members on these ranks of the group. They
 /// do if the options say so and it sends no more bytes between nodes than from neighbour to
 /// neighbour. That holds if the members of each row, and those at the same place of all rows, are
 /// either all on one node or each on a node of its own.
@@ -41,7 +41,7 @@ struct RingMessage {
   std::int64_t token;
 };
 
-/// What goes round in a ring. Members get what they need straight from its owner or, where the
+/// The traffic of a ring. Members get what they need straight from its owner or, where the
 /// order says so, from a member that has got at least that much before. So nothing is sent to or
 /// through a member that does not need it.
 class RingTraffic {
@@ -52,11 +52,11 @@ class RingTraffic {
       : needs_(needs), order_(order), direct_(direct) {}
 
   [[nodiscard]] const RingOrder& order() const noexcept { return order_; }
-  /// What `receiver` gets in a hop, side by side from token 0 on.
+  /// The pieces that `receiver` gets in a hop, side by side from token 0 on.
   [[nodiscard]] std::vector<PlacedPiece> arrivals(int receiver, int hop) const;
   /// Pieces that are neighbours at their owner form one message, which comes from one source.
   [[nodiscard]] std::vector<RingMessage> messages(int receiver, int hop) const;
-  /// Whether messages of the hop may come from `sender`.
+  /// True if messages of the hop may come from `sender`.
   [[nodiscard]] bool may_send(int sender, int receiver, int hop) const;
   /// Where a member keeps these columns after a hop.
   [[nodiscard]] LocalRange tokens_of(int member, int hop, LocalRange columns) const;
@@ -77,7 +77,7 @@ class RingTraffic {
   bool direct_;
 };
 
-/// What a member has of a group of heads before its columns go round.
+/// The part of a group of heads that a member has before its columns go round.
 struct RingShare {
   HeadRange kv_heads;
   PlacedColumns columns;

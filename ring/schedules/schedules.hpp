@@ -12,7 +12,7 @@
 
 namespace annulus::ring {
 
-/// What a schedule plans for: one rank of one key/value group.
+/// The rank, of one key/value group, that a schedule plans for.
 struct RankContext {
   const PlanInput& input;
   const std::vector<int>& group;  ///< the mesh ranks of the group, by group rank
@@ -41,7 +41,7 @@ struct RankContext {
 [[nodiscard]] RankPlan plan_ulysses_backward(const RankContext& context);
 [[nodiscard]] RankPlan plan_pass_q_backward(const RankContext& context);
 
-/// Whether all ranks of a key/value group have the same rows; otherwise each has its own.
+/// True if all ranks of a key/value group have the same rows; otherwise each has its own.
 [[nodiscard]] bool has_replicated_rows(const PlanInput& input);
 /// Ranks of a group that exchange heads in the schedule hybrid: those next to each other. See
 /// PlanOptions::ulysses_degree.

@@ -90,7 +90,7 @@ std::string wants_heads(const PlanInput& input, int degree) {
   return fmt::format("{} heads for {} ranks would leave ranks without work", heads, degree);
 }
 
-// Of what the heads share, a rank that computes some heads of all rows needs all rows: too much
+// A rank that computes some heads of all rows needs all rows of what the heads share: too much
 // memory to take it unasked.
 std::string wants_scores_by_head(const PlanInput& input) {
   if (input.problem.in_global_order()) return {};

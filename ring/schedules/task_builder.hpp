@@ -49,7 +49,7 @@ struct Slot {
 /// together.
 class TaskBuilder {
  public:
-  /// What is known so far: sizes and buffers.
+  /// The plan so far: sizes and buffers.
   [[nodiscard]] const RankPlan& plan() const noexcept { return plan_; }
   [[nodiscard]] const PlanInput& input() const noexcept { return context_.input; }
   [[nodiscard]] const RankContext& context() const noexcept { return context_; }
@@ -77,7 +77,7 @@ class TaskBuilder {
   int add_local(Content content, DType dtype, LocalRange tokens, HeadRange heads, int reuses = -1);
   /// Copies the rank's own `tokens` into a buffer for keys and values, from token `to` on.
   void pack(LocalRange tokens, int buffer, LocalPosition to, int step = 0);
-  /// What is sent where rows are sent: queries, and a bias and a mask whose rows differ.
+  /// The contents sent where rows are sent: queries, and a bias and a mask whose rows differ.
   [[nodiscard]] std::vector<Content> sent_with_rows() const;
   /// The heads of such a content that query heads read: these, or the one that a bias or a mask has
   /// for all.

@@ -97,7 +97,7 @@ class HeadExchange {
     return most;
   }
 
-  // What the ranks of a ring position hold together.
+  // The columns that the ranks of a ring position hold together.
   [[nodiscard]] Gathering gathered(int ring, PositionRanges HeldSequence::*sequence) const {
     std::vector<PositionRanges> shards;
     for (int i = 0; i < degree_; ++i) {
@@ -107,22 +107,22 @@ class HeadExchange {
     return Gathering(shards);
   }
 
-  // Of the rank's own ring, in the group.
+  // The member of the group that stands at this position of the rank's own ring.
   [[nodiscard]] int member(int ring) const { return ring * degree_ + inner_; }
   [[nodiscard]] int peer(int inner) const { return outer_ * degree_ + inner; }
 
-  // Of the group at hand; null if the rank has fewer groups.
+  // The share of the group at hand; null if the rank has fewer groups.
   [[nodiscard]] const HeadShare* share_of(int inner) const {
     const std::vector<HeadShare>& shares = shares_[static_cast<std::size_t>(inner)];
     return group_ < shares.size() ? &shares[group_] : nullptr;
   }
-  // Whether what the heads read of a content that goes with rows has come with the group before.
+  // True if what the heads read of a content that goes with rows has come with the group before.
   [[nodiscard]] bool has_rows(Content content, int inner) const {
     const std::vector<HeadShare>& shares = shares_[static_cast<std::size_t>(inner)];
     return group_ > 0 && builder_.heads_of(content, shares[group_].heads) ==
                              builder_.heads_of(content, shares[group_ - 1].heads);
   }
-  // Whether the key/value heads have come with the group before.
+  // True if the key/value heads have come with the group before.
   [[nodiscard]] bool has_columns(int inner) const {
     const std::vector<HeadShare>& shares = shares_[static_cast<std::size_t>(inner)];
     return group_ > 0 && shares[group_].kv_heads == shares[group_ - 1].kv_heads;

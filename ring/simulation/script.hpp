@@ -57,7 +57,7 @@ struct ExchangeQueue {
   std::vector<ExchangeScript> exchanges;
 };
 
-/// What a rank does.
+/// The work of a rank.
 struct Script {
   int rank = 0;  ///< in the mesh
   std::vector<Step> steps;

@@ -268,7 +268,7 @@ class Simulation::Impl {
 
   // --- Exchanges ---
 
-  // Whether the queue has come to another exchange.
+  // True if the queue has come to another exchange.
   bool advance_queue(std::uint32_t r, std::uint32_t q) {
     RankState& state = states_[r];
     QueueState& queue = state.queues[q];

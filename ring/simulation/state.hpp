@@ -10,7 +10,7 @@
 
 #include "simulation/script.hpp"
 
-// What a simulation knows at a moment: of its ranks, and of the messages on their way.
+// The state of a simulation at a moment: its ranks, and the messages on their way.
 namespace annulus::ring::simulation {
 
 inline constexpr std::uint32_t kAbsent = std::numeric_limits<std::uint32_t>::max();

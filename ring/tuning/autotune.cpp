@@ -83,7 +83,8 @@ void time_candidates(const TunedCall& call, std::vector<TunedCandidate>& candida
           fmt::format("the {:g} s for tuning were over", call.options.tuning.seconds);
       continue;
     }
-    // What all ranks throw together, before anything is sent: after that, no rank can tell the
+    // All ranks throw such errors together, before anything is sent: after that, no rank can tell
+    // the
     // others. The next candidate may do better.
     try {
       candidate.seconds = time_one(call, candidate.choice, scratch.tensors(), best);

@@ -27,7 +27,7 @@ struct TunedCall {
 /// whatever a call throws, after which the job can only be aborted.
 void time_candidates(const TunedCall& call, std::vector<TunedCandidate>& candidates);
 
-/// Of the candidates that were timed, the first that takes at most 2 % longer than the fastest;
+/// The first of the timed candidates that takes at most 2 % longer than the fastest;
 /// null if none was timed.
 [[nodiscard]] const TunedCandidate* fastest(const std::vector<TunedCandidate>& candidates);
 

@@ -64,7 +64,7 @@ class Search {
   std::vector<TunedCandidate> possible_, impossible_;
 };
 
-// What the chain may decide of a variant.
+// The choices of a variant that the chain may make.
 Choice choice_of(const ScheduleVariant& variant, const OpenChoices& open) {
   Choice choice;
   if (open.schedule) choice.schedule = name_of(variant.schedule);

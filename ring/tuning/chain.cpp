@@ -71,7 +71,7 @@ void TuningChain::answer(DecidedBy link, std::string why) {
   }
 }
 
-// What rank 0 has decided becomes what all have.
+// Gives all ranks the decision of rank 0.
 void TuningChain::share() {
   Control& control = call_.mesh.world();
   const std::string mine = control.rank() == 0 ? to_json(decision_) : "";

@@ -4,7 +4,7 @@
 
 namespace annulus::ring {
 
-/// What a call leaves open, that the chain may decide.
+/// The choices that a call leaves to the chain.
 struct OpenChoices {
   bool implementation = false;
   bool schedule = false;

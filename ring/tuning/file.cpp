@@ -147,7 +147,7 @@ std::string set_aside(const std::string& path) {
   }
 }
 
-// What a symbolic link leads to, there or not; absolute.
+// The absolute path to which a symbolic link leads, whether there is a file or not.
 std::string real_path(const std::string& given) {
   constexpr int kMaximumLinks = 40;  // as the kernel
   fs::path path = fs::absolute(given);

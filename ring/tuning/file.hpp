@@ -16,7 +16,7 @@ namespace annulus::ring {
 
 struct CacheFile {
   std::string path;
-  /// Whether the caller named it. What stands under the default name is ours, whatever it is; a
+  /// True if the caller named it. What stands under the default name is ours, whatever it is; a
   /// file that was named may be something else.
   bool named = true;
   std::string shown = "tuning cache";  ///< in messages

@@ -81,7 +81,7 @@ std::string candidates_text(const PlanInput& input) {
   return fmt::format("{}", fmt::join(names, ", "));
 }
 
-// What the caller decided about plans: see PlanOptions.
+// The caller's decisions about plans: see PlanOptions.
 std::string named_text(const ShardedAttentionOptions& options, const PlanInput& input,
                        const std::string& schedule, const OpenChoices& open) {
   const PlanOptions& plan = input.options;
@@ -106,7 +106,7 @@ std::string named_text(const ShardedAttentionOptions& options, const PlanInput& 
   return fmt::format("{}", fmt::join(parts, ", "));
 }
 
-// What was measured at all.
+// The limits of what was measured.
 std::string limits_text(const TuningOptions& tuning) {
   return fmt::format("{} candidates of {} runs, predicted within {} times the best, in {} s",
                      tuning.candidates, tuning.runs, tuning.factor, tuning.seconds);

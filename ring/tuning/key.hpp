@@ -11,7 +11,7 @@
 
 namespace annulus::ring {
 
-/// What ranks compute with.
+/// The machines that ranks compute with.
 struct Machine {
   std::vector<std::string> devices;  ///< names, each once, in order
   /// The nodes of the ranks, in order: "0 x 8, 1 x 8"; if nodes are only pretended (ANNULUS_NODE),
@@ -25,7 +25,7 @@ struct Machine {
 /// Collective over the mesh.
 [[nodiscard]] Machine machine_of(Mesh& mesh, Place place, int threads);
 
-/// What a measurement depends on, what the caller had named, and what limits the candidates.
+/// The inputs of a measurement, the caller's own choices, and the limits of the candidates.
 /// `schedule` is the one that the options stand for, or "auto". The mask counts by its kind and by
 /// the share of pairs that it leaves visible, to the nearest power of two:
 /// other documents or lengths of the same kind have the same key. Scales, seeds and contents of

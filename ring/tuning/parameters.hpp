@@ -16,7 +16,7 @@ void for_each_parameter(const Visit& visit) {
         &PlanOptions::head_group_bytes);
 }
 
-/// What `choice` names, in the place of what `plan` has.
+/// The plan options with the parameters that `choice` names.
 inline PlanOptions with_parameters(PlanOptions plan, const Choice& choice) {
   for_each_parameter([&](const char*, const char*, auto chosen, auto planned) {
     if (choice.*chosen != 0) plan.*planned = choice.*chosen;

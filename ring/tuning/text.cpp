@@ -182,7 +182,7 @@ std::string dumped(const Json& data, int indent = -1) {
   return data.dump(indent, ' ', false, json::error_handler_t::replace);
 }
 
-// What ranks send each other.
+// Reads the text that ranks send each other.
 template <class Read>
 auto from_rank(std::string_view text, const Read& read) {
   const std::string from = "tuning";

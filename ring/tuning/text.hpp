@@ -12,7 +12,7 @@ namespace annulus::ring {
 /// The version of the persistent cache's format.
 inline constexpr int kTuningVersion = 1;
 
-/// What the text of a file is, which may have been cut off.
+/// The state of a file's text, which may have been cut off.
 enum class CacheText : std::uint8_t {
   empty,
   cache,          ///< of this version, perhaps broken

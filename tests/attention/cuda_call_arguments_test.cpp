@@ -260,7 +260,7 @@ TEST_F(CudaCallArguments, AllTogether) {
   expect_right_everywhere(planned, calls);
 }
 
-// Of few rows, which would go to a kernel that shares out the keys in advance.
+// Few rows would go to a kernel that shares out the keys in advance.
 TEST_F(CudaCallArguments, LengthsOfFewRows) {
   AttentionProblem planned;
   planned.shape = {3, 1, 1000, 8, 2, 64, 64};

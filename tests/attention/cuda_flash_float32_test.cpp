@@ -107,7 +107,7 @@ TEST_F(CudaFlashFloat32, PartsOfSequenceLayouts) {
   expect_parts_of_layouts_accurate(random, DType::float32);
 }
 
-// What a row does not see never reaches it, not even with a bit; what it sees does.
+// A hidden value never reaches a row, not even with a bit; a visible one does.
 TEST_F(CudaFlashFloat32, NanAndInfinityReachTheRowsThatSeeThem) {
   expect_non_finite_confined(DType::float32,
                              [&](const WholeAttention& whole) { return run(whole); });

@@ -231,7 +231,7 @@ TEST_F(CudaFlash, ExtremeSoftCaps) {
                                      problem.dtype, truth);
         SCOPED_TRACE(fmt::format("cap {} scale {} {}", cap, scale, to_string(problem.shape)));
         EXPECT_LE(error.output, accuracy_bound(problem.dtype, 300).output);
-        // What float32 may round in sums of large products comes on top.
+        // The rounding of float32 sums of large products comes on top.
         const double size = scale * 1.5 * static_cast<double>(dim);
         EXPECT_LE(error.lse, 2e-3 + std::sqrt(static_cast<double>(dim)) * 0x1p-24 * size);
       }
@@ -342,7 +342,7 @@ TEST_F(CudaFlash, PartsOfSequenceLayouts) {
   expect_parts_of_layouts_accurate(random, DType::bfloat16);
 }
 
-// What a row does not see never affects it, whatever its value; what it sees does.
+// A hidden value never affects a row, whatever it is; a visible one does.
 TEST_F(CudaFlash, HiddenNanAndInfinity) {
   Random random(88);
   for (const std::int64_t dim : {64, 128, 256}) {

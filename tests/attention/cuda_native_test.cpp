@@ -188,7 +188,7 @@ TEST_F(CudaNative, RowsOfNoWeightAreNotEmpty) {
                                         {whole.query, whole.key, whole.value}, *device_, *stream_));
 }
 
-// Of one launch, and of several that go on from each other.
+// One launch computes the maxima, or several that go on from each other.
 TEST_F(CudaNative, MaximaOfRows) {
   Random random(60);
   std::vector<PositionRange> ranges;

@@ -100,7 +100,8 @@ inline Result run_on_device(const Implementation& implementation, const WholeAtt
                        stream, lse_dtype);
 }
 
-/// What a part of the columns must give: the result of the CPU's kernel, which native_test compares
+/// The expected result of a part of the columns: that of the CPU's kernel, which native_test
+/// compares
 /// with the oracle.
 inline OracleOutput reference_of(const AttentionProblem& problem, const AttentionBlock& block) {
   const Result result = run_native(problem, block, 2);

@@ -19,7 +19,7 @@ struct Block {
   PositionRanges columns;
 };
 
-// What the kernel tests for a pair in a masked tile.
+// The kernel's test of a pair in a masked tile.
 bool shows(const KeySegment& segment, const QueryTile& tile, std::int64_t row,
            std::int64_t column) {
   const std::int64_t ahead = tile.row_stride * row;

@@ -49,7 +49,7 @@ void expect_as_defined(const Mask& mask, const Block& block, const LocalMask& lo
   }
 }
 
-// What kernels may rely on: no batch has rows without columns or columns without rows, and the left
+// Kernels rely on this: no batch has rows without columns or columns without rows, and the left
 // side of the band leaves every row within a length some column.
 void expect_lengths_in_order(const Block& block, const LocalMask& local) {
   bool cut = false;

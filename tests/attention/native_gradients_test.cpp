@@ -49,7 +49,7 @@ TEST(NativeGradients, EveryModifier) {
   expect_right_modifiers({2, 53, 275, 6, 3, 8, 4}, gradients_by(native(), 3));
 }
 
-// Of heads that all read one key/value head: more than a row tile holds.
+// A group has more heads than a row tile holds.
 TEST(NativeGradients, ManyHeadsInAGroup) {
   Random random(64);
   AttentionProblem problem = problem_of({1, 5, 263, 300, 1, 4, 3});
@@ -129,7 +129,7 @@ TEST(NativeGradients, ThreadsDoNotChangeABit) {
       }
       problem.bias = shape;
     }
-    // Of any LSE and delta: the forward pass does not matter here.
+    // LSE and delta may be anything: the forward pass does not matter here.
     WholeGradients whole(random, problem_of({2, 1, 1, 4, 2, 16, 8}));
     whole.forward = random_attention(random, problem);
     whole.grad_output = random_tensor(random, DType::float32, {2, 600, 4, 8});

@@ -19,7 +19,7 @@ struct NonFinite {
   float value = std::numeric_limits<float>::quiet_NaN();
   std::set<std::int64_t> positions;  ///< in every batch, in key/value head 0
 
-  /// Of values: the one dimension that it is in.
+  /// The one dimension of the values that it is in.
   static constexpr std::int64_t kDim = 1;
 };
 

@@ -1,4 +1,4 @@
-// What cuDNN's plans are kept in; no GPU needed.
+// Tests of the cache of cuDNN's plans; no GPU needed.
 #include "cuda/plan_cache.hpp"
 
 #include <atomic>

@@ -95,7 +95,7 @@ TEST(AssumedRates, OfGpuKernelsAreThoseOfTheirClass) {
   EXPECT_LT(assumed("native", causal, gpu), flash(causal) / 500);
 }
 
-// Whether our kernel or cuDNN's computes gradients faster depends on mask and head dimension.
+// True if our kernel or cuDNN's computes gradients faster depends on mask and head dimension.
 TEST(AssumedRates, OfTheBackwardPassAreItsOwn) {
   const Place gpu = Place::cuda(0);
   const ProblemClass causal{DType::bfloat16, 128, 128, MaskKind::band, false, Pass::backward};

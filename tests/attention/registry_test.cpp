@@ -141,7 +141,7 @@ TEST(Registry, PlansForOtherMachinesAskForNoPresence) {
       [&] { (void)registry.select("absent", {}, Place::host()); });
   EXPECT_THAT(message, HasSubstr("absent: no such device"));
   EXPECT_EQ(registry.select("auto", {}, Place::host(), Presence::assumed).candidates.size(), 1U);
-  // What cuDNN takes is known without it.
+  // The problems that cuDNN takes are known without it.
   AttentionProblem problem;
   problem.dtype = DType::bfloat16;
   problem.shape.head_dim = problem.shape.value_dim = 128;

@@ -200,7 +200,7 @@ TEST(SoftmaxState, EmptyElementsChangeNoBit) {
   const Extents shape{2, 3, 4, 5};
   const OwnedState original = random_state(random, shape, -1e4F);
   OwnedState empty(shape);
-  // What an empty partial holds in its output must not matter, unless it is NaN.
+  // The output of an empty partial result must not matter, unless it is NaN.
   std::fill_n(empty.output.view().as<float>(), shape.product(), 3.0F);
   std::fill_n(empty.lse.view().as<float>(), empty.lse.view().elements(), -kInfinity);
 

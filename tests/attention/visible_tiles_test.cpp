@@ -19,7 +19,7 @@ AttentionProblem problem_of(std::int64_t batch, std::int64_t rows, std::int64_t 
   return problem;
 }
 
-// Whether a tile at these positions has a visible pair.
+// True if a tile at these positions has a visible pair.
 bool shows(const AttentionProblem& problem, std::int64_t batch, std::int64_t head, std::int64_t row,
            std::int64_t column, std::int64_t tile) {
   for (std::int64_t i = row; i < std::min(row + tile, problem.shape.query_length); ++i) {

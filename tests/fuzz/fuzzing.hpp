@@ -12,7 +12,8 @@
 #include <annulus/core/dtype.hpp>
 #include <annulus/core/error.hpp>
 
-/// What libFuzzer, or replay.cpp, calls for every input. Each *_fuzz.cpp defines it for one kind of
+/// The function that libFuzzer, or replay.cpp, calls for every input. Each *_fuzz.cpp defines it
+/// for one kind of
 /// text or file: any input must be taken or refused by a UserError, and what is taken must hold
 /// together. Everything else (a crash, another exception, a require() that fails) is a finding.
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size);
@@ -26,7 +27,7 @@ namespace annulus::test {
 /// Ends the process with this sentence unless the claim holds.
 void require(bool holds, const char* claim);
 
-/// What parse() returns, or nothing if it refuses the input.
+/// Returns what parse() returns, or nothing if it refuses the input.
 template <class Parse>
 auto taken(Parse&& parse) -> std::optional<decltype(parse())> {
   try {

@@ -175,7 +175,7 @@ TEST_P(DeviceGroup, SeveralMessagesBothWays) {
   }
 }
 
-// Of composite, the two messages go different ways.
+// In a composite group, the two messages go different ways.
 TEST_P(DeviceGroup, AMessageToItselfBesideAHop) {
   constexpr std::size_t kBytes = 700'001;
   const Buffer out = allocate(kBytes);
@@ -266,7 +266,7 @@ TEST_P(DeviceGroup, TensOfThousandsOfMessagesMayBePrepared) {
   }
 }
 
-// What was submitted twice must be let go twice, without the caller's help.
+// An exchange submitted twice must be released twice, without the caller's help.
 TEST_P(DeviceGroup, AGroupThatIsGivenUpLetsAllItsPostsPass) {
   if (size() < 2) GTEST_SKIP() << "needs 2 ranks";
   if (GetParam() != Transport::peer) GTEST_SKIP() << "NCCL ends its kernels";
@@ -349,7 +349,7 @@ TEST_P(DeviceGroup, ARankThatNeverPostsIsATimeoutOfTheOther) {
   EXPECT_EQ(download(hop.in), pattern(kBytes, key(left(), 9)));
 }
 
-// What waits on the device for the missing rank would block the release of the buffers.
+// Work that waits on the device for the missing rank would block the release of the buffers.
 TEST_P(DeviceGroup, WorkThatIsGivenUpLetsBuffersGo) {
   if (size() < 2) GTEST_SKIP() << "needs 2 ranks";
   constexpr std::size_t kBytes = kMiB;

@@ -27,7 +27,7 @@ using ::testing::HasSubstr;
 
 using Bytes = std::vector<std::uint8_t>;
 
-// What rank `from` sends to rank `to` as message `number`: no two messages look alike.
+// The bytes of message `number` from rank `from` to rank `to`: no two messages look alike.
 Bytes message(int from, int to, int number, std::size_t bytes) {
   Bytes data(bytes);
   auto state = static_cast<std::uint32_t>(from * 1000003 + to * 1009 + number * 31 + 1);

@@ -169,7 +169,7 @@ TEST(LauncherDetection, EveryLauncherNumbersItsProcesses) {
   expect_number(pytorch, "RANK", false);
   expect_number({{"MV2_COMM_WORLD_RANK", "2"}, {"MV2_COMM_WORLD_SIZE", "4"}}, "MV2_COMM_WORLD_RANK",
                 true);
-  // Of several, the one that started the process itself.
+  // Among several launchers, the one that started the process itself counts.
   expect_number(with(slurm, {{"PMIX_RANK", "1"}}), "PMIX_RANK", true);
   expect_number(with(slurm, {{"PMI_RANK", "1"}, {"PMI_SIZE", "4"}}), "PMI_RANK", true);
   expect_number(with(slurm, pytorch), "SLURM_PROCID", false);

@@ -37,7 +37,7 @@ TEST(NodeOrder, RanksOfANodeFollowEachOther) {
   EXPECT_THAT(node_order(Topology()), IsEmpty());
 }
 
-// What the order is for: a fast axis that crosses nodes in mpirun's order does not in this one.
+// A fast axis that crosses nodes in mpirun's order does not cross them in this one.
 TEST(NodeOrder, FastAxesLieInsideNodes) {
   const std::vector<std::string> cyclic{"a", "b", "c", "a", "b", "c"};
   const MeshShape shape = MeshShape::parse("dp=3,sp=2", 6);

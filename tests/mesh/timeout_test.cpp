@@ -294,7 +294,7 @@ TEST(Heartbeats, RanksThatWaitForEachOtherGiveUp) {
   patient->control().barrier();
 }
 
-// What ranks reach takes all of them to find out, with or without a GPU.
+// All ranks must search together to find out whom they reach, with or without a GPU.
 TEST(MeshTransports, AFailedSearchIsNotRemembered) {
   const int size = test::session().size();
   if (size < 2) GTEST_SKIP() << "needs 2 ranks";

@@ -79,7 +79,7 @@ TEST(KernelCost, RateFollowsTheRows) {
   EXPECT_DOUBLE_EQ(cost.seconds(1e9, 50, 1, 0), 1.5);
   EXPECT_DOUBLE_EQ(cost.seconds(1.5e9, 150, 1, 0), 1.5);
   EXPECT_DOUBLE_EQ(cost.seconds(1e9, 1000, 1, 0), 1);
-  // What takes longer, computing or reading, decides.
+  // The longer of computing and reading decides.
   EXPECT_DOUBLE_EQ(cost.seconds(1e9, 1000, 1, 0.4), 1);
   EXPECT_DOUBLE_EQ(cost.seconds(1e9, 1000, 1, 2), 2.5);
   // Half a device takes twice as long.
@@ -293,7 +293,7 @@ TEST(CostModel, ReadsFilesThatDoNotSayHowFastMemoryIsRead) {
   }
   CostModel host = CostModel::cpu_core();
   EXPECT_DOUBLE_EQ(host.reading_seconds(8e9), 1);
-  // What was measured takes the place of the assumption, and stays.
+  // A measured value replaces the assumed one, and stays.
   host.source = model.source;
   host.refresh(model, false);
   EXPECT_EQ(host.read_bytes_per_second, model.read_bytes_per_second);

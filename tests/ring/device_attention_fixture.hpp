@@ -75,7 +75,7 @@ struct CaseOnDevice {
     attention.run(twins.tensors());
     twins.download();
   }
-  /// Of the results in the shards.
+  /// The bits of the results in the shards.
   [[nodiscard]] std::vector<std::byte> bits() const {
     std::vector<std::byte> result;
     for (const Tensor* tensor : {&shards.output, &shards.lse}) {

@@ -144,7 +144,7 @@ TEST_F(DeviceAttention, CudnnTakesNoGradientOfTheLse) {
               HasSubstr("sdpa: it takes no gradient of the LSE"));
 }
 
-// Of more rows on a rank than threads add up at once.
+// A rank has more rows than threads add up at once.
 TEST_F(DeviceAttention, GradientOfTheSinks) {
   const int ranks = test::session().size();
   for (const bool shared : {false, true}) {

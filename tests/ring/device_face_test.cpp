@@ -171,7 +171,7 @@ TEST_F(DeviceFace, ObjectsThatAwaitColumnsTakeTurnsWhateverTheirStreams) {
   check_cuda(cudaStreamDestroy(other), "cudaStreamDestroy");
 }
 
-// What a call under way still uses does not go to the next object.
+// Memory that a call under way still uses does not go to the next object.
 TEST_F(DeviceFace, ObjectsMayEndWhileTheirCallsAreUnderWay) {
   const AttentionOptions options = causal();
   Layer first(*context_, options, 1);

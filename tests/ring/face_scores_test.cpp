@@ -102,7 +102,7 @@ TEST(Face, SpecsOfBiasAndMaskFollowTheQuery) {
   if (context.size() > 1) {  // else the axis shards nothing
     EXPECT_THAT(refusal(), HasSubstr("bias spec: got -,sp, expected -,-,sp,-: "));
   }
-  // Of what is not used after all, nothing is checked.
+  // An init_bias that is not used is not checked.
   options.init_bias = InitBias{*options.bias, [](const TensorView&, const auto&) {}};
   options.bias.reset();
   options.mask.set_kv_lengths({64, 60});

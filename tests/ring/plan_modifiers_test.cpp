@@ -80,7 +80,7 @@ TEST(PlanModifiers, EveryRowOfAnUnnormalisedOutputIsCompletedOnce) {
           options.gather_bytes = few ? 1 : std::int64_t{1} << 30;
           options.result_bytes = few ? 0 : std::int64_t{1} << 30;
           if (few) options.lse_dtype = DType::float32;
-          // What continues states, or rounds results, must not complete rows either.
+          // Blocks that continue states, or round results, must not complete rows either.
           expect_valid(make_plan(native_input(problem, operands, options), schedule), operands);
           if (dtype == DType::float64) continue;
           expect_valid(make_plan(flash_input(problem, operands, options), schedule), operands);

@@ -204,7 +204,7 @@ class PlanPlayer {
     }
   }
 
-  // Of a bias or a mask; null for other contents.
+  // The sharding of a bias or a mask; null for other contents.
   [[nodiscard]] const NamedSharding* scores_of(Content content) const {
     if (content == Content::bias && operands_.bias) return &*operands_.bias;
     if (content == Content::dense_mask && operands_.dense_mask) return &*operands_.dense_mask;
@@ -547,7 +547,7 @@ class PlanPlayer {
     const RankPlan& rank = plan_.ranks[r];
     expect_tile(r, block);
     expect_within(rank, block.result);
-    // What is continued lies where the result goes, or elsewhere.
+    // A continued state lies where the result goes, or elsewhere.
     if (block.state) {
       expect_within(rank, *block.state);
       EXPECT_EQ(block.state->output.tokens, block.result.output.tokens);

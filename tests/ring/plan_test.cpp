@@ -1,4 +1,4 @@
-// What plans compute, send, hold and report.
+// Tests of what plans compute, send, hold and report.
 #include <algorithm>
 #include <array>
 #include <cstdint>

@@ -142,7 +142,7 @@ TEST(Planner, SchedulesHaveNames) {
   EXPECT_THROW((void)parse_schedule("rign"), ArgumentError);
 }
 
-// What a schedule says that cannot run.
+// The reason why a schedule cannot run.
 std::string obstacle(const PlanInput& input, const char* schedule) {
   try {
     (void)choose_schedule(input, schedule);
@@ -283,7 +283,7 @@ TEST(Planner, ManyQueriesGoRound) {
   EXPECT_EQ(many.ranks[0].all<Block>().size(), 4U);
 }
 
-// Of its own rows, a rank holds as many partial results as the options allow (two at least), two
+// A rank holds as many partial results of its own rows as the options allow (two at least), two
 // more that are on their way, and a sum. Of others' rows it holds those of the last two hops.
 TEST(Planner, PartialResultsOfManyHopsAreCombinedOnTheWay) {
   constexpr int kRanks = 8;

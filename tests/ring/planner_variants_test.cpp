@@ -76,7 +76,7 @@ TEST(Planner, DoubleRingsSendEachShardToARowOnce) {
   }
 }
 
-// What enters a row comes beside the hops of the round before, in parts that are worth a message.
+// Columns that enter a row come beside the hops of the round before, in parts worth a message.
 TEST(Planner, ColumnsEnterARowBesideTheHopsInIt) {
   AttentionProblem problem = causal_problem(8 * 128, 4, 4);
   problem.mask.set_causal(false);
@@ -117,7 +117,7 @@ struct FourNodes {
   ShardedOperands operands = sequence_operands(problem, 32, LayoutKind::zigzag);
 };
 
-/// What a variant is predicted to take, and how many bytes of buffers.
+/// The predicted time of a variant, and the bytes of its buffers.
 struct Played {
   ScheduleVariant variant;
   double seconds = 0;
@@ -181,7 +181,7 @@ TEST(Planner, ANamedHybridTakesTheLargestCommonDivisor) {
   }
 }
 
-// Of the heads that a rank has.
+// The degree counts the heads that a rank has.
 TEST(Planner, ANamedHybridLeavesNoRankIdleWhereHeadsAreSharded) {
   const AttentionProblem problem = causal_problem(64, 8, 8);
   const PartitionSpec spec = PartitionSpec::parse("-,sp,tp");

@@ -44,7 +44,7 @@ class PretendedNodes : public ::testing::Test {
     return shards;
   }
 
-  // What all ranks receive from other nodes. Collective.
+  // The bytes that all ranks receive from other nodes. Collective.
   [[nodiscard]] std::int64_t bytes_across(const ShardedAttention& attention) {
     std::int64_t mine = 0;
     for (const Exchange* exchange : attention.rank_plan().all<Exchange>()) {

@@ -27,7 +27,8 @@ const Registry& registry() {
   return all;
 }
 
-// What flash_attn2 costs for causal_problem(), bfloat16 D = 64, if only these classes are measured.
+// The cost of flash_attn2 for causal_problem(), bfloat16 D = 64, if only these classes are
+// measured.
 // The rate of the n-th, from 1 on, is n, and its latency 0.n.
 KernelCost price(const std::vector<ProblemClass>& measured,
                  const AttentionProblem& problem = causal_problem(1024)) {

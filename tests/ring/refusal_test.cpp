@@ -29,7 +29,7 @@ using ::testing::Not;
 using ::testing::SizeIs;
 using verification::CaseShards;
 
-// What a kernel says when it is prepared for a block; empty: it can.
+// The refusal of a kernel that is prepared for a block; empty: it takes the block.
 using Refuse = std::function<std::string(const AttentionBlock&, const SoftmaxState&)>;
 
 // Refuses some blocks when it is prepared for them, and computes no others than those that it was
@@ -277,7 +277,7 @@ TEST_F(RefusalTest, AllRanksHearOfTensorsThatDoNotFitOne) {
   }
   attention.run(good);
   expect_same_bits(mine, expected());
-  // What was agreed on once can be agreed on again.
+  // Ranks can agree again on what they have agreed on once.
   for (const auto& [tensors, texts] : cases) {
     EXPECT_THROW(attention.prepare(tensors), UserError);
     attention.run(good);

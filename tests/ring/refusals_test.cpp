@@ -1,4 +1,4 @@
-// What ranks tell each other of blocks that kernels refuse, for thousands of ranks in one process.
+// Tests of the refusals that ranks tell each other, for thousands of ranks in one process.
 
 #include "refusals.hpp"
 

@@ -242,7 +242,7 @@ TEST_F(ShardedAttentionSweep, EveryModifier) {
     for (std::size_t second = first; second < modifiers.size(); ++second) {
       for (const auto& [name, set_mask] : kMasks) {
         for (int repeat = 0; repeat < 2; ++repeat) {
-          // Of a multiplicative hash, so that no other choice goes with it.
+          // A multiplicative hash chooses, so that no other choice goes with it.
           const char* const schedule = kSchedules[(seed * 2654435761U >> 16U) % kSchedules.size()];
           const DType dtype =
               std::vector{DType::float32, DType::float16, DType::bfloat16}[seed % 3];
@@ -266,7 +266,7 @@ TEST_F(ShardedAttentionSweep, EveryModifier) {
   }
 }
 
-// What of a bias and a dense mask varies, under every schedule and pair of layouts; heads that
+// Every variation of a bias and a dense mask, under every schedule and pair of layouts; heads that
 // ranks share unevenly; each tensor alone, and both together.
 TEST_F(ShardedAttentionSweep, EveryFormOfBiasAndDenseMask) {
   constexpr std::array kLayouts{LayoutKind::contiguous, LayoutKind::zigzag, LayoutKind::striped,

@@ -58,7 +58,7 @@ class ShardedAttentionTest : public ::testing::Test {
     EXPECT_EQ(std::memcmp(a.output.view().data(), b.output.view().data(), a.output.bytes()), 0);
     EXPECT_EQ(std::memcmp(a.lse.view().data(), b.lse.view().data(), a.lse.bytes()), 0);
   }
-  // What a different order of merging may change: a few roundings.
+  // Another order of merging may change a few roundings.
   static void expect_close(const CaseShards& a, const CaseShards& b) {
     ASSERT_EQ(a.output.shape(), b.output.shape());
     const auto compare = [](const Tensor& x, const Tensor& y) {

@@ -168,7 +168,7 @@ AttentionProblem full_problem(std::int64_t rows, std::int64_t columns) {
   return problem;
 }
 
-// Of the messages of a rank, exchange after exchange.
+// The time of a rank's messages, exchange after exchange.
 double seconds_of_exchanges(const RankPlan& rank, const CostModel& model) {
   double seconds = 0;
   for (const Exchange* exchange : rank.all<Exchange>()) {
@@ -212,7 +212,7 @@ TEST(SimulationEvents, AllSchedulesTakeTheirMessagesAndTheirComputation) {
   }
 }
 
-// What comes before a rank's messages, and what after, in numbers.
+// The times before and after a rank's messages, in numbers.
 TEST(SimulationEvents, HeadsGoOutAndResultsComeBack) {
   const AttentionProblem problem = full_problem(4096, 4096);
   const Plan plan =
@@ -435,7 +435,7 @@ TEST(SimulationEvents, MessagesThatNobodySendsAreAnError) {
                InternalError);
 }
 
-// What messages of one exchange cost is what the model says of them, whichever is the larger: one
+// Messages of one exchange cost the larger of two times of the model: one
 // after the other, or one message of all their bytes.
 TEST(SimulationEvents, MessagesOfAnExchangeCostWhatTheModelSays) {
   const CostCurve falling_rate({{1e6, 2e-3}, {2e6, 9e-3}, {4e6, 40e-3}}, "test");

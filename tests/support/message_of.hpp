@@ -4,7 +4,7 @@
 
 namespace annulus::test {
 
-/// What an exception of this type says that `action` throws.
+/// The message of the exception of this type that `action` throws.
 template <class Exception, class Action>
 std::string message_of(const Action& action) {
   try {

@@ -52,7 +52,7 @@ class RankDeviceTest : public Base {
     if (!rank_.device) GTEST_SKIP() << rank_.missing;
   }
   [[nodiscard]] static Device& device() { return *rank_.device; }
-  /// Whether ranks share GPUs, so that NCCL is out of the question.
+  /// True if ranks share GPUs, so that NCCL is out of the question.
   [[nodiscard]] static bool shared_gpus() { return rank_.shared; }
 
  private:

@@ -39,7 +39,7 @@ struct DecodeShared {
 /// A thread block's share of the work. Warps form teams, in which each warp has 16 of the rows, and
 /// each team has columns of its own of every tile: as many times 16 as it has warps. Each warp
 /// copies 16 columns, and a team waits for nobody else, so that some compute while others wait.
-/// What the teams have is summed where a part ends, in the shared memory of its last tile.
+/// The teams' sums are added where a part ends, in the shared memory of its last tile.
 template <class Shape>
 class Decoder {
   using Element = typename Shape::Element;
@@ -101,7 +101,7 @@ class Decoder {
     return keys.end - keys.begin;
   }
 
-  // What the warp copies next: its columns of a tile.
+  // The columns of a tile that the warp copies next.
   struct Source {
     int tiles;  // that are still to be copied
     std::int32_t pair;

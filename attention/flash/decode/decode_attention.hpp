@@ -21,10 +21,10 @@ class DecodeAttention {
 
   // The device is current, and blocks have rows and columns.
 
-  /// Whether the block is for it: see FewRows.
+  /// True if the block is for it: see FewRows.
   [[nodiscard]] bool takes(const AttentionBlock& block) { return find(block) != nullptr; }
 
-  // Of blocks that it takes. See FlashAttention.
+  // Prepares for blocks that it takes. See FlashAttention.
   void prepare(const AttentionBlock& block);
   void run(const AttentionBlock& block, const SoftmaxState& result, Stream& stream);
 

@@ -30,7 +30,7 @@ struct DecodeArguments {
   float scale = 1;     ///< of q·k, in units of log 2; with a soft cap, divided by it
   float soft_cap = 0;  ///< in units of log 2; 0: none
 
-  // Of each part and row: the sum of the weighted values [part, row, value_dim], the largest logit
+  // For each part and row: the sum of the weighted values [part, row, value_dim], the largest logit
   // in units of log 2, and the sum of the weights relative to it.
   float* part_outputs = nullptr;
   float2* part_weights = nullptr;

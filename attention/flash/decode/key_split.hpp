@@ -28,7 +28,8 @@ struct KeySplit {
   std::int64_t kv_heads = 0;
   std::int64_t tiles = 0;   ///< of all pairs
   std::int64_t blocks = 0;  ///< at most tiles
-  /// Of each batch, and one more entry behind the last; null: all pairs have as many tiles.
+  /// The keys of each batch, and one more entry behind the last; null: all pairs have as many
+  /// tiles.
   const BatchKeys* keys = nullptr;
 
   [[nodiscard]] ANNULUS_BOTH constexpr std::int64_t pairs() const { return batches * kv_heads; }

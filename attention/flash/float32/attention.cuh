@@ -30,7 +30,7 @@ class Attention {
   // That are summed at a time: two take fewer loads for each product, if registers suffice.
   static constexpr int kPartsAtOnce = kDims == 128 ? 2 : 1;
   static constexpr unsigned kAll = 0xffffffff;
-  // Of what a row must not see. Other weights are at least 0, or NaN.
+  // The weight of a hidden key. Other weights are at least 0, or NaN.
   static constexpr float kHiddenWeight = -1;
 
  public:
@@ -242,7 +242,7 @@ class Attention {
     return hidden;
   }
 
-  // Of the lanes that share row i, the one that is asked about it.
+  // The lane, among those that share row i, that is asked about it.
   [[nodiscard]] __device__ __forceinline__ int lane_of_row(int i) const {
     return 2 * i + half;
   }

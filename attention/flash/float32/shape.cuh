@@ -46,7 +46,8 @@ struct Shared {
   }
 };
 
-/// What a block may take, of the 228 KiB of a multiprocessor and 1 KiB less for each.
+/// The shared memory that a block may take, of the 228 KiB of a multiprocessor and 1 KiB less for
+/// each.
 template <int kDims>
 inline constexpr int kMaximumShared = 228 * 1024 / kBlocks<kDims> - 1024;
 

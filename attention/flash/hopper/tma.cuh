@@ -9,7 +9,7 @@
 
 namespace annulus::hopper {
 
-/// What the L2 cache is told about the bytes of a copy (encodings of createpolicy).
+/// Hints to the L2 cache about the bytes of a copy (encodings of createpolicy).
 enum class Cache : std::uint64_t {
   evict_first = 0x12F0000000000000,
   evict_last = 0x14F0000000000000
@@ -20,7 +20,7 @@ __device__ __forceinline__ void prefetch_map(const CUtensorMap* map) {
 }
 
 /// Copies one box of a tensor of rank 4 whose corner lies at (x0, x1, x2, x3), innermost first.
-/// What lies outside the tensor arrives as zeros and counts as bytes of the box all the same.
+/// Elements outside the tensor arrive as zeros and count as bytes of the box all the same.
 __device__ __forceinline__ void copy_box(void* target, const CUtensorMap* map, Barrier& barrier,
                                          Cache cache, int x0, int x1, int x2, int x3) {
   asm volatile(

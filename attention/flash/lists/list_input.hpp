@@ -106,7 +106,7 @@ struct ListOutput {
   std::int32_t* row_ids = nullptr;     ///< likewise
   std::int32_t* column_ids = nullptr;  ///< [batches][columns]; likewise
 
-  // What the first kernel passes to the second, in the order of row tiles.
+  // Results of the first kernel for the second, in the order of row tiles.
   std::int32_t* key_tiles = nullptr;
   TilePlace* places = nullptr;
   std::int32_t* block_segments = nullptr;  ///< by thread block

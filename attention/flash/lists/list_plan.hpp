@@ -14,7 +14,7 @@
 
 namespace annulus::flash {
 
-/// What ids make masked tiles ask of their rows and columns.
+/// The question that masked tiles ask of the ids of their rows and columns.
 enum class Asked : std::uint8_t {
   nothing,
   documents,  ///< of the rows; the keys of every id are neighbours
@@ -29,7 +29,7 @@ enum class Asked : std::uint8_t {
 [[nodiscard]] ListInput with_arguments(ListInput input, const CallArgumentArrays& called,
                                        std::int64_t first_batch);
 
-/// What the host knows of a block's lists before a device makes them: their input, and the space
+/// The host's part of a block's lists, before a device makes them: their input, and the space
 /// that they take. Costs O(query tiles + runs of ids); with a block mask, also one pass over its
 /// words. Positions must lie below 2^28.
 class ListPlan {
@@ -49,10 +49,10 @@ class ListPlan {
   [[nodiscard]] std::int64_t tiles() const { return batches() * heads() * tiles_per_list(); }
   /// An upper bound on the number of segments.
   [[nodiscard]] std::int64_t most_segments() const { return most_segments_; }
-  /// Whether some segment may hide values; see KeySegment::kHidesValues.
+  /// True if some segment may hide values; see KeySegment::kHidesValues.
   [[nodiscard]] bool may_hide_values() const { return may_hide_values_; }
   [[nodiscard]] Asked asked() const { return asked_; }
-  /// Whether masked tiles need the RowKeys of their rows: for documents, or for positions that one
+  /// True if masked tiles need the RowKeys of their rows: for documents, or for positions that one
   /// band does not describe.
   [[nodiscard]] bool needs_row_keys() const {
     return asked_ == Asked::documents || input_.by_rule != 0;

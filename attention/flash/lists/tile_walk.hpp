@@ -57,7 +57,7 @@ ANNULUS_DEVICE const KeyRun* key_run_at(const ListInput& in, std::int32_t batch,
                 position);
 }
 
-/// What positions show to the rows of a batch, or of one of its documents.
+/// The rule of positions for the rows of a batch, or of one of its documents.
 ANNULUS_DEVICE PositionRule rule_of(const ListInput& in, std::int32_t batch,
                                     std::int32_t document) {
   PositionFrame frame = in.frame;

@@ -9,7 +9,7 @@
 
 namespace annulus::files {
 
-/// What a .npy file says about its array.
+/// The header of a .npy file.
 struct NpyHeader {
   std::string descr;  ///< NumPy's name of the dtype: "<f4"
   Extents shape;

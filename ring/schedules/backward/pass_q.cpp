@@ -63,7 +63,7 @@ class PassQBackward {
     int query = -1, bias = -1;
   };
 
-  // Whether rows of one rank of the group see columns of another.
+  // True if rows of one rank of the group see columns of another.
   [[nodiscard]] bool sees(int rank, int other) const {
     return !context_.needs.of(rank, other).empty();
   }

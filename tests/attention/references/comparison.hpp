@@ -12,7 +12,7 @@
 
 namespace annulus::test {
 
-/// Whether a query row sees any key.
+/// True if a query row sees any key.
 [[nodiscard]] bool sees_nothing(const ReferenceCase& reference, std::int64_t batch,
                                 std::int64_t head, std::int64_t row);
 

@@ -216,7 +216,7 @@ ScoreTensors ReferenceCase::scores(const AttentionProblem& of) const {
 
 namespace {
 
-// What `make` returns; errors in the description name its file.
+// Returns what `make` returns; errors in the description name its file.
 template <class Make>
 auto named(const std::string& folder, const std::string& name, const Make& make) {
   try {

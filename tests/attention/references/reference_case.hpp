@@ -36,7 +36,7 @@ struct ReferenceCase {
   /// Bias and mask of `problem`: [B,N,T,S], with 1 where broadcast; without dimensions if absent.
   Tensor bias = {};
   Tensor mask = {};
-  /// What the reference rounded its LSE to.
+  /// The dtype to which the reference rounded its LSE.
   DType lse_dtype = DType::float32;
   /// Rows that see nothing hold the mean of all values, or 0 past the query's length, and an LSE
   /// that is finite and below −2·10³⁸; docs/semantics.md wants 0 and −∞.

@@ -45,7 +45,7 @@ Function* hidden(const char* name) {
   return reinterpret_cast<Function*>(::dlsym(RTLD_NEXT, name));
 }
 
-// Whether a file lies below the working directory: others are not the program's.
+// True if a file lies below the working directory: others are not the program's.
 bool is_of_the_job(const std::string& path) {
   std::array<char, PATH_MAX> folder{};
   if (::getcwd(folder.data(), folder.size()) == nullptr) return false;
@@ -186,7 +186,7 @@ auto writing_step(const char* name, bool to_the_job, Arguments... arguments)
   return call<Function>(name, arguments...);
 }
 
-// What a heap has left serves small requests even then, such as an error's text.
+// The rest of a heap serves small requests even then, such as an error's text.
 bool is_refused(std::size_t bytes) {
   constexpr std::size_t kSmall = 4096;
   return memory_is_short && bytes > kSmall;

@@ -28,7 +28,7 @@ class Slices : public ::testing::Test {
     return std::uniform_int_distribution<std::int64_t>(0, bound - 1)(random_);
   }
 
-  // What a rank may hold of a dimension, in one of the ways that layouts make.
+  // Positions of a dimension that a rank may hold under some layout.
   PositionRanges positions(std::int64_t size) {
     if (size == 0) return PositionRanges::all(0);
     switch (below(5)) {

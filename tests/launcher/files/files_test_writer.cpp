@@ -42,7 +42,7 @@ class Writer : public ::testing::Test {
   [[nodiscard]] int rank() const { return mesh_->rank(); }
   [[nodiscard]] bool is_last() const { return rank() == mesh_->size() - 1; }
 
-  // What is in the directory once all ranks are here.
+  // The files in the directory once all ranks are here.
   std::vector<std::string> files() {
     world().barrier();
     std::vector<std::string> names;

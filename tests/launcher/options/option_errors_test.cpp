@@ -1,4 +1,4 @@
-// What options refuse, and how they say so.
+// Tests of what options refuse, and how.
 #include <algorithm>
 #include <string>
 #include <vector>

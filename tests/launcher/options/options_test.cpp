@@ -1,4 +1,4 @@
-// What options mean, and where they come from.
+// Tests of the meaning of options, and of where they come from.
 #include <cstdint>
 #include <optional>
 #include <string>

@@ -86,7 +86,7 @@ TEST_F(ReportFilesTest, AnImpossibleNameFailsAtOnce) {
   EXPECT_THROW(ReportFiles("", path("."), report_of()), UserError);
 }
 
-// What the system cannot even look at is the user's to mend.
+// A name that the system cannot even look up is the user's error.
 TEST_F(ReportFilesTest, LinksInACircleAreAnImpossibleName) {
   std::filesystem::create_symlink("b.csv", path("a.csv"));
   std::filesystem::create_symlink("a.csv", path("b.csv"));

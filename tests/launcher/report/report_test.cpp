@@ -117,7 +117,7 @@ TEST(Report, JsonHasTypedCellsAndRowsThatStandAlone) {
       {"verdict", {{"passed", false}, {"text", "FAILED (1 of 2)"}}}};
   EXPECT_EQ(report.to_json(), expected);
   EXPECT_TRUE(report.to_json()["rows"][0]["whole"].is_number_integer());
-  // What is printed reads back as the same.
+  // The printed text reads back as the same.
   EXPECT_EQ(nlohmann::json::parse(report.to_json().dump()), expected);
 }
 

@@ -47,7 +47,7 @@ TEST(Table, LongTimesAreShownInSeconds) {
             "            -    1\n");
 }
 
-// What may be compared at sight has one unit.
+// Rates of one column have one unit, so that they can be compared at sight.
 TEST(Table, RatesScaleTogether) {
   const std::vector<Column> columns{
       {"rate", "GFLOP/s/rank"}, {"local", "GFLOP/s/rank"}, {"work", "GFLOP"}};

@@ -80,7 +80,7 @@ class ProblemSetupTest : public ::testing::Test {
     ADD_FAILURE() << "no error";
     return {};
   }
-  /// Whether query `row` sees key `column` of a batch.
+  /// True if query `row` sees key `column` of a batch.
   [[nodiscard]] static bool visible(const ProblemSetup& setup, std::int64_t batch, std::int64_t row,
                                     std::int64_t column) {
     return setup.problem.mask.visible(batch, 0, GlobalPosition(row), GlobalPosition(column));

@@ -346,7 +346,7 @@ TEST_F(UnnormalisedComparison, OneWrongNumberFails) {
   SetUp();
   maxima()[4] += 1e-3F;
   EXPECT_FALSE(passes());
-  // What is right apart from the reference that was taken is wrong too.
+  // A result that is only right by another reference is wrong too.
   SetUp();
   maxima()[0] -= std::log(2.0F);
   sums()[0] *= 2;

@@ -248,7 +248,7 @@ TEST_F(VerifyGradients, FailsAGradientOfSinksThatLacksRows) {
   }
 }
 
-// Of a bias of every shape, and one that is wrong in one entry.
+// Biases of every shape, and a gradient that is wrong in one entry.
 TEST_F(VerifyGradients, GradientOfBias) {
   for (const Extents& shape :
        {Extents{2, 4, 40, 40}, Extents{1, 1, 40, 40}, Extents{1, 4, 1, 40}, Extents{2, 1, 40, 1}}) {

@@ -270,7 +270,7 @@ TEST_F(VerifyNonFinite, PassesWhatIsRightAtEverySeed) {
   }
 }
 
-// What is not finite in one query spoils the next one in the same tile.
+// A non-finite entry of one query spoils the next query in the same tile.
 TEST_F(VerifyNonFinite, FailsAKernelThatSpreadsWhatAQueryHolds) {
   case_.seed = 11;
   case_.fills = with_non_finite_entries(case_.problem, {}, case_.seed, Place::Kind::host);

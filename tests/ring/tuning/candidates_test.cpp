@@ -94,7 +94,7 @@ TEST(TuningCandidates, BeginWithTheHeuristicsAndTheBestOfEachSchedule) {
       std::is_sorted(all.begin() + static_cast<std::ptrdiff_t>(schedules), all.end(), in_order));
 }
 
-// What a choice is predicted to take is what its plan is.
+// The predicted time of a choice is that of its plan.
 TEST(TuningCandidates, ArePredictedByTheirPlans) {
   PlannedCall call(8);
   const PlanInput input = call.input();

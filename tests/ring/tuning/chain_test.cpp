@@ -358,7 +358,7 @@ TEST_F(TuningChainTest, AnErrorListsWhatWasTried) {
               Not(HasSubstr("before that")));
 }
 
-// What the caches and heuristics chose may be the same plan, and fail each time.
+// The caches and heuristics may choose the same plan, which fails each time.
 TEST_F(TuningChainTest, AChoiceOfNothingThatFailsPassesOn) {
   (void)decided();
   for (const TuningPolicy policy : {TuningPolicy::cached, TuningPolicy::measure}) {
@@ -468,7 +468,7 @@ TEST_F(TuningChainTest, ChangesNoBitOfWhatItChooses) {
   }
 }
 
-// Of all schedules; masks and strides may change afterwards.
+// All schedules are candidates; masks and strides may change afterwards.
 TEST_F(TuningChainTest, WhatIsChosenStays) {
   options_.schedule = "auto";
   options_.tuning.runs = 1;

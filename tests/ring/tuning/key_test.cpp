@@ -1,4 +1,4 @@
-// What makes two calls the same to the tuning chain.
+// Tests of what makes two calls the same to the tuning chain.
 #include "tuning/key.hpp"
 
 #include <functional>

@@ -18,7 +18,7 @@ enum class BiasPolicy : std::uint8_t {
 /// Throws ArgumentError("bias policy", …) for an unknown name.
 [[nodiscard]] BiasPolicy parse_bias_policy(std::string_view name);
 
-/// What the policy leaves of the mask of a problem that has a bias.
+/// The part of the mask that the policy leaves to a problem that has a bias.
 [[nodiscard]] Mask mask_beside_bias(BiasPolicy policy, const Mask& mask);
 /// The problem with the policy applied to its mask and its dense mask; unchanged without a bias.
 [[nodiscard]] AttentionProblem under_policy(BiasPolicy policy, AttentionProblem problem);

@@ -46,7 +46,8 @@ class BlockMask {
                                     std::int64_t sinks, std::int64_t left, std::int64_t right,
                                     BlockSize size = {});
   static BlockMask documents(std::span<const std::int32_t> cu_seqlens, BlockSize size = {});
-  /// Of the key blocks up to that of a query block's last position, the nearest `local` ones and
+  /// Shows, of the key blocks up to that of a query block's last position, the nearest `local` ones
+  /// and
   /// every `stride`-th one (Child et al. 2019).
   static BlockMask strided(std::int64_t query_length, std::int64_t kv_length, std::int64_t local,
                            std::int64_t stride, BlockSize size = {});

@@ -28,7 +28,7 @@ class Dropout {
   [[nodiscard]] double keep_scale() const { return 1 / (1 - probability()); }
   bool operator==(const Dropout&) const = default;
 
-  /// Whether an entry drops. All indices are global.
+  /// True if an entry drops. All indices are global.
   [[nodiscard]] bool drops(std::int64_t batch, std::int64_t head, GlobalPosition row,
                            GlobalPosition column) const;
 

@@ -10,7 +10,8 @@
 
 namespace annulus {
 
-/// What a problem may ask for besides plain attention: parts of its mask, and modifiers of its
+/// Features beyond plain attention that a problem may ask for: parts of its mask, and modifiers of
+/// its
 /// logits and probabilities. A kernel declares the features that it supports; it is not given a
 /// problem that asks for another. Sinks are not a feature: the plan adds them to the results of any
 /// kernel.
@@ -87,7 +88,7 @@ class FeatureSet {
   std::uint32_t bits_ = 0;
 };
 
-/// What a problem asks for.
+/// The features that a problem asks for.
 [[nodiscard]] FeatureSet features_of(const AttentionProblem& problem);
 
 /// "causal, soft cap"; "none".

@@ -124,7 +124,7 @@ struct BlockGeometry {
   return {block.rows, block.columns, block.first_batch, block.query.size(0), block.unmasked};
 }
 
-/// What a local call runs on.
+/// The streams and threads of a local call.
 struct ExecutionContext {
   Stream& stream;                ///< the work is submitted here
   Stream* background = nullptr;  ///< advanced while a CPU kernel runs; may be null
@@ -174,7 +174,7 @@ enum class ResultForm : std::uint8_t {
   either    ///< as asked for
 };
 
-/// What an implementation honours in the backward pass.
+/// The features that an implementation honours in the backward pass.
 struct BackwardDeclaration {
   FeatureSet features;
   BlockForm blocks = BlockForm::any;
@@ -184,7 +184,7 @@ struct BackwardDeclaration {
   bool takes_grad_lse = true;  ///< delta need not be rowsum(dO ∘ O): an LSE may have a gradient
 };
 
-/// What an implementation honours, and how it hands results over.
+/// The features that an implementation honours, and the form of its results.
 struct Declaration {
   FeatureSet features;
   BlockForm blocks = BlockForm::any;
@@ -215,7 +215,8 @@ struct FewRows {
   /// Pairs may also be hidden by one straight band and a length per batch (see LocalMask).
   bool banded = false;
 
-  /// Of a block of `heads` query heads over all its batches, whose rows see so many columns each,
+  /// True for a block of `heads` query heads over all its batches, whose rows see so many columns
+  /// each,
   /// on average.
   [[nodiscard]] constexpr bool include(std::int64_t query_rows, std::int64_t heads_per_kv_head,
                                        std::int64_t heads, std::int64_t block_columns) const {
@@ -238,7 +239,7 @@ class Implementation {
   /// The name under which measured rates are kept. Implementations whose kernel is the same share
   /// one.
   [[nodiscard]] virtual const std::string& kernel_name() const noexcept { return names().front(); }
-  /// Whether it computes problems of these dtypes and sizes at such a place, apart from what it
+  /// True if it computes problems of these dtypes and sizes at such a place, apart from what it
   /// declares.
   [[nodiscard]] virtual Capability accepts(const AttentionProblem& problem, Place place) const = 0;
   /// accepts() for the gradients of such problems, if it declares a backward pass.
@@ -246,9 +247,9 @@ class Implementation {
                                                     Place place) const {
     return accepts(problem, place);
   }
-  /// Whether this build and this machine have what it needs.
+  /// True if this build and this machine have what it needs.
   [[nodiscard]] virtual Capability available(Place place) const = 0;
-  /// Whether it can compute this block of a problem that it accepts. Kernel::prepare may still
+  /// True if it can compute this block of a problem that it accepts. Kernel::prepare may still
   /// refuse the block for its strides or addresses.
   [[nodiscard]] virtual Capability takes(const AttentionProblem& /*problem*/,
                                          const BlockGeometry& /*block*/) const {
@@ -259,10 +260,10 @@ class Implementation {
                                                   const BlockGeometry& block) const {
     return takes(problem, block);
   }
-  /// Whether it computes this block to the same bits every time. If not, it computes the block only
+  /// True if it computes this block to the same bits every time. If not, it computes the block only
   /// where nobody else is asked: where the problem names it.
   [[nodiscard]] virtual bool repeats_bits(const BlockGeometry& /*block*/) const { return true; }
-  /// Whether its kernels can wait for columns that arrive while they run: see
+  /// True if its kernels can wait for columns that arrive while they run: see
   /// AttentionBlock::arrived_from.
   [[nodiscard]] virtual bool awaits_columns(const AttentionProblem& /*problem*/) const {
     return false;
@@ -279,11 +280,11 @@ class Implementation {
   [[nodiscard]] virtual std::unique_ptr<Kernel> make_kernel(const AttentionProblem& problem,
                                                             Device& device) const = 0;
 
-  /// Whether it could compute the problem at such a place: what it declares and accepts.
+  /// True if it could compute the problem at such a place: what it declares and accepts.
   [[nodiscard]] Capability fits(const AttentionProblem& problem, Place place) const;
   /// The same for the problem's gradients.
   [[nodiscard]] Capability fits_backward(const AttentionProblem& problem, Place place) const;
-  /// Whether it can compute the problem here.
+  /// True if it can compute the problem here.
   [[nodiscard]] Capability capability(const AttentionProblem& problem, Place place) const;
 };
 

@@ -21,7 +21,7 @@ struct LocalMask {
   /// Why the mask cannot be expressed in this way; empty if it is.
   std::string obstacle;
 
-  /// Whether batches have lengths of their own.
+  /// True if batches have lengths of their own.
   [[nodiscard]] bool padded() const { return !row_lengths.empty(); }
 };
 
@@ -29,7 +29,7 @@ struct LocalMask {
 /// stride. It does so too where several runs continue it: a rank's own block under a plain causal
 /// mask and any layout, or columns before a run's own that are all visible. Lengths and segments
 /// are allowed if each batch keeps only the first rows and columns of the block, in one document.
-/// Of these rows, the last ones do not count if a window leaves them no column.
+/// The last rows do not count if a window leaves them no column.
 [[nodiscard]] LocalMask local_mask(const Mask& mask, std::int64_t first_batch, std::int64_t batches,
                                    const PositionRanges& row_positions,
                                    const PositionRanges& column_positions);

@@ -13,7 +13,7 @@
 
 namespace annulus {
 
-/// What a mask leaves visible of a tile (rows × columns).
+/// The visible part of a tile (rows × columns).
 struct Visibility {
   std::int64_t pairs = 0;  ///< visible (row, column) pairs, summed over the batches asked about
   bool full = false;       ///< every pair is visible
@@ -111,18 +111,18 @@ class Mask {
   [[nodiscard]] const std::vector<std::int32_t>& query_lengths() const { return query_lengths_; }
   [[nodiscard]] const std::vector<std::int32_t>& kv_lengths() const { return kv_lengths_; }
   [[nodiscard]] const std::optional<BlockMask>& block_mask() const { return block_mask_; }
-  /// Whether the mask has any part.
+  /// True if the mask has any part.
   [[nodiscard]] bool hides_any() const {
     return parts_.limited() || has_segments() || !query_lengths_.empty() || !kv_lengths_.empty() ||
            block_mask_;
   }
-  /// Whether one band says all that positions decide, the same in every batch and document.
+  /// True if one band says all that positions decide, the same in every batch and document.
   [[nodiscard]] bool one_band() const;
   /// Causal and window together, where one_band() holds.
   [[nodiscard]] Band band() const;
   /// All that positions decide for a row; `row` must not be padding of a packing.
   [[nodiscard]] PositionRule position_rule(std::int64_t batch, GlobalPosition row) const;
-  /// Whether visibility can differ between batches, or between query heads.
+  /// True if visibility can differ between batches, or between query heads.
   [[nodiscard]] bool depends_on_batch() const {
     return has_segments() || !query_lengths_.empty() || !kv_lengths_.empty() || !offsets_.empty() ||
            !prefixes_.empty() || (block_mask_ && block_mask_->batch() != 1);
@@ -141,7 +141,7 @@ class Mask {
   [[nodiscard]] bool visible(std::int64_t batch, std::int64_t head, GlobalPosition row,
                              GlobalPosition column) const;
 
-  /// What is visible of a tile in batches [batch, batch + batches). Pairs and `full` are exact,
+  /// The visible part of a tile in batches [batch, batch + batches). Pairs and `full` are exact,
   /// except that with very many short segments or chunks `pairs` is an upper bound and `full` is
   /// false. The hulls are exact for one batch of unstrided ranges; otherwise they may be too wide.
   /// The cost is linear in the documents that rows and columns share if ids ascend with the

@@ -19,7 +19,8 @@ struct Modifier {
 /// (reports, what ranks agree on, tuning keys) is made from this list.
 [[nodiscard]] std::vector<Modifier> modifiers_of(const AttentionProblem& problem);
 
-/// What a problem asks for beside its mask: "dense mask [1, 1, 8, 8], scale 0.5, soft cap 20, bias
+/// The text of a problem's settings beside its mask: "dense mask [1, 1, 8, 8], scale 0.5, soft cap
+/// 20, bias
 /// [1, 8, 8, 8], sinks [8, 2], dropout 0.25, seed 5, unnormalised, softmax float64, weights, call
 /// arguments lengths", less what it does not set; "none" if it sets nothing.
 [[nodiscard]] std::string modifiers_text(const AttentionProblem& problem);

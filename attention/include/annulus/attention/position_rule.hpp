@@ -84,7 +84,7 @@ struct PositionParts {
   std::int64_t chunk = 0;  ///< 0: none
 
   [[nodiscard]] bool window() const { return window_left >= 0 || window_right >= 0; }
-  /// Whether anything is hidden by its position.
+  /// True if anything is hidden by its position.
   [[nodiscard]] bool limited() const { return causal || window() || chunk > 0; }
 
   [[nodiscard]] ANNULUS_HOST_DEVICE PositionRule rule(const PositionFrame& frame) const {

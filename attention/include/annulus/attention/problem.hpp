@@ -67,7 +67,7 @@ enum class Reproducible : std::uint8_t {
 
 [[nodiscard]] std::string_view name_of(Reproducible reproducible) noexcept;
 
-/// What to compute: the whole, unsharded problem, without its tensors.
+/// The whole, unsharded problem, without its tensors.
 ///
 /// A logit is s = scale · q·k, then soft_cap · tanh(s / soft_cap) if capped, plus the bias; masked
 /// entries become −∞ before the softmax. Sinks enter its denominator, and dropout acts on its

@@ -9,7 +9,7 @@
 
 namespace annulus {
 
-/// What hides pairs or changes their logits, in order of the work per pair. Of several, the last.
+/// The costliest part that hides pairs or changes their logits, in order of the work per pair.
 enum class MaskKind : std::uint8_t {
   none,
   band,      ///< causal or a window
@@ -30,7 +30,7 @@ enum class Pass : std::uint8_t { forward, backward };
 /// Throws ArgumentError("pass", …) for any other text.
 [[nodiscard]] Pass parse_pass(std::string_view name);
 
-/// What changes the rate of a kernel much. Rates are measured and assumed per class.
+/// Properties that change the rate of a kernel much. Rates are measured and assumed per class.
 struct ProblemClass {
   DType dtype = DType::float32;
   std::int64_t head_dim = 1;   ///< D

@@ -38,7 +38,7 @@ struct ScoreTensors {
   [[nodiscard]] std::int64_t key_of(std::int64_t column, GlobalPosition position) const {
     return by_column ? column : position.value();
   }
-  /// Whether both leave a pair visible. Batch, head and row are local indices. Host tensors only.
+  /// True if both leave a pair visible. Batch, head and row are local indices. Host tensors only.
   [[nodiscard]] bool shows(std::int64_t batch, std::int64_t head, std::int64_t row,
                            std::int64_t key) const {
     if (mask && mask->at<std::uint8_t>({batch, head, row, key}) == 0) return false;

@@ -7,7 +7,8 @@
 
 namespace annulus {
 
-/// What rows cost a kernel that skips tiles without a visible pair. For each chunk of `chunk` query
+/// The cost of rows to a kernel that skips tiles without a visible pair. For each chunk of `chunk`
+/// query
 /// rows: the number of tiles of `tile` rows and `tile` keys that have a visible pair, summed over
 /// batches [batch, batch + batches). It is the count of one head, or the sum over all heads if the
 /// mask depends on them. A partial tile counts as a whole one. `chunk` is a multiple of `tile`; T

@@ -28,7 +28,7 @@ struct CudaVersions {
 /// Why no GPU can be used, such as "this build has no CUDA" or "no CUDA device: …"; empty if one
 /// can.
 [[nodiscard]] std::string cuda_unavailable_reason();
-/// Whether GPUs seem to be there but cannot be used: the driver fails, or is too old for this
+/// True if GPUs seem to be there but cannot be used: the driver fails, or is too old for this
 /// build. False where there is no driver or no GPU, and where CUDA_VISIBLE_DEVICES hides all GPUs.
 [[nodiscard]] bool cuda_is_broken();
 /// Devices that CUDA_VISIBLE_DEVICES leaves visible; empty when there are none or no CUDA.

@@ -30,7 +30,7 @@ struct TensorCopy {
   TensorView destination;
 };
 
-/// What a rank computes with: its memory and its streams.
+/// The device that a rank computes with: its memory and its streams.
 class Device {
  public:
   virtual ~Device() = default;
@@ -66,7 +66,7 @@ class Device {
   /// before, as calls on a device run one after the other, in the order in which they are submitted
   /// and graphs of the caller that hold some are launched.
   virtual void begin_call(Stream& stream, ForeignStream* caller);
-  /// What is put on the caller's stream from now on starts after the call.
+  /// Work put on the caller's stream from now on starts after the call.
   virtual void end_call(Stream& stream, ForeignStream* caller);
   /// Work submitted to `stream` from now on starts after the calls before and the launched graphs
   /// that hold calls.

@@ -18,14 +18,14 @@ class ForeignStream {
 
   /// Differs from that of every other stream of this process, ended ones included.
   [[nodiscard]] virtual std::uint64_t id() const = 0;
-  /// Whether work submitted now is captured instead of executed.
+  /// True if work submitted now is captured instead of executed.
   [[nodiscard]] virtual bool is_captured() const = 0;
   /// Expires when the graph into which the stream is captured has been destroyed, with all that was
   /// instantiated from it.
   [[nodiscard]] virtual std::weak_ptr<void> captured_graph() = 0;
-  /// What is submitted to `ours` from now on starts after what is on the foreign stream now.
+  /// Work submitted to `ours` from now on starts after the work that is on the foreign stream now.
   virtual void precede(Stream& ours) = 0;
-  /// What is put on the foreign stream from now on starts after what is submitted to `ours` now.
+  /// Work put on the foreign stream from now on starts after the work that `ours` has now.
   virtual void follow(Stream& ours) = 0;
 };
 

@@ -26,7 +26,7 @@ class HostOperation {
   [[nodiscard]] virtual std::string describe() const = 0;
   /// The mesh ranks that it still waits for.
   [[nodiscard]] virtual std::vector<int> peers() const { return {}; }
-  /// What the trace shows.
+  /// The name and messages that the trace shows.
   [[nodiscard]] virtual TraceLabel label() const = 0;
   /// Records what the trace shows of it, once it has finished: one span from its start to its end,
   /// unless it can tell its parts apart.

@@ -6,7 +6,7 @@
 
 #include <fmt/format.h>
 
-/// What the library logs to standard error. Silent unless ANNULUS_LOG_LEVEL names a level.
+/// The library's log on standard error. Silent unless ANNULUS_LOG_LEVEL names a level.
 namespace annulus {
 
 /// info: the main steps of a run, from the first rank of a mesh alone where all would say the same.

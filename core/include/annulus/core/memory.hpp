@@ -87,7 +87,7 @@ class MemoryPool {
   /// wrong.
   virtual void* system_allocate(std::size_t bytes) = 0;
   virtual void system_free(void* data, std::size_t bytes) noexcept = 0;
-  /// Whether a free block may go back to the system before the pool ends. With the pool's lock held.
+  /// True if a free block may go back to the system before the pool ends. With the pool's lock held.
   [[nodiscard]] virtual bool may_free(const void* /*data*/) const noexcept { return true; }
   /// "3.2 GiB of 139.8 GiB are free": for the error when there is no memory; may be empty.
   [[nodiscard]] virtual std::string system_state() const { return {}; }

@@ -19,7 +19,7 @@ class Event {
   [[nodiscard]] virtual bool is_complete() const = 0;
 };
 
-/// What a thread does while it waits for a stream. Each may be empty.
+/// Callbacks of a thread that waits for a stream. Each may be empty.
 struct Waiting {
   std::function<void()> check;            ///< called now and then; throws to give up
   std::function<std::string()> describe;  ///< what is waited for, if the stream cannot say

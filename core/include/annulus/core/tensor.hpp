@@ -146,7 +146,7 @@ class BasicTensorView {
   Place place_;
 };
 
-/// Whether no two elements share memory, by strides that nest in each other, as those of any
+/// True if no two elements share memory, by strides that nest in each other, as those of any
 /// allocation do, in any order of the dimensions.
 [[nodiscard]] bool has_nested_strides(const Extents& shape, const Extents& strides);
 

@@ -7,7 +7,7 @@
 
 namespace annulus {
 
-/// What the time of a span was spent on. Time of a call that is neither kernel nor transfer counts
+/// The kind of work that a span shows. Time of a call that is neither kernel nor transfer counts
 /// as bookkeeping.
 enum class TraceCategory : std::uint8_t {
   call,      ///< one whole sharded attention call
@@ -31,12 +31,12 @@ struct TraceMessage {
   bool operator==(const TraceMessage&) const = default;
 };
 
-/// What a span is about.
+/// The name and kind of a span.
 struct TraceLabel {
   TraceCategory category = TraceCategory::other;
   std::string name;
   int step = -1;  ///< negative: does not apply
-  /// What a transfer consists of: arrows lead from the sender's span to the receiver's.
+  /// The messages of a transfer: arrows lead from the sender's span to the receiver's.
   std::vector<TraceMessage> messages = {};
 };
 

@@ -80,7 +80,7 @@ struct alignas(sizeof(T) * width < 16 ? sizeof(T) * width : 16) Pack {
   T at[width];
 };
 
-/// Whether packs of `width` elements tile every vector of the view at aligned addresses.
+/// True if packs of `width` elements tile every vector of the view at aligned addresses.
 template <class View>
 bool tiled_by(const View& view, int width) {
   const auto bytes = static_cast<std::int64_t>(size_of(view.dtype()));

@@ -25,7 +25,7 @@ class Heartbeats {
   [[nodiscard]] virtual double silence(const Peers& peers) = 0;
   /// Ranks of the mesh that are silent, for messages.
   [[nodiscard]] virtual std::vector<int> silent_ranks() { return {}; }
-  /// Whether another thread may beat(), as long as the thread of the other calls does not
+  /// True if another thread may beat(), as long as the thread of the other calls does not
   /// communicate.
   [[nodiscard]] virtual bool any_thread_may_beat() const { return false; }
 };

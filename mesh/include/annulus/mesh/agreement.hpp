@@ -19,7 +19,7 @@ class AgreedFailure : public LibraryError {
   using LibraryError::LibraryError;
 };
 
-/// What went wrong, in words: those of the standard library do not say that memory has run out.
+/// The text of an error. That of the standard library does not say that memory has run out.
 [[nodiscard]] std::string text_of(const std::exception& error);
 
 /// Collective over `ranks`. If any rank passes an error, every rank throws: a UserError if all

@@ -5,13 +5,13 @@
 
 #include <annulus/core/error.hpp>
 
-/// What launchers (mpirun, srun, torchrun) say in the environment of the processes that they start.
+/// Reads what launchers (mpirun, srun, torchrun) put into the environment of their processes.
 namespace annulus {
 
 /// The value of an environment variable, null if it is not set; std::getenv outside tests.
 using EnvironmentLookup = std::function<const char*(const char* name)>;
 
-/// Whether mpirun or srun started this process in a way that lets MPI connect the ranks. Throws
+/// True if mpirun or srun started this process in a way that lets MPI connect the ranks. Throws
 /// LibraryError with the fix if Slurm or torchrun started processes that cannot find each other.
 [[nodiscard]] bool started_by_launcher(const EnvironmentLookup& lookup);
 

@@ -22,7 +22,7 @@ namespace annulus {
 
 class CallWatch;
 
-/// Whether ranks that differ only along `axis` ever sit on different nodes. Throws
+/// True if ranks that differ only along `axis` ever sit on different nodes. Throws
 /// UnknownAxisError.
 [[nodiscard]] bool crosses_nodes(const MeshShape& shape, const Topology& topology,
                                  const std::string& axis);

@@ -16,7 +16,7 @@ struct PeerReach {
   std::string obstacle;             ///< why there is more than one: "ranks 0 and 2 are on different
                                     ///< nodes"; "" if there is only one
 
-  /// Whether messages between two ranks can go by copies.
+  /// True if messages between two ranks can go by copies.
   [[nodiscard]] bool connects(int rank, int other) const {
     return clique_of_rank.at(static_cast<std::size_t>(rank)) ==
            clique_of_rank.at(static_cast<std::size_t>(other));
@@ -24,7 +24,7 @@ struct PeerReach {
   /// all for a single rank.
   [[nodiscard]] PeerExtent extent() const;
 
-  /// What one rank has found out.
+  /// The findings of one rank.
   struct Finding {
     std::vector<int> reached;  ///< the other ranks whose memory it reaches
     std::string obstacle;      ///< why it does not reach the first of the rest
@@ -36,7 +36,7 @@ struct PeerReach {
   [[nodiscard]] static PeerReach nowhere(int ranks, std::string obstacle);
 };
 
-/// Of several groups together.
+/// The extent of several groups together.
 [[nodiscard]] PeerExtent joint(std::span<const PeerExtent> extents);
 
 }  // namespace annulus

@@ -20,7 +20,7 @@ struct Timing {
   double most = 0;
 };
 
-/// Of one time or more.
+/// Statistics of one or more times.
 inline Timing timing_of(std::vector<double> seconds) {
   std::sort(seconds.begin(), seconds.end());
   const std::size_t count = seconds.size();

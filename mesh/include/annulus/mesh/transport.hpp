@@ -9,7 +9,7 @@
 
 namespace annulus {
 
-/// What carries data between the GPUs of a group. Host memory always goes by MPI.
+/// The carrier of data between the GPUs of a group. Host memory always goes by MPI.
 enum class Transport : std::uint8_t {
   automatic,  ///< the first of Mesh::transports()
   nccl,

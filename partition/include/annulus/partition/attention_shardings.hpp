@@ -26,14 +26,14 @@ struct AttentionShardings {
   PartitionSpec sinks;           ///< [N,M] or [M]
 };
 
-/// What the specs depend on besides rules, mesh and mode.
+/// Inputs of the specs besides rules, mesh and mode.
 struct AttentionShardingOptions {
   /// Shapes of bias and mask if they are broadcast to [B,N,T,S]. Dimensions of size 1 are not
   /// sharded.
   std::optional<Extents> bias = {};
   std::optional<Extents> mask = {};
   int sinks_rank = 2;  ///< 2: [N,M]; 1: [M]
-  /// Whether query, key, value and output are [B,N,T,D], [B,K,S,D] and so on ("BHTD").
+  /// True if query, key, value and output are [B,N,T,D], [B,K,S,D] and so on ("BHTD").
   bool bhtd = false;
 };
 

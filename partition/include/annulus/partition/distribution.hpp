@@ -46,7 +46,7 @@ class Distribution {
     return assignment_ ? &*assignment_ : nullptr;
   }
 
-  /// Whether `size` entries can be divided among `ranks` ranks in this way.
+  /// True if `size` entries can be divided among `ranks` ranks in this way.
   [[nodiscard]] bool fits(std::int64_t size, int ranks) const noexcept;
   /// The entries, of `size`, that rank `coordinate` of `ranks` holds. Requires fits(size, ranks).
   [[nodiscard]] PositionRanges positions(std::int64_t size, int ranks, int coordinate) const;

@@ -60,7 +60,7 @@ class NamedSharding {
   std::vector<Distribution> distributions_;
 };
 
-/// Whether both shardings give every rank the same entries in the same order.
+/// True if both shardings give every rank the same entries in the same order.
 [[nodiscard]] bool same_placement(const NamedSharding& a, const NamedSharding& b);
 
 /// "[2, 10, 4] on dp=2,sp=2 as dp,sp(zigzag),-".

@@ -20,7 +20,7 @@ struct ReshardBox {
   bool operator==(const ReshardBox&) const = default;
 };
 
-/// What one rank of the mesh sends to another, or keeps for itself. The message holds the boxes one
+/// The data that one rank of the mesh sends to another, or keeps. The message holds the boxes one
 /// after the other, each in row-major order.
 struct ReshardTransfer {
   int source = 0;

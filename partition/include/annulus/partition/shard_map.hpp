@@ -34,7 +34,7 @@ struct ShardSpec {
 };
 
 /// Runs once on every rank: local shards in, local results out. The views are valid for the call.
-/// What it submits to a GPU belongs on the stream of the call, or is finished when it returns.
+/// Its work on a GPU belongs on the stream of the call, or is finished when it returns.
 using ShardBody = std::function<std::vector<Tensor>(std::span<const ConstTensorView> shards)>;
 
 struct ShardMap {

@@ -36,7 +36,7 @@ struct InitBias {
   std::function<void(const TensorView& part, std::span<const PositionRanges> index)> fill;
 };
 
-/// What the backward pass computes otherwise than the forward pass; empty: as Choice says for the
+/// Choices in which the backward pass differs from the forward pass; empty: as Choice says for the
 /// forward pass, or "auto".
 struct BackwardChoice {
   std::string implementation = {};

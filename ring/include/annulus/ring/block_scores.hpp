@@ -12,7 +12,7 @@
 
 namespace annulus::ring {
 
-/// What a region of a buffer of a bias or a dense mask holds: [batch, heads, tokens, keys].
+/// Returns the entries of a region of a bias or a dense mask: [batch, heads, tokens, keys].
 using ScoresOfRegion = std::function<ConstTensorView(const Region& region)>;
 
 /// Bias and dense mask of a block's batches, heads and rows, for all `kv_length` keys of the

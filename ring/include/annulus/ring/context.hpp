@@ -34,9 +34,9 @@ struct ContextOptions {
   /// thread, where this build and the machines of all ranks have one; on the CPU where none has.
   std::optional<Place> place = {};
   DeviceRule devices = DeviceRule::named;
-  /// Whether several ranks may compute on one GPU.
+  /// True if several ranks may compute on one GPU.
   bool share_gpus = false;
-  /// What carries data between GPUs.
+  /// The carrier of data between GPUs.
   Transport transport = Transport::automatic;
   /// Seconds of silence after which a wait for other ranks fails. Ranks may differ in it.
   double timeout = Watchdog::kDefault.count();
@@ -76,9 +76,9 @@ class Context {
   [[nodiscard]] int threads() const noexcept { return threads_; }
   /// The implementations that attention chooses from; add() your own before making any.
   [[nodiscard]] Registry& registry() noexcept { return *registry_; }
-  /// What was tuned for attention on this context.
+  /// The results of tuning on this context.
   [[nodiscard]] ring::TuningCache& tuning_cache() noexcept { return tuning_cache_; }
-  /// What the overlays that live now set together.
+  /// The choices that the living overlays make together.
   [[nodiscard]] ring::Choice overlay() const;
   /// Every call that belongs to the context begins here.
   [[nodiscard]] OneAtATime& calls() noexcept { return *calls_; }

@@ -24,7 +24,7 @@ enum class Knowledge : std::uint8_t { measured, nearest, assumed };
 
 [[nodiscard]] std::string_view name_of(Knowledge knowledge) noexcept;
 
-/// What calls of one implementation cost for problems of one class.
+/// The cost of one implementation's calls for problems of one class.
 struct KernelCost {
   std::string source;       ///< how it is known: of which problem it was measured
   CostCurve rate;           ///< operations per second of the whole device, by the rows of a block
@@ -41,13 +41,13 @@ struct KernelCost {
   bool operator==(const KernelCost&) const = default;
 };
 
-/// What is known of a machine's speed: assumed, or measured there (annulus bench --calibrate).
+/// A machine's speed: assumed, or measured there (annulus bench --calibrate).
 /// prices.hpp applies it to a problem.
 struct CostModel {
   /// "assumed: …", or "measured: …", which names the machine and the ranks.
   std::string source;
   Place::Kind device = Place::Kind::host;  ///< what the ranks compute on
-  /// What was measured, by the name of the kernel (Implementation::kernel_name). Everything else
+  /// Measured costs, by the name of the kernel (Implementation::kernel_name). Everything else
   /// counts with assumed_rate().
   std::map<std::string, std::map<ProblemClass, KernelCost>> kernels;
   double merge_bytes_per_second = 1;  ///< memory rate of merging partial results
@@ -64,7 +64,7 @@ struct CostModel {
   /// Seconds of a message to another node, while the rank sends one and receives one and the others
   /// of its node send none. More bytes never take less time.
   CostCurve network = CostCurve::transfer(20e-6, 45e9);
-  /// What all ranks of a node together send to other nodes at most; they receive as much.
+  /// The most that all ranks of a node together send to other nodes; they receive as much.
   double node_bytes_per_second = 360e9;
   /// Seconds that a launch of copies, or of a reduction, takes besides its bytes.
   double launch_seconds = 0;
@@ -90,7 +90,7 @@ struct CostModel {
   /// Takes over all that `newer`, of the same source, has measured; the rest stays. With `prefers`,
   /// also takes over its transport in use. Throws as check_source() does.
   void refresh(const CostModel& newer, bool prefers);
-  /// Whether it has times of the transport of this name, or of the one that carries its messages
+  /// True if it has times of the transport of this name, or of the one that carries its messages
   /// inside a node.
   [[nodiscard]] bool knows(std::string_view name) const;
   /// Throws ArgumentError when the model does not know the transport.

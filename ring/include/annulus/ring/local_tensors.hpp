@@ -7,7 +7,7 @@
 
 namespace annulus::ring {
 
-/// What one call says of the values that AttentionProblem::call_arguments names; for a view without
+/// The values of one call that AttentionProblem::call_arguments names; for a view without
 /// dimensions, and without a seed, those of the problem and of set_mask() hold. Views are int32,
 /// with one number for all batches of the rank, [1], or one for each of them, [b]. Those on the
 /// host are read before the call returns. Those in the memory of the device that computes are read
@@ -42,7 +42,7 @@ struct LocalTensors {
   /// [b,n,t,S], with 1 where they are broadcast; the last dimension has stride 1.
   ConstTensorView bias = {};
   ConstTensorView mask = {};
-  /// Of an unnormalised output, in place of an LSE: the largest logits and the sums of the
+  /// Results of an unnormalised call, in place of an LSE: the largest logits and the sums of the
   /// exponentials relative to them, [b,n,t], float32.
   TensorView maximum = {};
   TensorView sum = {};

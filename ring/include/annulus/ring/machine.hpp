@@ -7,7 +7,7 @@
 
 namespace annulus {
 
-/// What the program runs on, in words.
+/// A description of the machine that the program runs on.
 
 /// The version of this library: "0.1.0".
 [[nodiscard]] std::string_view library_version();

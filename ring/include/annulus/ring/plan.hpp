@@ -12,7 +12,8 @@
 #include <annulus/mesh/mesh_shape.hpp>
 #include <annulus/partition/position.hpp>
 
-/// What every rank does, as plain data, and the only description of it: the runner executes it, the
+/// The work of every rank as plain data, and the only description of it: the runner executes it,
+/// the
 /// simulation replays it, and costs, reports and traces read it. A plan is made by pure functions
 /// (planner.hpp) without MPI and without a GPU.
 ///
@@ -39,7 +40,7 @@ struct ScheduleVariant {
 /// "hybrid (ulysses degree 8)".
 [[nodiscard]] std::string variant_text(const ScheduleVariant& variant);
 
-/// What the tokens of a buffer hold. Keys and values, and their gradients, have key/value heads;
+/// The content of a buffer's tokens. Keys and values, and their gradients, have key/value heads;
 /// all others have query heads.
 enum class Content : std::uint8_t {
   query,
@@ -62,7 +63,7 @@ enum class Content : std::uint8_t {
 };
 
 [[nodiscard]] std::string_view name_of(Content content) noexcept;
-/// Whether its heads are query heads.
+/// True if its heads are query heads.
 [[nodiscard]] bool has_query_heads(Content content) noexcept;
 /// True for what the backward pass computes.
 [[nodiscard]] bool is_gradient(Content content) noexcept;
@@ -143,7 +144,7 @@ struct Exchange {
   int group = 0;  ///< index into RankPlan::groups
   std::vector<Transfer> sends;
   std::vector<Transfer> receives;
-  /// What receiving waits for in addition to the task's own dependencies: memory that is still in
+  /// Receiving waits for these in addition to the task's own dependencies: memory that is still in
   /// use. Sending does not wait for it.
   std::vector<Dependency> receive_after;
 };
@@ -197,7 +198,7 @@ struct Tile {
 struct Block : Tile {
   Result result;                ///< where its softmax state is put
   std::optional<Result> state;  ///< of the same rows over other columns, to be continued
-  /// Whether its kernel begins before all columns have arrived, and awaits them
+  /// True if its kernel begins before all columns have arrived, and awaits them
   /// (AttentionBlock::arrived_from). The arrivals, in their order, then fill the columns from the
   /// last to the first; columns after those of the first arrival are there from the beginning.
   bool awaits_columns = false;
@@ -277,7 +278,7 @@ struct RankPlan {
   std::vector<Buffer> buffers;
   std::vector<Task> tasks;
 
-  /// Of the whole problem.
+  /// The same batches, counted in the whole problem.
   [[nodiscard]] BatchRange global(BatchRange batches) const noexcept {
     return {first_batch + batches.begin, batches.count};
   }
@@ -305,9 +306,9 @@ struct RankPlan {
   /// Elements per token and head: D, Dv, or 1 for LSE and the like; for bias and mask, the number
   /// of keys in the buffer, or 1.
   [[nodiscard]] std::int64_t width(const Buffer& buffer, Content content) const;
-  /// Of each of its tokens: those of the rank, or 1 of a bias or a mask that is broadcast.
+  /// Batches of each of its tokens: those of the rank, or 1 of a bias or a mask that is broadcast.
   [[nodiscard]] BatchRange batches(const Buffer& buffer) const;
-  /// What a block reads of a buffer of a bias or a mask, or adds to of the bias's gradient.
+  /// The part of a bias or a mask that a block reads, or of the bias's gradient that it adds to.
   [[nodiscard]] Region scores_of(const Tile& block, int buffer) const;
   /// The caller's tensor of this content; −1 if there is none.
   [[nodiscard]] int caller_buffer(Content content) const;
@@ -324,10 +325,10 @@ struct RankPlan {
   [[nodiscard]] std::int64_t bytes_sent() const;
   /// Bytes of the memory of its buffers of one kind.
   [[nodiscard]] std::int64_t buffer_bytes(BufferKind kind) const;
-  /// Whether it combines partial results that a kernel has rounded to less than float32, which is
+  /// True if it combines partial results that a kernel has rounded to less than float32, which is
   /// one rounding more than in an unsharded call.
   [[nodiscard]] bool reduces_rounded() const;
-  /// Whether it adds up parts of gradients that were rounded for their way: see
+  /// True if it adds up parts of gradients that were rounded for their way: see
   /// PlanOptions::grad_wire.
   [[nodiscard]] bool adds_rounded_gradients() const;
 };
@@ -357,7 +358,7 @@ struct Plan {
 
   /// Work of the most loaded rank over the mean, minus 1; 0 if there is no work.
   [[nodiscard]] double imbalance() const;
-  /// Whether ranks of the mesh are left out.
+  /// True if ranks of the mesh are left out.
   [[nodiscard]] bool is_sample() const;
 };
 

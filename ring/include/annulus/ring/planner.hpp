@@ -17,7 +17,7 @@
 
 namespace annulus::ring {
 
-/// Of docs/semantics.md §5. Throws ArgumentError for an unknown name.
+/// The schedule of this name (docs/semantics.md §5). Throws ArgumentError for an unknown name.
 [[nodiscard]] Schedule parse_schedule(std::string_view name);
 
 inline constexpr std::int64_t kDefaultHeadGroupBytes = std::int64_t{8} << 20;
@@ -38,24 +38,25 @@ struct PlanOptions {
   /// of the computation. Otherwise two buffers alternate. In allgather, kernels can await their
   /// columns only if all columns fit in this.
   std::int64_t prefetch_bytes = 0;
-  /// Whether kernels that can await columns may begin before these have arrived, if the transport
+  /// True if kernels that can await columns may begin before these have arrived, if the transport
   /// allows it. Not for ranks that share a GPU: a waiting kernel would block the other ranks.
   bool await_columns = true;
-  /// Of hybrid: the number of ranks that exchange heads, a divisor of those along the sequence. 0:
+  /// For hybrid: the number of ranks that exchange heads, a divisor of those along the sequence. 0:
   /// the size of the last of several sequence axes; of one, its largest common divisor with the K
   /// of a rank. With 1, hybrid is the ring, and with all ranks ulysses. Only `auto` compares other
   /// degrees.
   int ulysses_degree = 0;
-  /// Of double_ring: the number of ranks of a row, a divisor of those along the sequence. 0:
+  /// For double_ring: the number of ranks of a row, a divisor of those along the sequence. 0:
   /// ranks_per_row().
   int inner_size = 0;
   /// The candidate that computes what it takes, whatever is predicted of the others. "": blocks go
   /// to the one that is predicted to be fastest.
   std::string preferred;
-  /// Of ulysses and hybrid: heads are exchanged in groups, each of at least this many bytes of
+  /// For ulysses and hybrid: heads are exchanged in groups, each of at least this many bytes of
   /// queries, so that transfers run beside the computation. 0: kDefaultHeadGroupBytes.
   std::int64_t head_group_bytes = 0;
-  /// Of the LSE of partial results. Rounding it to float32 costs a float32 run more accuracy than
+  /// The dtype of partial results' LSE. Rounding it to float32 costs a float32 run more accuracy
+  /// than
   /// all the rest, so float32 problems always use float64. Devices give it in float32 for half
   /// types.
   DType lse_dtype = DType::float64;
@@ -64,7 +65,7 @@ struct PlanOptions {
   /// owner adds the parts in float32. float64 problems keep to float64.
   DType grad_wire = DType::float32;
 
-  /// What suits the kernels and the memory of a place.
+  /// The options that suit the kernels and the memory of a place.
   static PlanOptions for_place(Place place);
 };
 
@@ -80,7 +81,7 @@ struct Refusal {
   std::int64_t heads = 0;  ///< number of query heads
   bool full = false;       ///< as Block::full
   std::string reason;
-  /// Whether the block was to write rounded results into the caller's output. The strides of that
+  /// True if the block was to write rounded results into the caller's output. The strides of that
   /// output may be the reason for the refusal.
   bool rounding = false;
 
@@ -97,7 +98,7 @@ struct Refusal {
 [[nodiscard]] std::string to_json(std::span<const Refusal> refusals);
 [[nodiscard]] std::vector<Refusal> parse_refusals(std::string_view text);
 
-/// What plans are made from. What it refers to must outlive it.
+/// The input of the planner. Everything that it refers to must outlive it.
 struct PlanInput {
   const AttentionProblem& problem;
   const ShardedOperands& operands;
@@ -140,7 +141,7 @@ struct ConsideredVariant {
 [[nodiscard]] std::vector<ConsideredVariant> variants_for(const PlanInput& input,
                                                           std::string_view name);
 
-/// What was chosen, and why.
+/// The schedule chosen, and why.
 struct ScheduleChoice : ScheduleVariant {
   struct PassedOver : ScheduleVariant {
     std::string reason;

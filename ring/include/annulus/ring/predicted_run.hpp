@@ -7,7 +7,7 @@
 
 namespace annulus::ring {
 
-/// What a plan is predicted to take.
+/// The predicted time and memory of a plan.
 struct PredictedRun {
   double seconds = 0;         ///< of the slowest rank
   double shard_bytes = 0;     ///< of the caller's tensors, of the rank with most
@@ -20,7 +20,7 @@ struct PredictedRun {
 /// Adds a rank's shards and buffers.
 void add_memory(PredictedRun& run, const RankPlan& rank);
 
-/// Of some ranks of the mesh: what all receive is estimated from them.
+/// Predicts a run from some ranks of the mesh: the bytes that all receive are estimated from them.
 [[nodiscard]] PredictedRun predict_run(const PlanInput& input, const ScheduleVariant& variant,
                                        const std::vector<int>& ranks);
 

@@ -31,7 +31,7 @@ using CallTensors = std::span<const CallTensor>;
 struct RunnerOptions {
   int threads = 1;           ///< CPU threads per rank
   Tracer* tracer = nullptr;  ///< must outlive the runner
-  /// Whether a device records calls and replays them while the tensors stay where they are.
+  /// True if a device records calls and replays them while the tensors stay where they are.
   bool replay = true;
   /// Watches calls of a device while nobody waits for them; may be null, must outlive the runner.
   CallWatch* watch = nullptr;
@@ -62,11 +62,11 @@ class Runner {
   /// Prepares the transfers. Collective over the groups, once, before any call.
   void connect();
 
-  /// What the caller's tensors must look like: contiguous, without memory.
+  /// The shapes that the caller's tensors must have: contiguous, without memory.
   [[nodiscard]] std::vector<CallTensor> expected() const;
   /// Throws ArgumentError naming a tensor whose shape, dtype, place or strides do not fit the plan.
   void check(CallTensors tensors) const;
-  /// Whether it is ready for tensors laid out like these.
+  /// True if it is ready for tensors laid out like these.
   [[nodiscard]] bool is_ready_for(CallTensors tensors) const;
   /// Makes ready for tensors of these strides, and of addresses that are as well aligned; tensors
   /// without memory count as aligned. Waits for calls under way. Returns the blocks that a kernel
@@ -95,7 +95,7 @@ class Runner {
   /// the memory of the device was out of bounds.
   void wait();
 
-  /// Whether a graph of the caller holds calls. Such a runner must stay as it is until the graph
+  /// True if a graph of the caller holds calls. Such a runner must stay as it is until the graph
   /// has been destroyed; preparing it for other tensors keeps what the graph needs.
   [[nodiscard]] bool is_captured();
 

@@ -86,7 +86,7 @@ class ShardedAttention {
   void prepare(const BackwardLocalTensors& tensors);
   void submit(const BackwardLocalTensors& tensors, ForeignStream* caller);
   void run(const BackwardLocalTensors& tensors);
-  /// Whether prepare() or a first call has made all ranks ready for tensors.
+  /// True if prepare() or a first call has made all ranks ready for tensors.
   [[nodiscard]] bool is_prepared() const noexcept { return prepared_; }
 
   [[nodiscard]] const RankPlan& rank_plan() const noexcept { return runner_->plan(); }
@@ -101,13 +101,13 @@ class ShardedAttention {
   [[nodiscard]] std::string implementations_of_ranks() const;
   /// See Runner::extra_bytes.
   [[nodiscard]] std::size_t extra_bytes() const { return runner_->extra_bytes(); }
-  /// Whether a graph of the caller holds calls.
+  /// True if a graph of the caller holds calls.
   [[nodiscard]] bool is_captured();
   /// See Runner::replays.
   [[nodiscard]] std::size_t replays() const { return runner_->replays(); }
-  /// What carries the transfers: "mpi", "nccl", "peer", "self".
+  /// The name of the transport: "mpi", "nccl", "peer", "self".
   [[nodiscard]] const std::string& transport() const noexcept { return transport_; }
-  /// Whether this rank combines partial results, or adds up gradients of several blocks, that a
+  /// True if this rank combines partial results, or adds up gradients of several blocks, that a
   /// kernel has rounded to less than float32: one rounding more than in an unsharded call.
   [[nodiscard]] bool reduces_rounded() const;
   /// See RankPlan::adds_rounded_gradients.
@@ -121,17 +121,17 @@ class ShardedAttention {
   [[nodiscard]] const Implementation& implementation_of(const Tile& block) const {
     return *plan_input().candidates[static_cast<std::size_t>(block.implementation)];
   }
-  /// What was planned for, call arguments included …
+  /// The problem that was planned for, call arguments included …
   [[nodiscard]] const AttentionProblem& problem() const noexcept { return planning_->problem; }
   /// … and the mask of calls that pass no lengths and offsets.
   [[nodiscard]] const Mask& mask() const noexcept { return planning_->mask; }
   /// The same problem, with the values of a call.
   [[nodiscard]] AttentionProblem problem_of(const CallValues& values) const;
-  /// What the plan was made from.
+  /// The input of the plan.
   [[nodiscard]] const PlanInput& plan_input() const noexcept { return planning_->input; }
 
  private:
-  // What plans are made from, and what was chosen.
+  // The input of plans, and the choice made.
   struct Planning {
     Planning(AttentionProblem asked, Selection selected, const ShardedOperands& operands,
              Place place, CostModel model, const PlanOptions& options,

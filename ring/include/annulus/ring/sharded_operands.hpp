@@ -37,7 +37,8 @@ struct OperandLayout {
   /// is 1, or that of assign_rows() if balanced.
   std::optional<std::int64_t> granule = {};
   std::optional<LayoutKind> kv_sequence = {};
-  /// Of bias and dense mask. They follow from the query's: one that is given must say the same.
+  /// Specs of bias and dense mask. They follow from the query's: one that is given must say the
+  /// same.
   std::optional<PartitionSpec> bias = {};
   std::optional<PartitionSpec> dense_mask = {};
 };
@@ -56,7 +57,8 @@ struct LayoutOptions {
   /// decide, for `mode`.
   std::optional<PartitionSpec> query_spec = {};
   std::optional<PartitionSpec> kv_spec = {};
-  /// Of bias and dense mask [B,N,T,S]. They follow from the query's spec (scores_spec()); one that
+  /// Specs of bias and dense mask [B,N,T,S]. They follow from the query's spec (scores_spec()); one
+  /// that
   /// is given must say the same.
   std::optional<PartitionSpec> bias_spec = {};
   std::optional<PartitionSpec> mask_spec = {};

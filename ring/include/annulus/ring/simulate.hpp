@@ -25,7 +25,7 @@ struct Stragglers {
   std::uint64_t seed = 0;
   double most = 0;  ///< 0.05: up to 5 % longer
 
-  /// What the time of a rank's computation is multiplied by.
+  /// The factor by which a rank computes slower.
   [[nodiscard]] double factor(int rank) const;
 };
 
@@ -58,7 +58,8 @@ class Simulation {
   /// To be called once. Returns the timelines in the order in which the ranks were added. Throws
   /// InternalError, which says how far a rank has come, if tasks wait for each other forever.
   [[nodiscard]] std::vector<RankTimeline> run();
-  /// What the `index`-th rank did, as a traced run shows it: computing and waiting on the stream
+  /// The spans of the `index`-th rank, as a traced run shows them: computing and waiting on the
+  /// stream
   /// "compute", messages on "communication". The simulation begins at 0 ns. Empty unless the rank
   /// was recorded.
   [[nodiscard]] const std::vector<TraceSpan>& spans(std::size_t index) const;

@@ -25,7 +25,7 @@ enum class TuningPolicy : std::uint8_t {
 /// Throws ArgumentError("tuning", …), listing the names, for any other text.
 [[nodiscard]] TuningPolicy parse_tuning_policy(std::string_view name);
 
-/// What can be chosen. Every member may be left open.
+/// Everything that can be chosen. Every member may be left open.
 struct Choice {
   std::string implementation = {};  ///< of the registry; "" or "auto": open
   std::string schedule = {};        ///< a name of docs/semantics.md §5; "" or "auto": open
@@ -53,7 +53,7 @@ struct TuningOptions {
   /// The cache in memory; null for none. Must outlive the call that it is given to. Only that of
   /// rank 0 counts.
   TuningCache* cache = nullptr;
-  /// What is measured: plans whose predicted time is at most so many times the best …
+  /// Measured are plans whose predicted time is at most so many times the best …
   double factor = 2;
   int candidates = 8;   ///< … and no more than these
   int runs = 5;         ///< timed calls of each, of which the median counts
@@ -88,7 +88,7 @@ struct Decision {
     std::string reason;
   };
   DecidedBy by = DecidedBy::heuristics;
-  /// What was left open and is decided now. Empty where the caller or heuristics decide.
+  /// The decision on what was left open. Empty where the caller or heuristics decide.
   Choice choice;
   std::string why;                         ///< "measured 3 of 5 candidates in 0.21 s, kept in FILE"
   std::vector<Passed> passed;              ///< links that came before, and why they did not decide

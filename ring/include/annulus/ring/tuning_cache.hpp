@@ -13,7 +13,7 @@ namespace annulus::ring {
 /// All that a measurement depends on, by name: device, versions, shapes, mesh, … in words.
 using TuningKey = std::map<std::string, std::string>;
 
-/// What was measured once.
+/// The result of one measurement.
 struct TuningEntry {
   TuningKey key;
   Choice choice;

@@ -11,7 +11,7 @@ namespace annulus::ring {
 inline constexpr std::int64_t kTileRows = 128;
 inline constexpr std::int64_t kMultiprocessors = 132;
 
-/// What of a block decides how much of a device it uses.
+/// The sizes of a block that decide how much of a device it uses.
 struct BlockExtent {
   std::int64_t rows = 0;
   std::int64_t columns = 0;

@@ -51,7 +51,7 @@ class ArrayFile {
   ArrayInfo info_;
 };
 
-/// Whether `path` is taken as a .safetensors file.
+/// True if `path` is taken as a .safetensors file.
 [[nodiscard]] bool is_safetensors(std::string_view path);
 
 /// Names of the tensors of a .safetensors file, sorted. Throws FileError.

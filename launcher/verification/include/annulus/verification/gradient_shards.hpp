@@ -35,7 +35,7 @@ class GradientShards {
   /// Computes others, so that a later call cannot profit from what this one leaves behind.
   void compute_others(Attention& attention, const ring::LocalTensors& forward);
   [[nodiscard]] std::vector<std::vector<std::byte>> bytes() const;
-  /// Whether they have the bits that `whole` has for the whole problem.
+  /// True if they have the bits that `whole` has for the whole problem.
   [[nodiscard]] bool are_parts_of(const GradientShards& whole) const;
   /// The errors of all ranks together. Where ranks hold copies, every copy counts. Entries whose
   /// magnitude is 0 must be exact. Collective over the group.

@@ -47,7 +47,7 @@ struct ShardedCase {
                                  const Extents& global_shape, DType dtype, std::uint64_t seed,
                                  Operand operand, MemoryPool& memory, int threads = 1);
 
-/// What one rank holds of a case: random operands, and the results to be computed.
+/// The shards that one rank holds of a case: random operands, and the results to be computed.
 struct CaseShards {
   CaseShards(const ring::ShardedOperands& operands, DType dtype, std::uint64_t seed, int rank,
              MemoryPool& memory, int threads = 1, const OperandFills& fills = {},
@@ -62,7 +62,7 @@ struct CaseShards {
   [[nodiscard]] Deviation deviation_from(const AttentionProblem& problem,
                                          const OracleOutput& truth) const;
 
-  /// Whether all queries, keys and values are finite.
+  /// True if all queries, keys and values are finite.
   [[nodiscard]] bool all_finite() const;
 
   Tensor query, key, value, output;
@@ -74,14 +74,14 @@ struct CaseShards {
 /// is not known.
 using Phase = std::function<void(const char* what, double done, double total)>;
 
-/// What verify_sharded() found: the same on every rank.
+/// The findings of verify_sharded(), the same on every rank.
 struct Verification {
   ring::Decision decision;
   ring::ScheduleChoice schedule;
   Selection selection;  ///< points into the registry
   ring::Prices prices;  ///< that the schedule was chosen by
   std::string transport;
-  /// What computed the blocks of all ranks, names joined by "+"; "none" where there was no block.
+  /// The implementations of all ranks' blocks, joined by "+"; "none" where there was no block.
   std::string implementations;
   AccuracyBound bound;
   Accuracy sharded;
@@ -102,7 +102,7 @@ struct Verification {
   /// Error over that of the unsharded run, 1 if neither has any; nothing where they are not
   /// compared.
   [[nodiscard]] std::optional<double> ratio() const;
-  /// What is wrong, in a few words; empty if nothing.
+  /// The first thing that is wrong, in a few words; empty if nothing is.
   [[nodiscard]] std::string failure() const;
 };
 

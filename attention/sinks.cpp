@@ -51,7 +51,9 @@ std::span<const float> Sinks::of_head(std::int64_t head) const {
 
 double log_sum_exp(std::span<const float> logits) {
   double max = -std::numeric_limits<double>::infinity();
-  for (const double logit : logits) max = std::fmax(max, logit);
+  for (const double logit : logits) {
+    if (!(logit <= max)) max = std::isnan(max) ? max : logit;  // keeps a NaN
+  }
   if (max == -std::numeric_limits<double>::infinity()) return max;
   double sum = 0;
   for (const double logit : logits) sum += std::exp(logit - max);

@@ -9,6 +9,7 @@
 #include <annulus/core/call_watch.hpp>
 #include <annulus/mesh/agreement.hpp>
 #include <annulus/mesh/composite_group.hpp>
+#include <annulus/mesh/gpu_binding.hpp>
 #include <annulus/mesh/mesh.hpp>
 #include <annulus/mesh/mpi_group.hpp>
 #include <annulus/mesh/peer_copy_group.hpp>
@@ -131,6 +132,11 @@ Group& Mesh::group(std::span<const std::string> axes, Place place, Transport tra
   std::unique_ptr<Group>& group = device_groups_[{key, transport}];
   if (!group) group = make_device_group(key, host, place, transport);
   return *group;
+}
+
+std::optional<std::pair<int, int>> Mesh::ranks_on_one_gpu(Place place) {
+  if (!ranks_on_one_gpu_) ranks_on_one_gpu_ = annulus::ranks_on_one_gpu(*world_, place.device);
+  return *ranks_on_one_gpu_;
 }
 
 std::vector<Transport> Mesh::transports(std::span<const std::string> axes, Place place) {

@@ -12,8 +12,8 @@
 
 #include <annulus/attention/modifiers.hpp>
 #include <annulus/core/error.hpp>
+#include <annulus/core/first_error.hpp>
 #include <annulus/mesh/agreement.hpp>
-#include <annulus/mesh/gpu_binding.hpp>
 #include <annulus/ring/sharded_attention.hpp>
 
 #include "call_tensors.hpp"
@@ -170,8 +170,8 @@ std::unique_ptr<ShardedAttention::Planning> ShardedAttention::make_planning(
     AttentionProblem problem) const {
   Control& control = mesh_.world();
   PlanOptions plan = options_.plan.value_or(PlanOptions::for_place(device_.place()));
-  plan.await_columns = plan.await_columns && !device_.place().is_host() &&
-                       !ranks_on_one_gpu(control, device_.place().device);
+  const bool own_gpu = !device_.place().is_host() && !mesh_.ranks_on_one_gpu(device_.place());
+  plan.await_columns = plan.await_columns && own_gpu;
   auto planning = collectively(control, "planning", [&] {
     const Computing computing = control.computing();
     problem.validate();
@@ -248,6 +248,10 @@ void ShardedAttention::plan_until_prepared(const std::vector<CallTensor>* tensor
   }
   if (connected_) return;
   collectively(control, "preparation of transfers", [&] { runner_->connect(); });
+  // Ranks without such a kernel refuse too, so that a capture succeeds on all ranks or on none.
+  if (anywhere(runner_->awaits_arrivals(), control, "kernels that wait")) {
+    runner_->refuse_capture();
+  }
   connected_ = true;
 }
 
@@ -423,8 +427,10 @@ void ShardedAttention::submit(const BackwardLocalTensors& tensors, ForeignStream
 
 void ShardedAttention::wait() {
   check_usable();
-  for (const auto& runner : retired_) runner->wait();
-  runner_->wait();
+  FirstError error;
+  for (const auto& runner : retired_) error.of([&] { runner->wait(); });
+  error.of([&] { runner_->wait(); });
+  error.rethrow();
 }
 
 void ShardedAttention::run(const LocalTensors& tensors) {

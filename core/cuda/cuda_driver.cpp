@@ -26,19 +26,10 @@ void look_up(const char* name, unsigned version, Call& call) {
 DriverCalls look_up_all() {
   DriverCalls calls;
   look_up("cuStreamBatchMemOp", 11070, calls.stream_batch_mem_op);
-  look_up("cuStreamWriteValue32", 11070, calls.stream_write_value);
   look_up("cuMemGetAddressRange", 3020, calls.mem_get_address_range);
   look_up("cuCtxGetCurrent", 4000, calls.ctx_get_current);
   look_up("cuCtxRecordEvent", 12050, calls.ctx_record_event);
   look_up("cuTensorMapEncodeTiled", 12000, calls.tensor_map_encode_tiled);
-  look_up("cuGraphGetNodes", 10000, calls.graph_get_nodes);
-  look_up("cuGraphNodeGetType", 10000, calls.graph_node_get_type);
-  look_up("cuGraphNodeGetDependencies", 10000, calls.graph_node_get_dependencies);
-  look_up("cuGraphNodeGetDependentNodes", 10000, calls.graph_node_get_dependent_nodes);
-  look_up("cuGraphAddDependencies", 10000, calls.graph_add_dependencies);
-  look_up("cuGraphDestroyNode", 10000, calls.graph_destroy_node);
-  look_up("cuGraphBatchMemOpNodeGetParams", 11070, calls.graph_batch_mem_op_get_params);
-  look_up("cuGraphBatchMemOpNodeSetParams", 11070, calls.graph_batch_mem_op_set_params);
   look_up("cuGetErrorString", 6000, calls.get_error_string);
   return calls;
 }

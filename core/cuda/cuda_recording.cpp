@@ -2,8 +2,6 @@
 
 #include <annulus/core/setup_counter.hpp>
 
-#include "cuda/merge_memory_operations.hpp"
-
 namespace annulus {
 namespace {
 
@@ -34,25 +32,26 @@ class CudaRecording final : public Recording {
 std::unique_ptr<Recording> record_graph(CudaStream& stream, const std::function<void()>& body) {
   count_setup();
   // Relaxed: a library may do on a thread of its own what a stricter mode forbids.
-  check_cuda(cudaStreamBeginCapture(stream.raw(), cudaStreamCaptureModeRelaxed),
+  auto* const captured = stream.raw();
+  check_cuda(cudaStreamBeginCapture(captured, cudaStreamCaptureModeRelaxed),
              "cudaStreamBeginCapture");
   cudaGraph_t raw = nullptr;
   try {
     body();
+    (void)stream.raw();
   } catch (...) {
-    (void)cudaStreamEndCapture(stream.raw(), &raw);
+    (void)cudaStreamEndCapture(captured, &raw);
     (void)cudaGetLastError();
     const Handle<GraphTraits> half(raw);
     throw;
   }
-  check_cuda(cudaStreamEndCapture(stream.raw(), &raw), "cudaStreamEndCapture");
+  check_cuda(cudaStreamEndCapture(captured, &raw), "cudaStreamEndCapture");
   const Handle<GraphTraits> graph(raw);
-  merge_memory_operations(graph.get());
   cudaGraphExec_t executable = nullptr;
   check_cuda(cudaGraphInstantiate(&executable, graph.get(), 0), "cudaGraphInstantiate");
   auto recording = std::make_unique<CudaRecording>(executable);
   // So that the first launch costs no more than the others.
-  check_cuda(cudaGraphUpload(executable, stream.raw()), "cudaGraphUpload");
+  check_cuda(cudaGraphUpload(executable, captured), "cudaGraphUpload");
   return recording;
 }
 

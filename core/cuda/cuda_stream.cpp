@@ -1,4 +1,6 @@
+#include <array>
 #include <cmath>
+#include <cstddef>
 #include <utility>
 
 #include <fmt/format.h>
@@ -73,10 +75,35 @@ class CudaStream::PooledEvent final : public Event {
     return true;
   }
   [[nodiscard]] cudaEvent_t raw() const noexcept { return event_.get(); }
+  [[nodiscard]] bool is_from(const std::shared_ptr<EventPool>& pool) const { return pool_ == pool; }
 
  private:
   std::shared_ptr<EventPool> pool_;
   Handle<CudaEventTraits> event_;
+};
+
+// In a fixed order, and without memory of their own for each.
+class CudaStream::WordOperations {
+ public:
+  [[nodiscard]] bool is_full() const noexcept { return count_ == operations_.size(); }
+  CUstreamBatchMemOpParams& add() {
+    CUstreamBatchMemOpParams& operation = operations_[count_++];
+    operation = {};
+    return operation;
+  }
+  void discard() noexcept { count_ = 0; }
+  /// Forgets them, even if the driver refuses them.
+  void submit(cudaStream_t stream) {
+    const auto count = static_cast<unsigned>(std::exchange(count_, 0));
+    if (count == 0) return;
+    cuda::check_driver(
+        cuda::driver_calls().stream_batch_mem_op(stream, count, operations_.data(), 0),
+        "cuStreamBatchMemOp (can the device wait for memory?)");
+  }
+
+ private:
+  std::array<CUstreamBatchMemOpParams, 64> operations_{};  // the driver takes up to 255 at once
+  std::size_t count_ = 0;
 };
 
 struct CudaStream::Span {
@@ -107,6 +134,7 @@ CudaStream::CudaStream(std::string name, int device, Watchdog watchdog, Tracer* 
       tracer_(tracer),
       stream_(make_raw_stream(device, urgent)),
       events_(std::make_shared<EventPool>()),
+      collected_(std::make_unique<WordOperations>()),
       marked_(marks().allocate(sizeof(std::uint32_t))) {
   *static_cast<std::uint32_t*>(marked_.data()) = 0;
 }
@@ -115,13 +143,16 @@ CudaStream::~CudaStream() = default;
 
 std::shared_ptr<Event> CudaStream::record() {
   const DeviceGuard guard(device_);
-  return std::make_shared<PooledEvent>(events_, stream_.get());
+  return std::make_shared<PooledEvent>(events_, raw());
 }
 
 void CudaStream::wait(std::shared_ptr<Event> event) {
   const DeviceGuard guard(device_);
   if (const auto* cuda = dynamic_cast<const PooledEvent*>(event.get())) {
-    check_cuda(cudaStreamWaitEvent(stream_.get(), cuda->raw(), 0), "cudaStreamWaitEvent");
+    // The work of one stream is ordered anyway.
+    if (!cuda->is_from(events_)) {
+      check_cuda(cudaStreamWaitEvent(raw(), cuda->raw(), 0), "cudaStreamWaitEvent");
+    }
     return;
   }
   watchdog_.wait([&] { return event->is_complete(); },
@@ -130,6 +161,7 @@ void CudaStream::wait(std::shared_ptr<Event> event) {
 
 void CudaStream::synchronize(const Waiting& waiting) {
   const DeviceGuard guard(device_);
+  (void)raw();
   const auto idle = [this] {
     const cudaError_t state = cudaStreamQuery(stream_.get());
     if (state == cudaErrorNotReady) return false;
@@ -142,12 +174,46 @@ void CudaStream::synchronize(const Waiting& waiting) {
   report_spans();
 }
 
-void CudaStream::mark(std::uint32_t value) {
+void CudaStream::write_word(const void* word, std::uint32_t value) {
+  if (collected_->is_full()) (void)raw();
+  auto& operation = collected_->add().writeValue;
+  operation.operation = CU_STREAM_MEM_OP_WRITE_VALUE_32;
+  operation.address = reinterpret_cast<CUdeviceptr>(word);
+  operation.value = value;
+  operation.flags = CU_STREAM_WRITE_VALUE_DEFAULT;  // with its fence
+}
+
+void CudaStream::await_word(const void* word, std::uint64_t value) {
+  if (collected_->is_full()) (void)raw();
+  auto& operation = collected_->add().waitValue;
+  operation.operation = CU_STREAM_MEM_OP_WAIT_VALUE_64;
+  operation.address = reinterpret_cast<CUdeviceptr>(word);
+  operation.value64 = value;
+  operation.flags = CU_STREAM_WAIT_VALUE_GEQ;
+}
+
+void CudaStream::flush() {
+  if (!is_captured()) (void)raw();
+}
+
+void CudaStream::discard() noexcept {
+  collected_->discard();
+}
+
+cudaStream_t CudaStream::raw() {
   const DeviceGuard guard(device_);
-  cuda::check_driver(cuda::driver_calls().stream_write_value(
-                         stream_.get(), reinterpret_cast<CUdeviceptr>(marked_.data()), value,
-                         CU_STREAM_WRITE_VALUE_DEFAULT),
-                     "cuStreamWriteValue32");
+  collected_->submit(stream_.get());
+  return stream_.get();
+}
+
+bool CudaStream::is_captured() const {
+  cudaStreamCaptureStatus capture{};
+  check_cuda(cudaStreamIsCapturing(stream_.get(), &capture), "cudaStreamIsCapturing");
+  return capture != cudaStreamCaptureStatusNone;
+}
+
+void CudaStream::mark(std::uint32_t value) {
+  write_word(marked_.data(), value);
 }
 
 std::uint32_t CudaStream::marked() const {
@@ -156,9 +222,7 @@ std::uint32_t CudaStream::marked() const {
 
 void CudaStream::begin_span(TraceLabel label) {
   if (tracer_ == nullptr || !tracer_->enabled()) return;
-  cudaStreamCaptureStatus capture{};
-  check_cuda(cudaStreamIsCapturing(stream_.get(), &capture), "cudaStreamIsCapturing");
-  if (capture != cudaStreamCaptureStatusNone) return;
+  if (is_captured()) return;
   open_spans_.push_back({std::move(label), timed_event(), {}});
 }
 
@@ -177,7 +241,7 @@ void CudaStream::end_span() {
 Handle<CudaEventTraits> CudaStream::timed_event() {
   const DeviceGuard guard(device_);
   Handle<CudaEventTraits> event = make_event(cudaEventDefault);
-  check_cuda(cudaEventRecord(event.get(), stream_.get()), "cudaEventRecord");
+  check_cuda(cudaEventRecord(event.get(), raw()), "cudaEventRecord");
   return event;
 }
 

@@ -1,8 +1,11 @@
 #include <cuda_runtime_api.h>
 #include <memory>
 
+#include <fmt/format.h>
+
 #include <annulus/core/cuda_stream.hpp>
 #include <annulus/core/device_guard.hpp>
+#include <annulus/core/error.hpp>
 #include <annulus/core/foreign_stream.hpp>
 
 namespace annulus {
@@ -10,7 +13,16 @@ namespace {
 
 class ForeignCudaStream final : public ForeignStream {
  public:
-  explicit ForeignCudaStream(cudaStream_t raw) : raw_(raw), event_(make_event()) {}
+  // An event of one device cannot be recorded on a stream of another, which nothing else tells.
+  ForeignCudaStream(cudaStream_t raw, int device) : raw_(raw), event_(make_event()) {
+    const cudaError_t code = cudaEventRecord(event_.get(), raw_);
+    if (code == cudaErrorInvalidResourceHandle) {
+      (void)cudaGetLastError();
+      throw ArgumentError("stream", "a stream of another device, or none",
+                          fmt::format("one of {}", to_string(Place::cuda(device))));
+    }
+    check_cuda(code, "cudaEventRecord on the caller's stream");
+  }
 
   [[nodiscard]] std::uint64_t id() const override {
     unsigned long long id = 0;
@@ -27,7 +39,11 @@ class ForeignCudaStream final : public ForeignStream {
     cudaGraph_t graph = nullptr;
     check_cuda(cudaStreamGetCaptureInfo(raw_, &status, nullptr, &graph),
                "cudaStreamGetCaptureInfo");
-    if (status != cudaStreamCaptureStatusActive) throw InternalError("a stream without a capture");
+    if (status != cudaStreamCaptureStatusActive) {
+      throw UnsupportedError(
+          "the capture of the caller's stream into a CUDA graph has become invalid: end it, and "
+          "capture anew");
+    }
     auto owner = std::make_unique<std::shared_ptr<void>>(std::make_shared<char>());
     std::weak_ptr<void> token = *owner;
     cudaUserObject_t object = nullptr;
@@ -68,7 +84,7 @@ class ForeignCudaStream final : public ForeignStream {
 
 std::unique_ptr<ForeignStream> make_foreign_cuda_stream(void* raw, int device) {
   const DeviceGuard guard(device);
-  return std::make_unique<ForeignCudaStream>(static_cast<cudaStream_t>(raw));
+  return std::make_unique<ForeignCudaStream>(static_cast<cudaStream_t>(raw), device);
 }
 
 int current_cuda_device() {

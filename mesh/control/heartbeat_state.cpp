@@ -122,12 +122,16 @@ std::optional<std::string> HeartbeatState::due(bool computing, double now) {
 std::string HeartbeatState::message(double now) {
   std::string text;
   append(text, Head{mesh_, ++number_, static_cast<float>(now - computed_)});
-  for (auto& [rank, finding] : findings_) {
-    if (text.size() >= kMaximumBytes) break;
+  // Of more than fit, the next ones have their turn in the next message.
+  auto next = findings_.upper_bound(last_told_);
+  for (std::size_t i = 0; i < findings_.size() && text.size() < kMaximumBytes; ++i, ++next) {
+    if (next == findings_.end()) next = findings_.begin();
+    auto& [rank, finding] = *next;
     if (finding.mentions == 0 && !finding.silent) continue;
     finding.mentions = std::max(finding.mentions - 1, 0);
     append(text, News{rank, finding.number,
                       finding.silent ? static_cast<float>(now - finding.since) : -1.0F});
+    last_told_ = rank;
   }
   return text;
 }

@@ -68,6 +68,7 @@ class HeartbeatState {
   std::vector<int> neighbours_;   // ascending
   std::vector<Neighbour> heard_;  // of neighbours_
   std::map<int, Finding> findings_;
+  int last_told_ = -1;  // the last rank of the last message's news
   double computed_ = kNever;       // when somebody is last known to have computed
   double computed_sent_ = kNever;  // as the last message said
   std::uint32_t number_ = 0;

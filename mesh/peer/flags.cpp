@@ -9,8 +9,6 @@
 #include <annulus/core/device_guard.hpp>
 #include <annulus/core/error.hpp>
 
-#include "peer/stream_operations.hpp"
-
 namespace annulus::peer {
 namespace {
 
@@ -45,6 +43,15 @@ bool is_idle_within(std::chrono::steady_clock::duration most) {
 
 }  // namespace
 
+void raise(FlagWords* flag, CudaStream& stream) {
+  stream.write_word(&flag->raised, 1);
+}
+
+void wait_and_lower(FlagWords* flag, CudaStream& stream) {
+  stream.await_word(flag, 1);
+  stream.write_word(&flag->raised, 0);
+}
+
 Flag::~Flag() {
   if (block_ != nullptr) block_->give_back(address_);
 }
@@ -53,10 +60,8 @@ FlagBlock::FlagBlock(MemoryPool& pool, const Watchdog& watchdog)
     : pool_(pool), stream_("flags", pool.place().device, watchdog, nullptr, true) {
   const DeviceGuard guard(pool.place().device);
   const Flag trial = take();
-  StreamOperations operations(stream_.raw());
-  operations.raise(trial.address());
-  operations.wait_and_lower(trial.address());
-  operations.submit();
+  raise(trial.address(), stream_);
+  wait_and_lower(trial.address(), stream_);
   stream_.synchronize();
 }
 
@@ -74,6 +79,7 @@ void FlagBlock::add_flags() {
   Buffer added = pool_.allocate(kFlags * kStrideBytes, "flags of transport peer");
   check_cuda(cudaMemsetAsync(added.data(), 0, added.bytes(), stream_.raw()), "cudaMemsetAsync");
   stream_.synchronize();
+  const std::lock_guard lock(mutex_);
   free_.reserve((memory_.size() + 1) * kFlags);
   memory_.push_back(std::move(added));
   for (std::size_t i = kFlags; i-- > 0;) free_.push_back(flag_of(memory_.back(), i));
@@ -87,12 +93,14 @@ void FlagBlock::abandon() noexcept {
     const DeviceGuard guard(pool_.place().device);
     if (is_idle_within(kGrace)) return;
     unusable_ = true;
+    const std::lock_guard lock(mutex_);
     // By stream operations, since kernels that wait may leave no room for another kernel.
-    StreamOperations operations(stream_.raw());
     for (const Buffer& memory : memory_) {
-      for (std::size_t i = 0; i < kFlags; ++i) operations.abandon(flag_of(memory, i));
+      for (std::size_t i = 0; i < kFlags; ++i) {
+        stream_.write_word(&flag_of(memory, i)->abandoned, 1);
+      }
     }
-    operations.submit();
+    stream_.flush();
     (void)is_idle_within(kLongest);
   } catch (const Error&) {
     unusable_ = true;  // the device takes no work, so that it cannot be told either

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cuda_runtime_api.h>
+#include <mutex>
 #include <utility>
 #include <vector>
 
@@ -24,6 +25,11 @@ struct FlagWords {
   std::uint32_t raised;
   std::uint32_t abandoned;
 };
+
+/// Once everything before it in the stream is visible to all devices.
+void raise(FlagWords* flag, CudaStream& stream);
+/// The stream waits until the flag is up or abandoned, then lowers it.
+void wait_and_lower(FlagWords* flag, CudaStream& stream);
 
 class FlagBlock;
 
@@ -75,9 +81,10 @@ class FlagBlock {
 
   MemoryPool& pool_;
   CudaStream stream_;  // of its own, so that it never waits behind what waits for a flag
+  std::mutex mutex_;  // of memory_, since a watching thread may give the group up
   std::vector<Buffer> memory_;
   std::vector<FlagWords*> free_;        // with room for all
-  std::atomic<bool> unusable_ = false;  // a watching thread may give the group up
+  std::atomic<bool> unusable_ = false;
 };
 
 }  // namespace annulus::peer

@@ -14,6 +14,7 @@
 
 #include <annulus/core/error.hpp>
 #include <annulus/core/host_stream.hpp>
+#include <annulus/mesh/agreement.hpp>
 
 #include "self/self_messages.hpp"
 
@@ -204,14 +205,14 @@ class Handshake {
       receives.push_back({peer, &*text++, sizeof(ShortText)});
     }
     exchange_on_host(sends, receives);
-    if (!error_.empty()) throw LibraryError(error_);
+    if (!error_.empty()) throw AgreedFailure(error_);
     text = theirs.begin();
     for (const int peer : peers_) {
       if (const std::string error = (text++)->get(); !error.empty()) {
         // An error that came to the peer from a third rank names that rank already.
-        throw LibraryError(error.starts_with("rank ")
-                               ? error
-                               : fmt::format("rank {}: {}", host_.mesh_rank(peer), error));
+        throw AgreedFailure(error.starts_with("rank ")
+                                ? error
+                                : fmt::format("rank {}: {}", host_.mesh_rank(peer), error));
       }
     }
   }

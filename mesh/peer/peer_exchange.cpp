@@ -7,8 +7,6 @@
 #include <annulus/core/cuda_stream.hpp>
 #include <annulus/core/device_guard.hpp>
 
-#include "peer/stream_operations.hpp"
-
 namespace annulus::peer {
 namespace {
 
@@ -37,13 +35,15 @@ std::size_t rows_of(std::span<const MemoryCopy> copies) {
 }
 
 // One copy takes some microseconds, however small.
-void copy_all(std::span<const MemoryCopy> copies, cudaStream_t stream) {
+void copy_all(std::span<const MemoryCopy> copies, CudaStream& stream) {
+  if (copies.empty()) return;
+  auto* const raw = stream.raw();
   while (!copies.empty()) {
     const MemoryCopy& first = copies.front();
     const std::size_t rows = rows_of(copies);
     if (rows == 1) {
       check_cuda(
-          cudaMemcpyAsync(first.destination, first.source, first.bytes, cudaMemcpyDefault, stream),
+          cudaMemcpyAsync(first.destination, first.source, first.bytes, cudaMemcpyDefault, raw),
           "cudaMemcpyAsync between peers");
     } else {
       const auto pitch = [&](const void* a, const void* b) {
@@ -52,7 +52,7 @@ void copy_all(std::span<const MemoryCopy> copies, cudaStream_t stream) {
       check_cuda(
           cudaMemcpy2DAsync(first.destination, pitch(first.destination, copies[1].destination),
                             first.source, pitch(first.source, copies[1].source), first.bytes, rows,
-                            cudaMemcpyDefault, stream),
+                            cudaMemcpyDefault, raw),
           "cudaMemcpy2DAsync between peers");
     }
     copies = copies.subspan(rows);
@@ -70,33 +70,26 @@ PeerExchange::PeerExchange(FlagBlock& flags, std::vector<OutgoingMessages> outgo
 
 void PeerExchange::offer(Stream& stream) {
   flags_.check();
-  const DeviceGuard guard(stream.place().device);
-  StreamOperations operations(CudaStream::of(stream).raw());
-  for (const OutgoingMessages& messages : outgoing_) operations.raise(messages.peer_ready);
-  operations.submit();
+  for (const OutgoingMessages& messages : outgoing_) {
+    raise(messages.peer_ready, CudaStream::of(stream));
+  }
 }
 
 void PeerExchange::take(Stream& stream) {
-  auto* const raw = CudaStream::of(stream).raw();
+  CudaStream& cuda = CudaStream::of(stream);
   const DeviceGuard guard(stream.place().device);
-  StreamOperations operations(raw);
-  copy_all(copies_, raw);
+  copy_all(copies_, cuda);
   for (const IncomingMessages& messages : incoming_) {
-    operations.wait_and_lower(messages.ready.address());
-    operations.submit();
-    copy_all(messages.copies, raw);
-    operations.raise(messages.peer_done);
+    wait_and_lower(messages.ready.address(), cuda);
+    copy_all(messages.copies, cuda);
+    raise(messages.peer_done, cuda);
   }
-  operations.submit();
 }
 
 void PeerExchange::reclaim(Stream& stream) {
-  const DeviceGuard guard(stream.place().device);
-  StreamOperations operations(CudaStream::of(stream).raw());
   for (const OutgoingMessages& messages : outgoing_) {
-    operations.wait_and_lower(messages.done.address());
+    wait_and_lower(messages.done.address(), CudaStream::of(stream));
   }
-  operations.submit();
 }
 
 }  // namespace annulus::peer

@@ -6,6 +6,7 @@
 
 #include <annulus/attention/attention_weights.hpp>
 #include <annulus/core/error.hpp>
+#include <annulus/core/first_error.hpp>
 #include <annulus/core/foreign_stream.hpp>
 #include <annulus/core/one_at_a_time.hpp>
 #include <annulus/mesh/agreement.hpp>
@@ -113,7 +114,7 @@ class Attention::Impl {
 
   void run(ring::LocalTensors tensors, void* stream) {
     if (context_.place().is_host()) return run_and_wait(std::move(tensors));
-    ForeignStream& caller = caller_of(stream, prepared_);
+    ForeignStream& caller = caller_of(stream, sharded_.is_prepared());
     make_ready(tensors);
     sharded_.submit(tensors, &caller);
     add_weights(tensors);
@@ -225,19 +226,20 @@ class Attention::Impl {
   }
 
   void wait() {
-    sharded_.wait();
-    backward_.wait();
+    FirstError error;
+    error.of([&] { sharded_.wait(); });
+    error.of([&] { backward_.wait(); });
+    error.rethrow();
   }
 
   void make_ready(ring::LocalTensors& tensors) {
-    if (!prepared_) prepare(tensors);
+    if (!sharded_.is_prepared()) prepare(tensors);
     alone([&] { complete(tensors); });
   }
 
   void prepare(ring::LocalTensors tensors) {
     collectively(context_.mesh().world(), "tensors of the call", [&] { complete(tensors); });
     sharded_.prepare(tensors);
-    prepared_ = true;
   }
 
   // In a later call the other ranks may have begun, so the ranks cannot agree on an error.
@@ -276,7 +278,7 @@ class Attention::Impl {
                             "none with normalize_output = false: the LSE is maximum + log(sum)");
       }
     };
-    if (prepared_) return alone(check);
+    if (sharded_.is_prepared()) return alone(check);
     collectively(context_.mesh().world(), "tensors of the call", check);
   }
 
@@ -343,13 +345,16 @@ class Attention::Impl {
 
   // The policy applies to later masks too.
   void set_mask(const Mask& mask) {
-    if (!sharded_.set_mask(operands_.bias ? mask_beside_bias(policy_, mask) : mask)) {
-      backward_.set_values(sharded_.mask());
-      return;
-    }
-    collectively(context_.mesh().world(), "end of earlier calls", [&] { backward_.drop(); });
+    const Mask applied = operands_.bias ? mask_beside_bias(policy_, mask) : mask;
+    if (sharded_.set_values(applied)) return backward_.set_values(applied);
+    collectively(context_.mesh().world(), "end of earlier calls", [&] { wait(); });
+    sharded_.set_mask(applied);
+    backward_.drop();
   }
 
+  [[nodiscard]] Context& context() const noexcept { return context_; }
+  // True if a graph of the caller holds calls.
+  [[nodiscard]] bool is_captured() { return sharded_.is_captured() || backward_.is_captured(); }
   [[nodiscard]] OneAtATime::Call begin_call(const char* name) const {
     return context_.calls().begin(name);
   }
@@ -411,7 +416,6 @@ class Attention::Impl {
   void* raw_caller_ = nullptr;
   ring::ShardedAttention sharded_;
   BackwardCalls backward_;
-  bool prepared_ = false;  // so the ranks have agreed on the tensors of a call
 };
 
 Attention::Attention(Context& context, const AttentionOptions& options)
@@ -421,7 +425,11 @@ Attention::Attention(Context& context, const AttentionOptions& options)
       }()) {}
 Attention::Attention(Context& context, const AttentionProblem& problem)
     : Attention(context, AttentionOptions{problem, {}, {}}) {}
-Attention::~Attention() = default;
+Attention::~Attention() {
+  // A graph needs all of it: kernels, memory, exchanges, a bias of its own.
+  Context& context = impl_->context();
+  context.keep([kept = std::shared_ptr<Impl>(std::move(impl_))] { return kept->is_captured(); });
+}
 
 Extents Attention::query_shape() const {
   return impl_->shape(impl_->operands().query);
@@ -551,6 +559,7 @@ const Implementation& Attention::implementation_of(const ring::Tile& block) cons
   return impl_->sharded().implementation_of(block);
 }
 std::string Attention::implementations_of_ranks() const {
+  const auto call = impl_->begin_call("Attention::implementations_of_ranks");
   return impl_->sharded().implementations_of_ranks();
 }
 const std::string& Attention::transport() const noexcept {

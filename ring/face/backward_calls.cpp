@@ -1,6 +1,9 @@
 #include "face/backward_calls.hpp"
 
+#include <algorithm>
 #include <utility>
+
+#include <annulus/core/first_error.hpp>
 
 namespace annulus {
 
@@ -38,7 +41,6 @@ ring::ShardedAttention* BackwardCalls::planned(
 }
 
 void BackwardCalls::drop() {
-  wait();
   std::erase_if(captured_, [](const auto& one) { return !one->is_captured(); });
   for (auto& one : planned_) {
     if (one && one->is_captured()) captured_.push_back(std::move(one));
@@ -46,11 +48,18 @@ void BackwardCalls::drop() {
   }
 }
 
+bool BackwardCalls::is_captured() {
+  const auto captured = [](const auto& one) { return one && one->is_captured(); };
+  return std::ranges::any_of(captured_, captured) || std::ranges::any_of(planned_, captured);
+}
+
 void BackwardCalls::wait() {
-  for (const auto& one : captured_) one->wait();
+  FirstError error;
+  for (const auto& one : captured_) error.of([&] { one->wait(); });
   for (const auto& one : planned_) {
-    if (one) one->wait();
+    if (one) error.of([&] { one->wait(); });
   }
+  error.rethrow();
 }
 
 }  // namespace annulus

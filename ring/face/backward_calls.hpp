@@ -26,8 +26,10 @@ class BackwardCalls {
   /// Null before the first use.
   [[nodiscard]] ring::ShardedAttention* planned(
       const ring::BackwardRequest& request) const noexcept;
-  /// Waits for calls under way, and drops the plans: the next use is a first one.
+  /// Drops the plans when no call is under way: the next use is a first one.
   void drop();
+  /// True if a graph of the caller holds calls.
+  [[nodiscard]] bool is_captured();
   void wait();
 
  private:

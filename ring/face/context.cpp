@@ -91,10 +91,9 @@ std::unique_ptr<Device> open_named(const ContextOptions& options, Mesh& mesh) {
 }
 
 // A program that forgets to choose devices computes on the first one of a node with all ranks.
-void check_sharing_is_meant(const ContextOptions& options, Place place, Control& ranks) {
-  if (place.is_host()) return;
-  const auto shared = ranks_on_one_gpu(ranks, place.device);
-  collectively(ranks, "sharing of GPUs", [&] {
+void check_sharing_is_meant(const ContextOptions& options, Place place, Mesh& mesh) {
+  const auto shared = mesh.ranks_on_one_gpu(place);
+  collectively(mesh.world(), "sharing of GPUs", [&] {
     if (!shared || options.share_gpus) return;
     throw UnsupportedError(
         fmt::format("ranks {} and {} compute on the same GPU: make another device current on each "
@@ -115,10 +114,10 @@ Context::Context(MPI_Comm communicator, const ContextOptions& options)
   check_same_rule(options, mesh_->world());
   if (options.devices == DeviceRule::named) {
     device_ = open_named(options, *mesh_);
-    check_sharing_is_meant(options, device_->place(), mesh_->world());
   } else {
     device_ = open_assigned(options, *mesh_);
   }
+  if (!device_->place().is_host()) check_sharing_is_meant(options, device_->place(), *mesh_);
   threads_ = threads_per_rank(*mesh_, options.threads);
 }
 
@@ -129,6 +128,11 @@ Context::Context(MPI_Comm communicator, const MeshShape& mesh, Context& base)
       registry_(base.registry_),
       transport_(base.transport_),
       threads_(base.threads_) {}
+
+void Context::keep(std::function<bool()> is_used) {
+  if (is_used()) in_use_.push_back(std::move(is_used));
+  std::erase_if(in_use_, [](const auto& one) { return !one(); });
+}
 
 ring::Choice Context::overlay() const {
   ring::Choice choice;

@@ -12,6 +12,7 @@
 
 #include <annulus/core/awaiting_calls.hpp>
 #include <annulus/core/error.hpp>
+#include <annulus/core/first_error.hpp>
 #include <annulus/core/foreign_stream.hpp>
 #include <annulus/ring/local_operations.hpp>
 #include <annulus/ring/runner.hpp>
@@ -20,11 +21,12 @@
 #include "runner/arrivals.hpp"
 #include "runner/block_arguments.hpp"
 #include "runner/call_arrays.hpp"
+#include "runner/exchange_queue.hpp"
+#include "runner/plan_kernels.hpp"
 #include "runner/plan_memory.hpp"
 #include "runner/recordings.hpp"
 #include "runner/sink_states.hpp"
 #include "runner/tensor_checks.hpp"
-#include "runner/transfer_wait.hpp"
 
 namespace annulus::ring {
 namespace {
@@ -47,14 +49,13 @@ class Runner::Impl {
        Device& device, const Watchdog& watchdog, RunnerOptions options)
       : problem_(problem),
         plan_(std::move(plan)),
-        implementations_(implementations.begin(), implementations.end()),
         groups_(std::move(groups)),
         device_(device),
         options_(options),
         operations_(make_local_operations(device.place())),
         memory_(plan_, groups_, device),
         arrivals_(plan_, device.memory()),
-        kernels_(implementations_.size()),
+        kernels_(problem_, plan_, implementations, device),
         done_(plan_.tasks.size()),
         computing_(device.make_stream("compute", watchdog, options.tracer)),
         arrays_(problem, plan_.global({0, plan_.local.batch}), device, *computing_),
@@ -70,21 +71,15 @@ class Runner::Impl {
     for (std::size_t g = 0; g < groups_.size(); ++g) {
       const std::string name =
           groups_.size() == 1 || shares ? "communication" : fmt::format("communication {}", g);
-      queues_.push_back({groups_[g],
-                         shares && g > 0 ? queues_.front().stream
-                                         : std::shared_ptr<Stream>(device.make_stream(
-                                               name, watchdog, options.tracer, true)),
-                         exchanges_of(plan_, static_cast<int>(g)),
-                         {},
-                         {},
-                         {}});
-      queues_.back().prepared.resize(queues_.back().tasks.size());
-      queues_.back().reclaimed.resize(queues_.back().tasks.size());
-      queues_.back().released.resize(queues_.back().tasks.size());
+      std::shared_ptr<Stream> stream =
+          shares && g > 0
+              ? queues_.front().shared_stream()
+              : std::shared_ptr<Stream>(device.make_stream(name, watchdog, options.tracer, true));
+      queues_.emplace_back(plan_, static_cast<int>(g), *groups_[g], std::move(stream));
     }
     number_tasks();
     if (options_.watch != nullptr && !queues_.empty() && !device.place().is_host()) {
-      for (Queue& queue : queues_) queue.stream->mark(finished_mark(queue.tasks.size()));
+      for (ExchangeQueue& queue : queues_) queue.mark_end();
       watched_.emplace(*options_.watch, calls());
     }
   }
@@ -102,24 +97,9 @@ class Runner::Impl {
   Impl& operator=(const Impl&) = delete;
 
   void connect() {
-    for (Queue& queue : queues_) {
-      for (std::size_t e = 0; e < queue.tasks.size(); ++e) {
-        const Task& task = plan_.tasks[queue.tasks[e]];
-        const auto& exchange = std::get<Exchange>(task.work);
-        std::vector<Send> sends;
-        std::vector<Receive> receives;
-        for (const Transfer& send : exchange.sends) {
-          sends.push_back({send.peer, memory_.address(send.buffer, send.tokens),
-                           static_cast<std::size_t>(send.bytes)});
-        }
-        for (const Transfer& receive : exchange.receives) {
-          receives.push_back({receive.peer, memory_.address(receive.buffer, receive.tokens),
-                              static_cast<std::size_t>(receive.bytes)});
-        }
-        queue.prepared[e] = queue.group->prepare(std::move(sends), std::move(receives),
-                                                 {contents_of(plan_, exchange), task.step});
-      }
-    }
+    FirstError error;
+    for (ExchangeQueue& queue : queues_) queue.connect(memory_, error);
+    error.rethrow();
   }
 
   [[nodiscard]] std::vector<CallTensor> expected() const {
@@ -159,11 +139,12 @@ class Runner::Impl {
           "tensors that lie otherwise than before cannot be captured into a CUDA graph: call once "
           "with them before");
     }
-    if (captured && arrivals_.any()) {
+    if (captured && refuses_capture_) {
       throw UnsupportedError(
           "attention whose kernels wait for other ranks cannot be captured into a CUDA graph; "
           "schedules other than allgather can");
     }
+    const std::weak_ptr<void> graph = captured ? caller->captured_graph() : std::weak_ptr<void>();
     try {
       check_watch();
       for (Group* group : groups_) group->check();
@@ -176,7 +157,7 @@ class Runner::Impl {
         }
       }
       memory_.bind(tensors);
-      if (captured) graphs_.push_back(caller->captured_graph());
+      if (captured) kernels_.hold_for(graph);
       begin_call(caller);
       if (Recording* recording = captured ? nullptr : recording_for(tensors)) {
         recording->submit(*computing_);
@@ -186,11 +167,10 @@ class Runner::Impl {
       }
       device_.end_call(*computing_, caller);
     } catch (const UserError& error) {
-      // Transfers may be under way: the other ranks do not know, and cannot agree any more.
-      give_up();
+      fail(captured);
       throw LibraryError(fmt::format("rank {}: {}", plan_.rank, error.what()));
     } catch (...) {
-      give_up();
+      fail(captured);
       throw;
     }
   }
@@ -206,7 +186,7 @@ class Runner::Impl {
       device_.end_call(*computing_, nullptr);
     } catch (...) {
       failure = std::current_exception();
-      for (Queue& queue : queues_) queue.stream->mark(finished_mark(queue.tasks.size()));
+      for (ExchangeQueue& queue : queues_) queue.mark_end();
     }
     rehearsing_ = false;
     try {
@@ -227,6 +207,11 @@ class Runner::Impl {
   }
 
   void wait_for_calls() {
+    if (computing_->is_captured()) {
+      throw UnsupportedError(
+          "calls that are being captured into a CUDA graph cannot be waited for: end the capture "
+          "first");
+    }
     try {
       std::optional<CallWatch::Pause> pause;
       if (watched_) pause.emplace(*watched_);
@@ -240,13 +225,9 @@ class Runner::Impl {
     }
   }
 
-  [[nodiscard]] bool is_captured() {
-    const auto gone = [](const std::weak_ptr<void>& graph) { return graph.expired(); };
-    std::erase_if(graphs_, gone);
-    std::erase_if(retired_,
-                  [&](const Retired& one) { return std::ranges::all_of(one.graphs, gone); });
-    return !graphs_.empty() || !retired_.empty();
-  }
+  [[nodiscard]] bool awaits_arrivals() const noexcept { return arrivals_.any(); }
+  void refuse_capture() noexcept { refuses_capture_ = true; }
+  [[nodiscard]] bool is_captured() { return kernels_.is_captured(); }
 
   [[nodiscard]] const RankPlan& plan() const noexcept { return plan_; }
   [[nodiscard]] std::size_t extra_bytes() const noexcept { return memory_.bytes(); }
@@ -283,15 +264,13 @@ class Runner::Impl {
   // How far the streams have come. A replayed call is work of the compute stream alone.
   [[nodiscard]] std::uint64_t marks() const {
     std::uint64_t marks = computing_->marked();
-    for (const Queue& queue : queues_) marks = marks << 20U ^ queue.stream->marked();
+    for (const ExchangeQueue& queue : queues_) marks = marks << 20U ^ queue.stream().marked();
     return marks;
   }
 
   // A call has begun once a queue has left the end of the call before.
   [[nodiscard]] bool exchanges_are_under_way() const {
-    return std::any_of(queues_.begin(), queues_.end(), [](const Queue& queue) {
-      return queue.stream->marked() != finished_mark(queue.tasks.size());
-    });
+    return std::ranges::any_of(queues_, &ExchangeQueue::is_under_way);
   }
 
   [[nodiscard]] CallWatch::Calls calls() {
@@ -308,7 +287,7 @@ class Runner::Impl {
                           },
                           [this] { return describe_wait(); },
                           [this] { return awaits_only_itself(); }, [this] { return marks(); }};
-    for (Queue& queue : queues_) queue.stream->synchronize(waiting);
+    for (ExchangeQueue& queue : queues_) queue.stream().synchronize(waiting);
     computing_->synchronize(waiting);
   }
 
@@ -319,69 +298,22 @@ class Runner::Impl {
     wait_for_calls();
     ready_ = false;
     recordings_.clear();
-    retire_kernels();
-    kernels_.resize(implementations_.size());
     memory_.bind({tensors.begin(), tensors.end()});
-    std::vector<Refusal> refusals;
-    const auto prepare = [&](const Tile& block, bool rounding, const auto& make) {
-      try {
-        make(kernel_of(block));
-      } catch (const UnsupportedError& refusal) {
-        refusals.push_back({name_of(block), block.row_positions, block.column_positions,
-                            plan_.global(block.batches), block.heads.count, block.full,
-                            refusal.what(), rounding});
-      }
-    };
-    for (std::size_t index = 0; index < plan_.tasks.size(); ++index) {
-      const Task& task = plan_.tasks[index];
-      if (const auto* block = std::get_if<Block>(&task.work)) {
-        prepare(*block, is_rounded_at_once(*block), [&](Kernel& kernel) {
-          kernel.prepare(arguments_.of(index, *block), memory_.state(block->result));
-        });
-      } else if (const auto* backward = std::get_if<BackwardBlock>(&task.work)) {
-        prepare(*backward, false, [&](Kernel& kernel) {
-          kernel.prepare_backward(arguments_.of(*backward), arguments_.gradients_of(*backward));
-        });
-      }
-    }
+    std::vector<Refusal> refusals = kernels_.prepare(arguments_, memory_);
     ready_ = refusals.empty();
     return refusals;
   }
-
-  // Kernels that graphs of the caller still use stay.
-  void retire_kernels() {
-    if (is_captured() && !graphs_.empty()) {
-      retired_.push_back({std::move(kernels_), std::exchange(graphs_, {})});
-    }
-    kernels_.clear();
-  }
-
-  // Into the caller's output, by a kernel that could as well write float32.
-  [[nodiscard]] bool is_rounded_at_once(const Block& block) const {
-    return implementation_of(block).declares().results == ResultForm::either &&
-           plan_.buffer(block.result.output.buffer).kind == BufferKind::caller;
-  }
-
-  // The exchanges of one group, in their order.
-  struct Queue {
-    Group* group;
-    std::shared_ptr<Stream> stream;
-    std::vector<std::size_t> tasks;
-    std::vector<std::unique_ptr<PreparedExchange>> prepared;
-    // By exchange, of the call being submitted.
-    std::vector<bool> reclaimed;
-    std::vector<std::shared_ptr<Event>> released;
-  };
 
   // Finds out which tasks others wait for, where exchanges stand in their queues, and which blocks
   // are long.
   void number_tasks() {
     awaited_.resize(plan_.tasks.size());
-    awaited_release_.resize(plan_.tasks.size());
     ordinal_.resize(plan_.tasks.size());
     marked_through_.resize(plan_.tasks.size());
-    for (const Queue& queue : queues_) {
-      for (std::size_t e = 0; e < queue.tasks.size(); ++e) ordinal_[queue.tasks[e]] = e;
+    for (const ExchangeQueue& queue : queues_) {
+      const std::vector<std::size_t>& tasks = queue.tasks();
+      for (std::size_t e = 0; e < tasks.size(); ++e) ordinal_[tasks[e]] = e;
+      begins_with_an_exchange_ |= !tasks.empty() && plan_.tasks[tasks.front()].after.empty();
     }
     std::uint32_t marks = 0;
     for (std::size_t t = 0; t < plan_.tasks.size(); ++t) {
@@ -393,14 +325,13 @@ class Runner::Impl {
           if (dependency.stage == Stage::done) {
             awaited_[awaited] = true;
           } else if (exchange == nullptr || exchange->group != group_of(awaited)) {
-            awaited_release_[awaited] = true;
+            queue_of(awaited).want_release(ordinal_[awaited]);
           }
         }
       };
       await(task.after);
       if (exchange != nullptr) await(exchange->receive_after);
-      const auto* block = std::get_if<Block>(&task.work);
-      if (block != nullptr && plan_.flops(*block) >= kMarkedFlops) ++marks;
+      if (is_marked(task)) ++marks;
       marked_through_[t] = marks;
     }
     marks_ = marks > 0;
@@ -427,7 +358,6 @@ class Runner::Impl {
   }
 
   void submit_tasks() {
-    if (marks_) computing_->mark(0);
     std::unique_lock<std::mutex> turn;
     if (arrivals_.any()) {
       AwaitingCalls& others = device_.awaiting_calls();
@@ -436,11 +366,9 @@ class Runner::Impl {
       arrivals_.begin(*operations_, *computing_);
       if (rehearsing_) announce_all();
     }
-    for (Queue& queue : queues_) {
-      queue.reclaimed.assign(queue.tasks.size(), rehearsing_);
-      queue.stream->wait(computing_->record());
-      queue.stream->mark(0);
-    }
+    if (marks_) computing_->mark(0);
+    for (ExchangeQueue& queue : queues_) queue.begin(rehearsing_);
+    if (begins_with_an_exchange_) begun_ = computing_->record();
     for (std::size_t t = 0; t < plan_.tasks.size();) {
       if (std::holds_alternative<Copy>(plan_.tasks[t].work)) {
         t = submit_copies(t);
@@ -449,10 +377,10 @@ class Runner::Impl {
         ++t;
       }
     }
-    for (Queue& queue : queues_) {
-      for (std::size_t e = 0; e < queue.tasks.size(); ++e) reclaim(queue, e);
-      queue.stream->mark(finished_mark(queue.tasks.size()));
-      computing_->wait(queue.stream->record());
+    for (ExchangeQueue& queue : queues_) {
+      if (queue.tasks().empty()) continue;
+      queue.end();
+      computing_->wait(queue.stream().record());
     }
     if (arrivals_.any()) device_.awaiting_calls().last = computing_->record();
   }
@@ -466,46 +394,21 @@ class Runner::Impl {
   }
 
   void submit(std::size_t index, const Exchange& exchange) {
-    Queue& queue = queues_[static_cast<std::size_t>(exchange.group)];
+    ExchangeQueue& queue = queue_of(index);
+    Stream& stream = queue.stream();
     const std::size_t e = ordinal_[index];
     if (rehearsing_) {
-      if (awaited_[index]) done_[index] = queue.stream->record();
-      if (awaited_release_[index]) queue.released[e] = queue.stream->record();
-      return;
+      queue.rehearse(e);
+    } else {
+      if (e == 0 && plan_.tasks[index].after.empty()) stream.wait(begun_);
+      wait_for(stream, plan_.tasks[index].after);
+      queue.offer(e);
+      wait_for(stream, exchange.receive_after);
+      queue.take(e);
+      arrivals_.announce(index, *operations_, stream);
     }
-    wait_for(*queue.stream, plan_.tasks[index].after);
-    queue.prepared[e]->offer(*queue.stream);
-    queue.stream->mark(taking_mark(e));
-    wait_for(*queue.stream, exchange.receive_after);
-    take(queue, e, plan_.tasks[index].step, exchange);
-    queue.stream->mark(taken_mark(e));
-    arrivals_.announce(index, *operations_, *queue.stream);
-    if (awaited_[index]) done_[index] = queue.stream->record();
-  }
-
-  // Frees what an exchange has sent, once.
-  void reclaim(Queue& queue, std::size_t e) {
-    if (queue.reclaimed[e]) return;
-    queue.reclaimed[e] = true;
-    queue.prepared[e]->reclaim(*queue.stream);
-    if (awaited_release_[queue.tasks[e]]) queue.released[e] = queue.stream->record();
-  }
-
-  void take(Queue& queue, std::size_t e, int step, const Exchange& exchange) {
-    // A host stream traces every message itself.
-    if (device_.place().is_host()) return queue.prepared[e]->take(*queue.stream);
-    TraceLabel label{TraceCategory::transfer, contents_of(plan_, exchange), step};
-    const std::vector<int>& ranks = plan_.groups[static_cast<std::size_t>(exchange.group)].ranks;
-    const auto add = [&](const std::vector<Transfer>& transfers, bool incoming) {
-      for (const Transfer& transfer : transfers) {
-        label.messages.push_back(
-            {ranks[static_cast<std::size_t>(transfer.peer)], transfer.bytes, incoming});
-      }
-    };
-    add(exchange.receives, true);
-    add(exchange.sends, false);
-    const StreamSpan span(*queue.stream, std::move(label));
-    queue.prepared[e]->take(*queue.stream);
+    if (awaited_[index]) done_[index] = stream.record();
+    stream.flush();
   }
 
   // A copy and those that follow it without waiting for anything, as they can go at once. Returns
@@ -531,13 +434,12 @@ class Runner::Impl {
   void submit(std::size_t index, const Block& block) {
     begin(index);
     {
-      const StreamSpan span(*computing_,
-                            {TraceCategory::kernel, name_of(block), plan_.tasks[index].step});
-      kernel_of(block).forward(arguments_.of(index, block), memory_.state(block.result),
-                               {*computing_, background(), options_.threads});
+      const StreamSpan span(
+          *computing_, {TraceCategory::kernel, kernels_.name_of(block), plan_.tasks[index].step});
+      kernels_.of(block).forward(arguments_.of(index, block), memory_.state(block.result),
+                                 {*computing_, background(), options_.threads});
     }
-    if (plan_.flops(block) >= kMarkedFlops) computing_->mark(marked_through_[index]);
-    end(index);
+    end_block(index);
   }
 
   void submit(std::size_t index, const Reduce& reduce) {
@@ -605,12 +507,13 @@ class Runner::Impl {
   void submit(std::size_t index, const BackwardBlock& block) {
     begin(index);
     {
-      const StreamSpan span(*computing_, {TraceCategory::kernel, name_of(block) + " backward",
-                                          plan_.tasks[index].step});
-      kernel_of(block).backward(arguments_.of(block), arguments_.gradients_of(block),
-                                {*computing_, background(), options_.threads});
+      const StreamSpan span(
+          *computing_,
+          {TraceCategory::kernel, kernels_.name_of(block) + " backward", plan_.tasks[index].step});
+      kernels_.of(block).backward(arguments_.of(block), arguments_.gradients_of(block),
+                                  {*computing_, background(), options_.threads});
     }
-    end(index);
+    end_block(index);
   }
 
   void begin(std::size_t index) {
@@ -618,6 +521,19 @@ class Runner::Impl {
     if (task.after.empty()) return;
     const StreamSpan wait(*computing_, {TraceCategory::wait, "transfer", task.step});
     wait_for(*computing_, task.after);
+  }
+
+  [[nodiscard]] bool is_marked(const Task& task) const {
+    if (const auto* block = std::get_if<Block>(&task.work)) {
+      return plan_.flops(*block) >= kMarkedFlops;
+    }
+    const auto* block = std::get_if<BackwardBlock>(&task.work);
+    return block != nullptr && plan_.backward_flops(*block) >= kMarkedFlops;
+  }
+
+  void end_block(std::size_t index) {
+    if (is_marked(plan_.tasks[index])) computing_->mark(marked_through_[index]);
+    end(index);
   }
 
   void end(std::size_t index) {
@@ -631,10 +547,10 @@ class Runner::Impl {
         stream.wait(done_[task]);
         continue;
       }
-      Queue& queue = queues_[static_cast<std::size_t>(group_of(task))];
+      ExchangeQueue& queue = queue_of(task);
       const std::size_t e = ordinal_[task];
-      reclaim(queue, e);
-      if (&stream != queue.stream.get()) stream.wait(queue.released[e]);
+      queue.reclaim(e);
+      if (&stream != &queue.stream()) stream.wait(queue.released(e));
     }
   }
 
@@ -642,48 +558,38 @@ class Runner::Impl {
     return std::get<Exchange>(plan_.tasks[exchange].work).group;
   }
 
+  [[nodiscard]] ExchangeQueue& queue_of(std::size_t exchange) {
+    return queues_[static_cast<std::size_t>(group_of(exchange))];
+  }
+
   [[nodiscard]] Stream* background() const {
-    return queues_.empty() ? nullptr : queues_.front().stream.get();
-  }
-
-  [[nodiscard]] const Implementation& implementation_of(const Tile& block) const {
-    return *implementations_[static_cast<std::size_t>(block.implementation)];
-  }
-
-  [[nodiscard]] std::string name_of(const Tile& block) const {
-    return implementation_of(block).names().front();
-  }
-
-  [[nodiscard]] Kernel& kernel_of(const Tile& block) {
-    std::unique_ptr<Kernel>& kernel = kernels_[static_cast<std::size_t>(block.implementation)];
-    if (!kernel) kernel = implementation_of(block).make_kernel(problem_, device_);
-    return *kernel;
+    return queues_.empty() ? nullptr : &queues_.front().stream();
   }
 
   // True if this rank waits only for its own work: no exchange is left, or the next one waits for
   // the rank's own computation. For a device, which can only say how far it has come.
   [[nodiscard]] bool awaits_only_itself() const {
-    return std::all_of(queues_.begin(), queues_.end(), [&](const Queue& queue) {
-      const std::uint32_t mark = queue.stream->marked();
-      if (mark == finished_mark(queue.tasks.size())) return true;
-      const bool taking = mark % 2 == 1;
-      const std::size_t next = mark / 2;  // the exchange that is under way, or comes next
-      if (next >= queue.tasks.size()) return false;
-      const Task& task = plan_.tasks[queue.tasks[next]];
-      const auto& dependencies = taking ? std::get<Exchange>(task.work).receive_after : task.after;
-      return std::any_of(dependencies.begin(), dependencies.end(), [&](const Dependency& d) {
-        return computing_->marked() < marked_through_[static_cast<std::size_t>(d.task)];
-      });
+    return std::ranges::all_of(queues_, [&](const ExchangeQueue& queue) {
+      const std::vector<Dependency>* awaited = queue.awaited();
+      return awaited == nullptr || std::ranges::any_of(*awaited, [&](const Dependency& d) {
+               return computing_->marked() < marked_through_[static_cast<std::size_t>(d.task)];
+             });
     });
   }
 
   [[nodiscard]] std::string describe_wait() const {
-    for (std::size_t g = 0; g < queues_.size(); ++g) {
-      std::string text = describe_transfers(plan_, static_cast<int>(g), queues_[g].stream->marked(),
-                                            queues_[g].group->traits().one_sided);
-      if (!text.empty()) return text;
+    for (const ExchangeQueue& queue : queues_) {
+      if (std::string text = queue.describe(); !text.empty()) return text;
     }
     return fmt::format("waiting for {} to compute", to_string(device_.place()));
+  }
+
+  // Transfers may be under way: the other ranks do not know of the error, and cannot agree on it
+  // any more. A graph that is not complete transfers nothing.
+  void fail(bool captured) noexcept {
+    computing_->discard();
+    for (const ExchangeQueue& queue : queues_) queue.stream().discard();
+    if (!captured) give_up();
   }
 
   void give_up() noexcept {
@@ -697,7 +603,6 @@ class Runner::Impl {
   AttentionProblem problem_;
   CallValues values_;  // of the call being submitted: those in the memory of the device
   const RankPlan plan_;
-  std::vector<const Implementation*> implementations_;
   std::vector<Content> contents_;  // of the caller's buffers
   std::vector<Group*> groups_;
   Device& device_;
@@ -705,21 +610,16 @@ class Runner::Impl {
   std::unique_ptr<LocalOperations> operations_;
   PlanMemory memory_;
   Arrivals arrivals_;
-  std::vector<std::unique_ptr<Kernel>> kernels_;  // by implementation; null until needed
-  // The caller's, which hold calls by these kernels and by earlier ones.
-  using Graphs = std::vector<std::weak_ptr<void>>;
-  struct Retired {
-    std::vector<std::unique_ptr<Kernel>> kernels;
-    Graphs graphs;
-  };
-  Graphs graphs_;
-  std::vector<Retired> retired_;
+  PlanKernels kernels_;
   bool ready_ = false;
   bool gave_up_ = false;
-  bool rehearsing_ = false;            // computes without exchanges
-  std::vector<bool> awaited_;          // by task: others wait for it to be done …
-  std::vector<bool> awaited_release_;  // … and other streams for its release
-  std::vector<std::size_t> ordinal_;   // by task: of an exchange, in its queue
+  bool refuses_capture_ = false;
+  bool rehearsing_ = false;           // computes without exchanges
+  std::vector<bool> awaited_;         // by task: others wait for it to be done
+  std::vector<std::size_t> ordinal_;  // by task: of an exchange, in its queue
+  // Some queue has nothing to wait for but the call's beginning, which is this event.
+  bool begins_with_an_exchange_ = false;
+  std::shared_ptr<Event> begun_;
   // By task: what the last long block up to it marks.
   std::vector<std::uint32_t> marked_through_;
   bool marks_ = false;  // there are long blocks
@@ -730,7 +630,7 @@ class Runner::Impl {
   std::unique_ptr<Stream> computing_;
   CallArrays arrays_;
   BlockArguments arguments_;
-  std::vector<Queue> queues_;
+  std::vector<ExchangeQueue> queues_;
   Recordings recordings_;
   std::optional<CallWatch::Watched> watched_;
 };
@@ -768,6 +668,12 @@ void Runner::submit(CallTensors tensors, ForeignStream* caller) {
 void Runner::set_values(const CallValues& values, const AttentionProblem& planned,
                         const Mask& mask) {
   impl_->set_values(values, planned, mask);
+}
+bool Runner::awaits_arrivals() const noexcept {
+  return impl_->awaits_arrivals();
+}
+void Runner::refuse_capture() noexcept {
+  impl_->refuse_capture();
 }
 bool Runner::is_captured() {
   return impl_->is_captured();

@@ -34,14 +34,16 @@ SinkStates::SinkStates(const AttentionProblem& problem, const RankPlan& plan, De
   stream.synchronize();
 }
 
-void SinkStates::set(const ConstTensorView& sinks, bool always, const LocalOperations& operations,
+void SinkStates::set(const ConstTensorView& sinks, bool captured, const LocalOperations& operations,
                      Stream& stream) {
   const bool own = sinks.rank() == 0;
-  if (own && holds_own_ && !always) return;
+  if (own && holds_own_ && !captured) return;
   const TensorView maximum = maximum_.shape().rank() > 0 ? maximum_.view() : TensorView();
   operations.sink_state(own ? ConstTensorView(own_.view()) : sinks, logits_.view(), lse_.view(),
                         maximum, stream);
-  holds_own_ = own;
+  // Nobody tells when a graph with other sinks is launched.
+  graphs_write_others_ |= captured && !own;
+  holds_own_ = own && !graphs_write_others_;
 }
 
 PartialState SinkStates::part(HeadRange heads, const Extents& output, DType dtype) const {

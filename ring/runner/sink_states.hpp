@@ -19,8 +19,9 @@ class SinkStates {
 
   /// Sets the sinks of later calls, in the order of the stream: `sinks` [n,M] or [M] in the memory
   /// of the device, or those of the problem if it has no dimensions. The latter are written again
-  /// only where `always` says so or others have been set.
-  void set(const ConstTensorView& sinks, bool always, const LocalOperations& operations,
+  /// only where the call is captured into a graph, which others may have changed before it is
+  /// launched, or others have been set, or may be by a graph.
+  void set(const ConstTensorView& sinks, bool captured, const LocalOperations& operations,
            Stream& stream);
 
   /// The sinks of `heads`, counted from the rank's first, for every row of a result of this shape:
@@ -34,6 +35,7 @@ class SinkStates {
   Tensor zeros_;  // [Dv], as wide as partial results
   Tensor own_;    // the problem's, as logits_
   bool holds_own_ = true;
+  bool graphs_write_others_ = false;
   Tensor logits_;   // float32
   Tensor lse_;      // [n]
   Tensor maximum_;  // [n], float32; of rank 0 where the output is normalised

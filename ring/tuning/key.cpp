@@ -135,7 +135,7 @@ Machine machine_of(Mesh& mesh, Place place, int threads) {
   machine.nodes = placement_text(nodes);
   if (machines != nodes) machine.nodes += " of machines " + placement_text(machines);
   machine.versions = fmt::format("annulus {}, {}", library_version(), library_versions(place));
-  machine.shares_gpus = !place.is_host() && ranks_on_one_gpu(control, place.device).has_value();
+  machine.shares_gpus = !place.is_host() && mesh.ranks_on_one_gpu(place).has_value();
   machine.threads = threads;
   return machine;
 }

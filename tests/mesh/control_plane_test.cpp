@@ -27,6 +27,7 @@ namespace annulus {
 namespace {
 
 using ::testing::ElementsAre;
+using ::testing::ElementsAreArray;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
@@ -301,6 +302,22 @@ TEST_P(HeartbeatRanks, DeafRanksDoNotCutOthersOff) {
     if (all.deaf.contains(rank)) continue;
     ASSERT_LE(all.silence(rank, ranks - 1), 2) << rank;
     ASSERT_THAT(all.state(rank).silent_ranks(), ElementsAre(1, 2)) << rank;
+  }
+}
+
+// More than one message names: four nodes of eight ranks.
+TEST(HeartbeatPlane, AllLearnOfManySilentRanks) {
+  constexpr int kRanks = 256;
+  HeartbeatsOfAll all(kRanks, 1, 0.05);
+  all.computing = {kRanks - 1};
+  all.run(10);
+  for (int rank = 100; rank < 132; ++rank) all.deaf.insert(rank);
+  all.run(40);
+  EXPECT_LE(all.longest, HeartbeatState::kMaximumBytes);
+  for (int rank = 0; rank < kRanks; ++rank) {
+    if (all.deaf.contains(rank)) continue;
+    ASSERT_THAT(all.state(rank).silent_ranks(), ElementsAreArray(all.deaf)) << rank;
+    ASSERT_GE(all.silence(rank, 131), 20) << rank;
   }
 }
 

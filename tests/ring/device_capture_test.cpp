@@ -49,9 +49,10 @@ TEST_F(DeviceCapture, ACallCanBeCaptured) {
 // A call of a layer, captured by the caller.
 class CapturedCall {
  public:
-  CapturedCall(Layer& layer, cudaStream_t stream) {
+  CapturedCall(Layer& layer, cudaStream_t stream) : CapturedCall(layer, layer.attention, stream) {}
+  CapturedCall(Layer& layer, Attention& attention, cudaStream_t stream) {
     check_cuda(cudaStreamBeginCapture(stream, cudaStreamCaptureModeRelaxed), "begin of capture");
-    layer.run(stream);
+    layer.run(attention, stream);
     check_cuda(cudaStreamEndCapture(stream, &graph_), "end of capture");
     check_cuda(cudaGraphInstantiate(&executable_, graph_, 0), "cudaGraphInstantiate");
   }
@@ -153,6 +154,151 @@ TEST_F(DeviceCapture, WaitingIncludesLaunchedGraphs) {
   layer->attention.wait();
   EXPECT_GE(milliseconds_since(begin), 50);
   layer->expect_right(stream_, options.mask);
+}
+
+// The object is destroyed, and another one takes what memory there is.
+TEST_F(DeviceCapture, AGraphOutlivesItsObject) {
+  AttentionOptions options = causal();
+  if (context_->size() > 1) options.schedule = "ring";
+  Layer layer(*context_, options, 3);
+  layer.upload(stream_);
+  auto captured = std::make_unique<Attention>(*context_, options);
+  layer.run(*captured, stream_);
+  auto graph = std::make_unique<CapturedCall>(layer, *captured, stream_);
+  captured.reset();
+  for (int round = 0; round < 3; ++round) {
+    Layer next(*context_, options, 7);
+    next.upload(stream_);
+    next.run(stream_);
+    next.expect_right(stream_, options.mask);
+    layer.spoil(stream_);
+    graph->launch(stream_);
+    layer.expect_right(stream_, options.mask);
+  }
+  graph.reset();
+  const Attention last(*context_, options);  // asks who still needs the first one
+}
+
+// Both branches use the memory and flags of the context.
+TEST_F(DeviceCapture, CallsOnForkedStreamsOfOneCaptureTakeTurns) {
+  AttentionOptions options = causal();
+  if (context_->size() > 1) options.schedule = "ring";
+  Layer first(*context_, options, 1);
+  Layer second(*context_, options, 5);
+  cudaStream_t other = nullptr;
+  cudaEvent_t event = nullptr;
+  check_cuda(cudaStreamCreateWithFlags(&other, cudaStreamNonBlocking), "cudaStreamCreate");
+  check_cuda(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "cudaEventCreate");
+  const auto order = [&](cudaStream_t before, cudaStream_t after) {
+    check_cuda(cudaEventRecord(event, before), "cudaEventRecord");
+    check_cuda(cudaStreamWaitEvent(after, event, 0), "cudaStreamWaitEvent");
+  };
+  for (Layer* layer : {&first, &second}) {
+    layer->upload(stream_);
+    layer->run(stream_);
+  }
+  check_cuda(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeRelaxed), "begin of capture");
+  order(stream_, other);
+  for (int call = 0; call < 4; ++call) {
+    first.run(stream_);
+    second.run(other);
+  }
+  order(other, stream_);
+  cudaGraph_t graph = nullptr;
+  check_cuda(cudaStreamEndCapture(stream_, &graph), "end of capture");
+  cudaGraphExec_t executable = nullptr;
+  check_cuda(cudaGraphInstantiate(&executable, graph, 0), "cudaGraphInstantiate");
+  for (int round = 0; round < 10; ++round) {
+    first.spoil(stream_);
+    second.spoil(stream_);
+    check_cuda(cudaGraphLaunch(executable, stream_), "cudaGraphLaunch");
+    first.expect_right(stream_, options.mask);
+    second.expect_right(stream_, options.mask);
+  }
+  check_cuda(cudaGraphExecDestroy(executable), "cudaGraphExecDestroy");
+  check_cuda(cudaGraphDestroy(graph), "cudaGraphDestroy");
+  check_cuda(cudaEventDestroy(event), "cudaEventDestroy");
+  check_cuda(cudaStreamDestroy(other), "cudaStreamDestroy");
+}
+
+// Over every transport: what fails in a capture has sent nothing.
+TEST_F(DeviceCapture, WhatCannotBeDoneWhileCapturingSpoilsNothing) {
+  AttentionOptions options = causal();
+  if (context_->size() > 1) options.schedule = "ring";
+  Layer layer(*context_, options, 3);
+  layer.upload(stream_);
+  layer.run(stream_);
+  check_cuda(cudaStreamSynchronize(stream_), "cudaStreamSynchronize");
+  const auto capture = [&](const auto& body) {
+    check_cuda(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeRelaxed), "begin of capture");
+    body();
+    cudaGraph_t graph = nullptr;
+    const cudaError_t code = cudaStreamEndCapture(stream_, &graph);
+    if (graph != nullptr) check_cuda(cudaGraphDestroy(graph), "cudaGraphDestroy");
+    (void)cudaGetLastError();
+    layer.spoil(stream_);
+    layer.run(stream_);
+    layer.expect_right(stream_, options.mask);
+    return code;
+  };
+  EXPECT_EQ(capture([&] {
+              layer.run(stream_);
+              EXPECT_THROW(layer.attention.wait(), UnsupportedError);
+              Mask window = options.mask;
+              window.set_window(200, 0);
+              EXPECT_THROW(layer.attention.set_mask(window), Error);
+            }),
+            cudaSuccess);
+  EXPECT_EQ(capture([&] {
+              EXPECT_NE(cudaStreamSynchronize(stream_), cudaSuccess);  // makes it invalid
+              (void)cudaGetLastError();
+              EXPECT_THROW(layer.run(stream_), UnsupportedError);
+            }),
+            cudaErrorStreamCaptureInvalidated);
+}
+
+// Also on ranks none of whose kernels waits: rank 0 sees only its own keys.
+TEST_F(DeviceCapture, AllRanksRefuseToCaptureKernelsThatWait) {
+  AttentionOptions options = causal();
+  options.schedule = "allgather";
+  options.implementation = "flash_attn2";
+  options.layout = LayoutKind::contiguous;
+  if (context_->size() == 1 || shared_gpus() ||
+      !context_->registry().get(options.implementation).available(context_->place())) {
+    GTEST_SKIP() << "needs flash_attn2 and a GPU for each of several ranks";
+  }
+  Layer layer(*context_, options, 3);
+  layer.upload(stream_);
+  layer.run(stream_);
+  check_cuda(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeRelaxed), "begin of capture");
+  EXPECT_THROW(layer.run(stream_), UnsupportedError);
+  cudaGraph_t graph = nullptr;
+  check_cuda(cudaStreamEndCapture(stream_, &graph), "end of capture");
+  check_cuda(cudaGraphDestroy(graph), "cudaGraphDestroy");
+  layer.spoil(stream_);
+  layer.run(stream_);
+  layer.expect_right(stream_, options.mask);
+}
+
+TEST_F(DeviceCapture, AStreamOfAnotherDeviceIsRefused) {
+  int devices = 0;
+  check_cuda(cudaGetDeviceCount(&devices), "cudaGetDeviceCount");
+  if (devices < 2) GTEST_SKIP() << "needs two GPUs that one process sees";
+  AttentionOptions options = causal();
+  if (context_->size() > 1) options.schedule = "ring";
+  Layer layer(*context_, options, 3);
+  layer.upload(stream_);
+  layer.run(stream_);
+  const int mine = context_->place().device;
+  cudaStream_t other = nullptr;
+  check_cuda(cudaSetDevice((mine + 1) % devices), "cudaSetDevice");
+  check_cuda(cudaStreamCreateWithFlags(&other, cudaStreamNonBlocking), "cudaStreamCreate");
+  EXPECT_THROW(layer.run(other), ArgumentError);
+  check_cuda(cudaStreamDestroy(other), "cudaStreamDestroy");
+  check_cuda(cudaSetDevice(mine), "cudaSetDevice");
+  layer.spoil(stream_);
+  layer.run(stream_);
+  layer.expect_right(stream_, options.mask);
 }
 
 TEST_F(DeviceCapture, AFirstCallCannotBeCaptured) {

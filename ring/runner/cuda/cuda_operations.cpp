@@ -1,7 +1,6 @@
 #include "runner/cuda/cuda_operations.hpp"
 
 #include <annulus/attention/softmax_state_cuda.hpp>
-#include <annulus/core/cuda_driver.hpp>
 #include <annulus/core/cuda_stream.hpp>
 
 #include "runner/cuda/call_arguments.hpp"
@@ -33,11 +32,7 @@ class CudaOperations final : public LocalOperations {
     cuda::sink_gradient(sinks, lse, delta, grad_sinks, stream);
   }
   void publish(std::int32_t value, std::int32_t* number, Stream& stream) const override {
-    annulus::cuda::check_driver(
-        annulus::cuda::driver_calls().stream_write_value(
-            CudaStream::of(stream).raw(), reinterpret_cast<CUdeviceptr>(number),
-            static_cast<cuuint32_t>(value), CU_STREAM_WRITE_VALUE_DEFAULT),  // fences memory too
-        "cuStreamWriteValue32");
+    CudaStream::of(stream).write_word(number, static_cast<std::uint32_t>(value));
   }
   void sink_state(const ConstTensorView& sinks, const TensorView& logits, const TensorView& lse,
                   const TensorView& maximum, Stream& stream) const override {

@@ -29,7 +29,8 @@ __global__ void sink_state_kernel(const __grid_constant__ SinkArguments a) {
   float high = -INFINITY;
   for (std::int64_t m = 0; m < a.per_head; ++m) {
     logits[m] = sinks[m];
-    high = fmaxf(high, sinks[m]);
+    // Unlike fmaxf(), keeps a NaN.
+    if (!(sinks[m] <= high)) high = isnan(high) ? high : sinks[m];
   }
   double sum = 0;
   for (std::int64_t m = 0; m < a.per_head && high != -INFINITY; ++m) {

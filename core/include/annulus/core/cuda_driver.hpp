@@ -11,19 +11,10 @@ namespace annulus::cuda {
 /// were linked, the program could not start where there is no driver.
 struct DriverCalls {
   PFN_cuStreamBatchMemOp_v11070 stream_batch_mem_op = nullptr;
-  PFN_cuStreamWriteValue32_v11070 stream_write_value = nullptr;
   PFN_cuMemGetAddressRange_v3020 mem_get_address_range = nullptr;
   PFN_cuCtxGetCurrent_v4000 ctx_get_current = nullptr;
   PFN_cuCtxRecordEvent_v12050 ctx_record_event = nullptr;
   PFN_cuTensorMapEncodeTiled_v12000 tensor_map_encode_tiled = nullptr;
-  PFN_cuGraphGetNodes_v10000 graph_get_nodes = nullptr;
-  PFN_cuGraphNodeGetType_v10000 graph_node_get_type = nullptr;
-  PFN_cuGraphNodeGetDependencies_v10000 graph_node_get_dependencies = nullptr;
-  PFN_cuGraphNodeGetDependentNodes_v10000 graph_node_get_dependent_nodes = nullptr;
-  PFN_cuGraphAddDependencies_v10000 graph_add_dependencies = nullptr;
-  PFN_cuGraphDestroyNode_v10000 graph_destroy_node = nullptr;
-  PFN_cuGraphBatchMemOpNodeGetParams_v11070 graph_batch_mem_op_get_params = nullptr;
-  PFN_cuGraphBatchMemOpNodeSetParams_v11070 graph_batch_mem_op_set_params = nullptr;
   PFN_cuGetErrorString_v6000 get_error_string = nullptr;
 };
 

@@ -2,6 +2,7 @@
 
 // Only for sources that are compiled with CUDA.
 
+#include <cstdint>
 #include <cuda_runtime_api.h>
 #include <memory>
 #include <string>
@@ -59,13 +60,27 @@ class CudaStream final : public Stream {
   void begin_span(TraceLabel label) override;
   void end_span() override;
 
-  [[nodiscard]] cudaStream_t raw() const noexcept { return stream_.get(); }
+  /// Writes a word of memory that the device can reach, once everything before it is visible to all
+  /// devices. Such operations are collected, since a call to the driver costs as much for one of
+  /// them as for many: they reach the device before the next work of another kind.
+  void write_word(const void* word, std::uint32_t value);
+  /// Later work waits until these 64 bits are at least `value`. Collected likewise.
+  void await_word(const void* word, std::uint64_t value);
+  /// Work that is being captured stays: nothing runs before the capture has ended.
+  void flush() override;
+  void discard() noexcept override;
+  [[nodiscard]] bool is_captured() const override;
+
+  /// For work of other kinds, submitted at once: a later operation on a word asks for another
+  /// raw(). Hands over what was collected.
+  [[nodiscard]] cudaStream_t raw();
   /// The CUDA stream behind `stream`; throws InternalError for another kind.
   static CudaStream& of(Stream& stream);
 
  private:
   class EventPool;
   class PooledEvent;
+  class WordOperations;
   struct Span;
 
   [[nodiscard]] Handle<CudaEventTraits> timed_event();
@@ -77,7 +92,8 @@ class CudaStream final : public Stream {
   Tracer* tracer_;
   Handle<CudaStreamTraits> stream_;
   std::shared_ptr<EventPool> events_;  // shared with events, which may outlive the stream
-  Buffer marked_;                      // one word of host memory that the device writes
+  std::unique_ptr<WordOperations> collected_;
+  Buffer marked_;  // one word of host memory that the device writes
   std::vector<Span> open_spans_;
   std::vector<Span> closed_spans_;
 };

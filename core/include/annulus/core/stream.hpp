@@ -54,6 +54,16 @@ class Stream {
   /// nothing on a stream that advances by itself.
   virtual void progress() = 0;
 
+  /// Hands the device what the stream has collected, if it collects anything. Call it before the
+  /// calling thread may block while another rank needs what was submitted. record(), wait() and
+  /// synchronize() do it too.
+  virtual void flush() {}
+  /// Forgets what was collected and is not handed over: a call has failed half-way.
+  virtual void discard() noexcept {}
+
+  /// True while submitted work is captured into a graph instead of executed.
+  [[nodiscard]] virtual bool is_captured() const { return false; }
+
   /// marked() returns `value` once all work submitted so far has finished. It shows how far a
   /// device has come without a call to it. Does nothing on a stream that knows its progress anyway.
   virtual void mark(std::uint32_t /*value*/) {}

@@ -46,11 +46,12 @@ class PreparedExchange {
   PreparedExchange() = default;
   PreparedExchange(const PreparedExchange&) = delete;
   PreparedExchange& operator=(const PreparedExchange&) = delete;
-  /// As Group::exchange.
+  /// As Group::exchange. The parts of it may leave work that Stream::flush() hands over.
   void post(Stream& stream) {
     offer(stream);
     take(stream);
     reclaim(stream);
+    stream.flush();
   }
   /// Declares the data to send ready: peers of a one-sided transport may fetch them from now on.
   virtual void offer(Stream& /*stream*/) {}

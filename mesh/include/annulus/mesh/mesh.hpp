@@ -74,6 +74,10 @@ class Mesh {
   /// other's memory, composite where only some can; and NCCL. One of them can still turn out to be
   /// impossible. Empty for host memory and for groups of one rank. Collective like group().
   [[nodiscard]] std::vector<Transport> transports(std::span<const std::string> axes, Place place);
+  /// Two ranks of the mesh that compute on the same GPU, if there are any, where this rank computes
+  /// at `place`, a CUDA device. The first call is collective over the mesh; later ones repeat its
+  /// result.
+  [[nodiscard]] std::optional<std::pair<int, int>> ranks_on_one_gpu(Place place);
   /// As the free function, for this mesh.
   [[nodiscard]] bool crosses_nodes(const std::string& axis) const {
     return annulus::crosses_nodes(shape_, topology_, axis);
@@ -106,6 +110,7 @@ class Mesh {
   Topology topology_;
   std::map<AxisNames, std::unique_ptr<Group>> groups_;
   std::optional<Place> device_;  // of all that follows
+  std::optional<std::optional<std::pair<int, int>>> ranks_on_one_gpu_;  // once it is known
   std::map<AxisNames, Reach> peer_reaches_;
   std::unique_ptr<NcclGroups> nccl_;  // made when first needed
   // Over the groups in groups_; by the transport chosen, never automatic.

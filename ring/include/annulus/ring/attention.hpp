@@ -140,7 +140,7 @@ class Attention {
   Attention(Context& context, const AttentionOptions& options);
   /// With a layout and choices that the library makes.
   Attention(Context& context, const AttentionProblem& problem);
-  /// Waits for calls under way.
+  /// Waits for calls under way. Graphs of the caller may live on: see run().
   ~Attention();
   Attention(const Attention&) = delete;
   Attention& operator=(const Attention&) = delete;
@@ -174,12 +174,15 @@ class Attention {
   /// LibraryError; the job can then only be aborted. Calls of a context run
   /// one after the other, whatever their streams.
   ///
-  /// A first call cannot be captured into a CUDA graph; later ones can, under schedules other than
-  /// allgather. A graph computes what was captured, whatever prepare() and set_mask() do later,
-  /// until this object ends. It takes its turn among the calls of the context: in the order of
-  /// launches and calls, which must be the same on all ranks.
-  /// wait() and the destructor wait for launched graphs too. Memory that a graph needs is kept
-  /// until the graph has been destroyed.
+  /// A first call cannot be captured into a CUDA graph, nor can the first one after set_mask() has
+  /// planned again; later ones can, under schedules other than allgather. A graph computes what was
+  /// captured, whatever prepare() and set_mask() do later, even if this object has ended: what it
+  /// needs is kept until the graph has been destroyed, or the context ends. It takes its turn among
+  /// the calls of the context: in the order of launches and calls, which must be the same on all
+  /// ranks. Calls of one capture run in the order of capture, on whatever streams it has. wait() and
+  /// the destructor wait for launched graphs too; wait(), prepare() and set_mask() are refused
+  /// (UnsupportedError) while calls of the object are being captured. A call that cannot be captured
+  /// leaves the object as good as before.
   void run(const AttentionTensors& tensors, void* stream = nullptr);
   /// Like run(), but returns new tensors: weights if the options ask for them, and the LSE if
   /// `with_lse`, or maximum and sum if the options ask for an unnormalised output. The result

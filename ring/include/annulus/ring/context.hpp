@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -82,6 +83,9 @@ class Context {
   [[nodiscard]] ring::Choice overlay() const;
   /// Every call that belongs to the context begins here.
   [[nodiscard]] OneAtATime& calls() noexcept { return *calls_; }
+  /// Keeps what graphs of the caller still use, as long as it says so, or to the end of the
+  /// context. Asked whenever attention is made or ends.
+  void keep(std::function<bool()> is_used);
 
  private:
   friend class Overlay;
@@ -92,7 +96,8 @@ class Context {
   Transport transport_;
   int threads_ = 1;
   ring::TuningCache tuning_cache_;
-  std::vector<const Overlay*> overlays_;  // the innermost last
+  std::vector<const Overlay*> overlays_;       // the innermost last
+  std::vector<std::function<bool()>> in_use_;  // each holds what it is asked about
 };
 
 /// While it lives, attention made on its context has these choices where its options leave them

@@ -59,7 +59,8 @@ class Runner {
   Runner(Runner&& other) noexcept;
   Runner& operator=(Runner&& other) noexcept;
 
-  /// Prepares the transfers. Collective over the groups, once, before any call.
+  /// Prepares the transfers. Collective over the groups, once, before any call. Throws AgreedFailure
+  /// on ranks whose transfers could not be prepared, after all ranks have tried the others.
   void connect();
 
   /// The shapes that the caller's tensors must have: contiguous, without memory.
@@ -95,6 +96,11 @@ class Runner {
   /// the memory of the device was out of bounds.
   void wait();
 
+  /// True if kernels of this rank wait for what other ranks send. A caller cannot capture such
+  /// calls.
+  [[nodiscard]] bool awaits_arrivals() const noexcept;
+  /// Later calls refuse to be captured, as those of a rank whose kernels wait.
+  void refuse_capture() noexcept;
   /// True if a graph of the caller holds calls. Such a runner must stay as it is until the graph
   /// has been destroyed; preparing it for other tensors keeps what the graph needs.
   [[nodiscard]] bool is_captured();

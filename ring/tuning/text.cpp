@@ -39,7 +39,7 @@ class Reader {
     for (const auto& item : object_.items()) {
       bool known = false;
       for (const std::string_view key : keys) known = known || item.key() == key;
-      if (!known) fail(name(item.key()), "is no key of a tuning cache");
+      if (!known) fail(name(item.key()), "is not a key of a tuning cache");
     }
   }
   [[nodiscard]] bool has(const char* key) const { return object_.contains(key); }

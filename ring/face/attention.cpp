@@ -359,15 +359,15 @@ class Attention::Impl {
  private:
   [[nodiscard]] TensorView sinks_view(float* data) const {
     if (data == nullptr) return {};
-    // Without sinks, the call is refused when the pass is planned. const Extents shape =
-    // problem_.sinks ? sinks_shape() : Extents{0};
+    // Without sinks, the call is refused when the pass is planned.
+    const Extents shape = problem_.sinks ? sinks_shape() : Extents{0};
     return {data, DType::float32, shape, context_.place()};
   }
 
   [[nodiscard]] TensorView bias_gradient_view(float* data) const {
     if (data == nullptr) return {};
-    // Without a bias, the call is refused when the pass is planned. const Extents shape =
-    // operands_.bias ? this->shape(*operands_.bias) : Extents{0};
+    // Without a bias, the call is refused when the pass is planned.
+    const Extents shape = operands_.bias ? this->shape(*operands_.bias) : Extents{0};
     return {data, DType::float32, shape, context_.place()};
   }
 

@@ -29,8 +29,8 @@
 namespace annulus::ring {
 namespace {
 
-// A block of this many operations takes a device a millisecond or more, beside which marking its
-// end costs nothing.
+// A block of this many operations takes a device at least a millisecond, so marking its end costs
+// nothing in comparison.
 constexpr double kMarkedFlops = 1e12;
 
 bool wants_uniform_calls(const std::vector<Group*>& groups) {
@@ -64,8 +64,9 @@ class Runner::Impl {
       if (buffer.kind == BufferKind::caller) contents_.push_back(buffer.contents.front());
     }
     if (problem.sinks) sinks_.emplace(problem, plan_, device, *operations_, *computing_);
-    // A host stream advances only while somebody waits for it, so that a rank which waits for one
-    // group would keep others waiting: there, all groups share a stream, in the order of the plan.
+    // A host stream advances only while a thread waits for it, so a rank that waits for one group
+    // would block ranks of other groups. So on the host all groups share a stream, in the order of
+    // the plan.
     const bool shares = device.place().is_host();
     for (std::size_t g = 0; g < groups_.size(); ++g) {
       const std::string name =
@@ -89,13 +90,13 @@ class Runner::Impl {
     }
   }
 
-  // Memory that calls under way still use goes back to the pool behind them.
+  // Waits, since calls under way still use memory that goes back to the pool.
   ~Impl() {
     if (gave_up_) return;
     try {
       wait_for_calls();
     } catch (...) {
-      // Whoever waits for a result hears of it.
+      // A failure is reported to those who wait for results.
     }
   }
   Impl(const Impl&) = delete;
@@ -156,7 +157,7 @@ class Runner::Impl {
     const bool captured = caller != nullptr && caller->is_captured();
     if (captured && !lies_as_before(tensors)) {
       throw UnsupportedError(
-          "tensors that lie otherwise than before cannot be captured into a CUDA graph: call once "
+          "tensors with other strides than before cannot be captured into a CUDA graph: call once "
           "with them before");
     }
     if (captured && arrivals_.any()) {
@@ -170,7 +171,7 @@ class Runner::Impl {
       check_tensors(plan_, memory_.expected(), tensors);
       if (!lies_as_before(tensors)) {
         if (const std::vector<Refusal> refusals = make_ready(tensors); !refusals.empty()) {
-          throw UnsupportedError(fmt::format("tensors that nobody has prepared for: {}: {}",
+          throw UnsupportedError(fmt::format("tensors that were not prepared for: {}: {}",
                                              refusals.front().implementation,
                                              refusals.front().reason));
         }
@@ -186,7 +187,8 @@ class Runner::Impl {
       }
       device_.end_call(*computing_, caller);
     } catch (const UserError& error) {
-      // Transfers may be under way: the other ranks do not know, and cannot agree any more.
+      // Transfers may be under way. The other ranks do not know of the failure and cannot agree any
+      // more.
       give_up();
       throw LibraryError(fmt::format("rank {}: {}", plan_.rank, error.what()));
     } catch (...) {
@@ -253,14 +255,14 @@ class Runner::Impl {
   [[nodiscard]] std::size_t replays() const noexcept { return replays_; }
 
  private:
-  // In the order of the plan's buffers.
+  // The tensors in the order of the plan's buffers.
   [[nodiscard]] std::vector<TensorView> ordered(CallTensors tensors) const {
     std::vector<TensorView> views;
     views.reserve(contents_.size());
     for (const Content content : contents_) {
       const auto found = std::ranges::find(tensors, content, &CallTensor::content);
       if (found == tensors.end()) {
-        throw InternalError(fmt::format("a call without a tensor for {}", ring::name_of(content)));
+        throw InternalError(fmt::format("the call lacks a tensor for {}", ring::name_of(content)));
       }
       views.push_back(found->view);
     }
@@ -275,19 +277,20 @@ class Runner::Impl {
     return ready_ && std::ranges::equal(tensors, memory_.bound(), lie_alike);
   }
 
-  // Streams that the watch has released end as if all were well, or with the transport's error.
+  // Throws the watch's error: streams that it has released end as if all were well, or with the
+  // transport's error.
   void check_watch() const {
     if (options_.watch != nullptr) options_.watch->check();
   }
 
-  // How far the streams have come. A replayed call is work of the compute stream alone.
+  // The progress of the streams. A replayed call is work of the compute stream alone.
   [[nodiscard]] std::uint64_t marks() const {
     std::uint64_t marks = computing_->marked();
     for (const Queue& queue : queues_) marks = marks << 20U ^ queue.stream->marked();
     return marks;
   }
 
-  // A call has begun once a queue has left the end of the call before.
+  // A call has begun once a queue has left the end mark of the previous call.
   [[nodiscard]] bool exchanges_are_under_way() const {
     return std::any_of(queues_.begin(), queues_.end(), [](const Queue& queue) {
       return queue.stream->marked() != finished_mark(queue.tasks.size());
@@ -312,8 +315,8 @@ class Runner::Impl {
     computing_->synchronize(waiting);
   }
 
-  // Kernels keep what is for tensors that lay otherwise, and recordings point to it: both go, once
-  // no call uses them any more.
+  // Kernels keep state for tensors of other strides, and recordings point to it. Both are dropped
+  // once no call uses them.
   std::vector<Refusal> make_ready(std::span<const TensorView> tensors) {
     const auto current = device_.make_current();
     wait_for_calls();
@@ -348,7 +351,7 @@ class Runner::Impl {
     return refusals;
   }
 
-  // Kernels that graphs of the caller still use stay.
+  // Keeps kernels that the caller's graphs still use.
   void retire_kernels() {
     if (is_captured() && !graphs_.empty()) {
       retired_.push_back({std::move(kernels_), std::exchange(graphs_, {})});
@@ -356,7 +359,7 @@ class Runner::Impl {
     kernels_.clear();
   }
 
-  // Into the caller's output, by a kernel that could as well write float32.
+  // True if a kernel that could also write float32 writes rounded results into the caller's output.
   [[nodiscard]] bool is_rounded_at_once(const Block& block) const {
     return implementation_of(block).declares().results == ResultForm::either &&
            plan_.buffer(block.result.output.buffer).kind == BufferKind::caller;
@@ -373,8 +376,8 @@ class Runner::Impl {
     std::vector<std::shared_ptr<Event>> released;
   };
 
-  // Finds out which tasks others wait for, where exchanges stand in their queues, and which blocks
-  // are long.
+  // Finds out which tasks others wait for, the position of each exchange in its queue, and which
+  // blocks are long.
   void number_tasks() {
     awaited_.resize(plan_.tasks.size());
     awaited_release_.resize(plan_.tasks.size());
@@ -409,15 +412,15 @@ class Runner::Impl {
   [[nodiscard]] Recording* recording_for(std::span<const TensorView> tensors) {
     const bool traced = options_.tracer != nullptr && options_.tracer->enabled();
     if (!options_.replay || traced || device_.place().is_host()) return nullptr;
-    // A kernel that waits depends on transfers that run at the same time. In a recording, its
-    // branch may run before theirs.
+    // A waiting kernel depends on transfers that run at the same time. In a recording, its branch
+    // may run before theirs.
     if (arrivals_.any()) return nullptr;
     return recordings_.find(
         tensors, [this] { return device_.record(*computing_, [this] { submit_tasks(); }); });
   }
 
-  // Outside of recordings, so that they serve all values. A graph of the caller writes them in
-  // every launch, since other calls may have written others.
+  // Call values are written outside of recordings, so that recordings serve all values. A graph of
+  // the caller writes them in every launch, since other calls may have changed them.
   void begin_call(ForeignStream* caller) {
     device_.begin_call(*computing_, caller);
     arrays_.write(problem_, values_, *operations_, *computing_);
@@ -457,7 +460,7 @@ class Runner::Impl {
     if (arrivals_.any()) device_.awaiting_calls().last = computing_->record();
   }
 
-  // Before any kernel, so that none is left waiting if a later one fails.
+  // Announces before any kernel runs, so that none is left waiting if a later one fails.
   void announce_all() {
     for (std::size_t t = 0; t < plan_.tasks.size(); ++t) {
       if (!std::holds_alternative<Exchange>(plan_.tasks[t].work)) continue;
@@ -483,7 +486,7 @@ class Runner::Impl {
     if (awaited_[index]) done_[index] = queue.stream->record();
   }
 
-  // Frees what an exchange has sent, once.
+  // Releases the memory that an exchange has sent, once.
   void reclaim(Queue& queue, std::size_t e) {
     if (queue.reclaimed[e]) return;
     queue.reclaimed[e] = true;
@@ -508,7 +511,7 @@ class Runner::Impl {
     queue.prepared[e]->take(*queue.stream);
   }
 
-  // A copy and those that follow it without waiting for anything, as they can go at once. Returns
+  // Submits a copy, together with the copies that follow it without waiting for anything. Returns
   // the task after them.
   std::size_t submit_copies(std::size_t first) {
     begin(first);
@@ -661,13 +664,13 @@ class Runner::Impl {
   }
 
   // True if this rank waits only for its own work: no exchange is left, or the next one waits for
-  // the rank's own computation. For a device, which can only say how far it has come.
+  // the rank's own computation. For devices, which report only their progress.
   [[nodiscard]] bool awaits_only_itself() const {
     return std::all_of(queues_.begin(), queues_.end(), [&](const Queue& queue) {
       const std::uint32_t mark = queue.stream->marked();
       if (mark == finished_mark(queue.tasks.size())) return true;
       const bool taking = mark % 2 == 1;
-      const std::size_t next = mark / 2;  // the exchange that is under way, or comes next
+      const std::size_t next = mark / 2;  // the exchange that is under way or next
       if (next >= queue.tasks.size()) return false;
       const Task& task = plan_.tasks[queue.tasks[next]];
       const auto& dependencies = taking ? std::get<Exchange>(task.work).receive_after : task.after;
@@ -688,14 +691,14 @@ class Runner::Impl {
 
   void give_up() noexcept {
     gave_up_ = true;
-    recordings_.clear();  // NCCL would wait for what was recorded to go
+    recordings_.clear();  // NCCL would wait for recordings to be destroyed
     for (Group* group : groups_) group->give_up();
   }
 
-  // A copy: graphs may hold calls when the planning has gone. Its call arguments are those of the
-  // last call.
+  // A copy, since graphs may hold calls longer than the planning lives. Its call arguments are the
+  // last call's.
   AttentionProblem problem_;
-  CallValues values_;  // of the call being submitted: those in the memory of the device
+  CallValues values_;  // of the call being submitted, in device memory
   const RankPlan plan_;
   std::vector<const Implementation*> implementations_;
   std::vector<Content> contents_;  // of the caller's buffers
@@ -706,7 +709,7 @@ class Runner::Impl {
   PlanMemory memory_;
   Arrivals arrivals_;
   std::vector<std::unique_ptr<Kernel>> kernels_;  // by implementation; null until needed
-  // The caller's, which hold calls by these kernels and by earlier ones.
+  // Graphs of the caller that hold calls by current and earlier kernels.
   using Graphs = std::vector<std::weak_ptr<void>>;
   struct Retired {
     std::vector<std::unique_ptr<Kernel>> kernels;
@@ -720,7 +723,7 @@ class Runner::Impl {
   std::vector<bool> awaited_;          // by task: others wait for it to be done …
   std::vector<bool> awaited_release_;  // … and other streams for its release
   std::vector<std::size_t> ordinal_;   // by task: of an exchange, in its queue
-  // By task: what the last long block up to it marks.
+  // By task: the mark of the last long block up to it.
   std::vector<std::uint32_t> marked_through_;
   bool marks_ = false;  // there are long blocks
   std::vector<std::shared_ptr<Event>> done_;

@@ -180,7 +180,7 @@ std::string wants_short_queries(const PlanInput& input) {
   if (std::string reason = wants_sharded_sequence(input); !reason.empty()) return reason;
   const SentBytes sent = sent_once(input);
   if (sent.rows < sent.columns) return {};
-  return fmt::format("queries and their {} would be more bytes to send than keys and values{}",
+  return fmt::format("queries and their {} would be more to send than keys and values{}",
                      input.backward ? "gradients" : "results", input.backward ? " and theirs" : "");
 }
 

@@ -6,10 +6,10 @@
 
 namespace annulus {
 
-/// The order of calls on a device, also of those in graphs of the caller, who launches them without
-/// us: one event is waited for at the start of every call and recorded at its end. In a graph both
-/// are external nodes, which act at every launch. Two calls at once would write the same memory, or
-/// wait on each rank for the other one.
+/// Orders the calls on a device, including those in graphs that the caller launches. One event is
+/// waited for at the start of every call and recorded at its end; in a graph both are external
+/// nodes, which act at every launch. Two calls at once would write the same memory, or wait for
+/// each other on different ranks.
 class CallOrder {
  public:
   /// The device must be current.

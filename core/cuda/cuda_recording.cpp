@@ -33,7 +33,7 @@ class CudaRecording final : public Recording {
 
 std::unique_ptr<Recording> record_graph(CudaStream& stream, const std::function<void()>& body) {
   count_setup();
-  // Relaxed: a library may do on a thread of its own what a stricter mode forbids.
+  // Relaxed, since a library's own thread may do what a stricter mode forbids.
   check_cuda(cudaStreamBeginCapture(stream.raw(), cudaStreamCaptureModeRelaxed),
              "cudaStreamBeginCapture");
   cudaGraph_t raw = nullptr;
@@ -51,7 +51,7 @@ std::unique_ptr<Recording> record_graph(CudaStream& stream, const std::function<
   cudaGraphExec_t executable = nullptr;
   check_cuda(cudaGraphInstantiate(&executable, graph.get(), 0), "cudaGraphInstantiate");
   auto recording = std::make_unique<CudaRecording>(executable);
-  // So that the first launch costs no more than the others.
+  // Uploaded now, so that the first launch costs no more than others.
   check_cuda(cudaGraphUpload(executable, stream.raw()), "cudaGraphUpload");
   return recording;
 }

@@ -25,7 +25,7 @@ Nodes nodes_of(CUgraph graph) {
   return nodes;
 }
 
-// Those before or after a node.
+// The nodes before or after a node.
 template <class Call>
 Nodes neighbours_of(CUgraphNode node, Call call, const char* name) {
   std::size_t count = 0;
@@ -49,7 +49,7 @@ bool has_memory_operations(CUgraphNode node) {
   return type == CU_GRAPH_NODE_TYPE_BATCH_MEM_OP;
 }
 
-// What they do, which the node owns until it changes.
+// The node's operations. The node owns the array until it changes.
 CUDA_BATCH_MEM_OP_NODE_PARAMS operations_of(CUgraphNode node) {
   CUDA_BATCH_MEM_OP_NODE_PARAMS operations{};
   check_driver(driver_calls().graph_batch_mem_op_get_params(node, &operations),
@@ -57,7 +57,7 @@ CUDA_BATCH_MEM_OP_NODE_PARAMS operations_of(CUgraphNode node) {
   return operations;
 }
 
-// Puts what `next` does behind what `node` does, and takes it out of the graph.
+// Appends the operations of `next` to those of `node`, and removes `next` from the graph.
 bool absorb(CUgraph graph, CUgraphNode node, CUgraphNode next) {
   CUDA_BATCH_MEM_OP_NODE_PARAMS first = operations_of(node);
   const CUDA_BATCH_MEM_OP_NODE_PARAMS second = operations_of(next);

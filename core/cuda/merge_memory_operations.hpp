@@ -4,9 +4,8 @@
 
 namespace annulus {
 
-/// Makes one node of memory operations (writes to and waits for words) that follow each other in a
-/// graph with nothing else before or after one of them: every node costs a launch about as much as
-/// a kernel does.
+/// Merges nodes of memory operations (writes to and waits for words) that follow each other in a
+/// graph without branches, since each node costs a launch about as much as a kernel does.
 void merge_memory_operations(cudaGraph_t graph);
 
 }  // namespace annulus

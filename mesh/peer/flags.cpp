@@ -14,9 +14,9 @@
 namespace annulus::peer {
 namespace {
 
-// Taken at once.
+// The number of flags allocated at once.
 constexpr std::size_t kFlags = 4096;
-// Each flag in a memory sector of its own.
+// Each flag has its own memory sector.
 constexpr std::size_t kStrideBytes = 32;
 
 FlagWords* flag_of(const Buffer& memory, std::size_t index) {
@@ -24,7 +24,7 @@ FlagWords* flag_of(const Buffer& memory, std::size_t index) {
                                       index * kStrideBytes);
 }
 
-// True if all work of the current device ends within this time. An error is no sign that it does.
+// True if all work of the current device ends within this time; false on an error.
 bool is_idle_within(std::chrono::steady_clock::duration most) {
   using Clock = std::chrono::steady_clock;
   CUcontext context = nullptr;
@@ -68,7 +68,7 @@ Flag FlagBlock::take() {
   return {this, flag};
 }
 
-// Waits until they are down: a peer may raise them at once.
+// Waits until the new flags are lowered, since a peer may raise them at once.
 void FlagBlock::add_flags() {
   const DeviceGuard guard(pool_.place().device);
   Buffer added = pool_.allocate(kFlags * kStrideBytes, "flags of transport peer");
@@ -87,7 +87,7 @@ void FlagBlock::abandon() noexcept {
     const DeviceGuard guard(pool_.place().device);
     if (is_idle_within(kGrace)) return;
     unusable_ = true;
-    // By stream operations, since kernels that wait may leave no room for another kernel.
+    // Uses stream operations, since waiting kernels may leave no room for another kernel.
     StreamOperations operations(stream_.raw());
     for (const Buffer& memory : memory_) {
       for (std::size_t i = 0; i < kFlags; ++i) operations.abandon(flag_of(memory, i));
@@ -95,7 +95,7 @@ void FlagBlock::abandon() noexcept {
     operations.submit();
     (void)is_idle_within(kLongest);
   } catch (const Error&) {
-    unusable_ = true;  // the device takes no work, so that it cannot be told either
+    unusable_ = true;  // the device takes no more work, so it cannot be released
   }
 }
 

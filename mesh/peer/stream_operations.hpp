@@ -10,19 +10,19 @@
 
 namespace annulus::peer {
 
-/// Collects writes to and waits for flags, and hands them to a stream in as few calls as possible.
-/// Takes no memory. They run in order, after what the stream was given before submit().
+/// Collects writes to and waits for flags, and submits them to a stream in as few calls as
+/// possible. Allocates nothing. Operations run in order, after earlier work of the stream.
 class StreamOperations {
  public:
   explicit StreamOperations(cudaStream_t stream) : stream_(stream) {}
 
-  /// Once everything before it in the stream is visible to all devices.
+  /// Raises the flag once all earlier work of the stream is visible to all devices.
   void raise(FlagWords* flag);
   /// Waits until the flag is up or abandoned, then lowers it.
   void wait_and_lower(FlagWords* flag);
   /// Lets all waits for the flag pass, from now on.
   void abandon(FlagWords* flag);
-  /// Gives the stream what was collected; throws LibraryError.
+  /// Submits the collected operations; throws LibraryError.
   void submit();
 
  private:

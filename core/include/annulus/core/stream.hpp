@@ -27,7 +27,7 @@ struct Waiting {
   std::function<std::uint64_t()> moved;   ///< changes with progress; marked(), if empty
 };
 
-/// While a device computes, moved() may stay the same for this many timeouts; after that its kernel
+/// While a device computes, moved() may stay the same for this many timeouts; then its kernel
 /// counts as hung.
 inline constexpr int kComputingTimeouts = 20;
 
@@ -54,8 +54,9 @@ class Stream {
   /// nothing on a stream that advances by itself.
   virtual void progress() = 0;
 
-  /// marked() returns `value` once all work submitted so far has finished. It shows how far a
-  /// device has come without a call to it. Does nothing on a stream that knows its progress anyway.
+  /// marked() returns `value` once all work submitted so far has finished. It shows a device's
+  /// progress without a call to the device. Does nothing on a stream that knows its progress
+  /// anyway.
   virtual void mark(std::uint32_t /*value*/) {}
   [[nodiscard]] virtual std::uint32_t marked() const { return 0; }
 

@@ -17,8 +17,7 @@ namespace {
 constexpr std::int64_t kUnlimited = Band::kUnlimited;
 
 // The visible part of one batch, apart from the band: the first `rows` rows of the block, each of
-// which sees
-// its first `columns` columns.
+// which sees its first `columns` columns.
 struct Lengths {
   std::int64_t rows = 0;
   std::int64_t columns = 0;

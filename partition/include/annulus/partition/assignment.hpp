@@ -9,7 +9,7 @@
 
 namespace annulus {
 
-/// Which rank holds which positions of a sequence, as a list instead of a formula: for example,
+/// The positions of a sequence that each rank holds, as a list instead of a formula: for example,
 /// rows distributed by their work (see ring::assign_rows()). Plain data; copies share it.
 class Assignment {
  public:

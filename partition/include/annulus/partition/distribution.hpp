@@ -48,9 +48,11 @@ class Distribution {
 
   /// True if `size` entries can be divided among `ranks` ranks in this way.
   [[nodiscard]] bool fits(std::int64_t size, int ranks) const noexcept;
-  /// The entries, of `size`, that rank `coordinate` of `ranks` holds. Requires fits(size, ranks).
+  /// The entries that rank `coordinate` holds of `size` entries on `ranks` ranks. Requires
+  /// fits(size, ranks).
   [[nodiscard]] PositionRanges positions(std::int64_t size, int ranks, int coordinate) const;
-  /// How many neighbouring ranks hold the same entries: 1, except for shared key/value heads.
+  /// The number of neighbouring ranks that hold the same entries: 1, except for shared key/value
+  /// heads.
   [[nodiscard]] int copies(std::int64_t size, int ranks) const noexcept;
 
   bool operator==(const Distribution&) const = default;

@@ -61,7 +61,7 @@ class SdpaPlan {
     /// int32 [batch] on the device, at least 1 each; null unless padded.
     const void* query_lengths;
     const void* kv_lengths;
-    // Of a backward plan. Its output, LSE and all gradients are contiguous, [batch, position, head,
+    // For a backward plan, whose output, LSE and gradients are contiguous, [batch, position, head,
     // dim] and [batch, head, position].
     const void* grad_output = nullptr;
     void* grad_query = nullptr;

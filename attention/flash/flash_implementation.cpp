@@ -22,7 +22,7 @@ namespace {
 
 constexpr std::int64_t kVectorBytes = 16;  // strides are multiples of it
 constexpr std::int64_t kMaximumDims = 256;
-// Of the backward kernels that take masks that are not straight, soft caps and turns.
+// The limit of the backward kernels for masks that are not straight, soft caps and turns.
 constexpr std::int64_t kMaximumListedDims = 128;
 constexpr std::int64_t kMaximumPositions = std::int64_t{1} << 28;  // see flash::KeySegment::kFar
 

@@ -293,7 +293,7 @@ void show_plan(const PlannedCase& planned, const Options& options, std::ostream&
 
 }  // namespace
 
-// The ranks of the plan are those of --mesh; one process plans for all of them.
+// One process plans for all ranks of --mesh.
 ExitCode plan_command(const CommandContext& context) {
   const Options& options = context.options;
   const Registry registry = Registry::standard();

@@ -10,7 +10,7 @@ namespace annulus::launcher {
 /// UserErrors naming the options.
 void check_file_names(const Options& options);
 
-/// Throws UserError naming those of --query, --key, --value and --output that `run` lacks.
+/// Throws UserError naming each of --query, --key, --value and --output that `run` lacks.
 void check_files_are_given(const Options& options);
 
 /// True if this file of --lse, --maximum or --sum is the file of --output.

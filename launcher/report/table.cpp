@@ -136,7 +136,7 @@ int TableLayout::total_width() const {
 void TableLayout::drop_columns() {
   const auto leaves = [&](const Shown& shown) { return columns_[shown.column].leaves; };
   while (total_width() > TableStyle::kWidth) {
-    // The last column of those that leave first.
+    // The last of the columns that leave first.
     auto first = shown_.end();
     for (auto it = shown_.begin(); it != shown_.end(); ++it) {
       if (leaves(*it) > 0 && (first == shown_.end() || leaves(*it) >= leaves(*first))) first = it;

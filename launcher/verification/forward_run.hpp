@@ -22,7 +22,7 @@ struct ForwardRun {
   /// Unwritten elements keep `unwritten` bytes. If the correct result is NaN, only another run with
   /// other bytes shows them.
   void run(int unwritten = kNanBytes) { run(unwritten, called.own()); }
-  /// Computes with other values than those that come with calls.
+  /// Computes with values other than the calls' own.
   void run_others() { run(kNanBytes, called.others()); }
   /// The tensors of a call, in device memory.
   [[nodiscard]] ring::LocalTensors tensors() const { return with(called.own()); }

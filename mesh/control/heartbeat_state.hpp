@@ -22,7 +22,7 @@ namespace annulus {
 /// bytes, and 12 more for each of at most kMaximumNews ranks that are or were silent.
 class HeartbeatState {
  public:
-  /// `mesh` distinguishes messages from those of an earlier mesh that are still on their way.
+  /// `mesh` excludes messages of an earlier mesh that are still on their way.
   HeartbeatState(std::uint32_t mesh, int rank, int size, double interval, double now);
 
   [[nodiscard]] const std::vector<int>& neighbours() const noexcept { return neighbours_; }

@@ -24,7 +24,7 @@ class MpiMessenger final : public Messenger {
     int question = static_cast<int>(MpiTag::roll_call);
     int answer = static_cast<int>(MpiTag::here);
   };
-  /// The ranks of the communicator must be those of the watchdog's heartbeats.
+  /// The communicator and the watchdog's heartbeats must have the same ranks.
   MpiMessenger(std::shared_ptr<const MpiRanks> ranks, Watchdog watchdog)
       : MpiMessenger(std::move(ranks), std::move(watchdog), Tags(), true) {}
   /// `of_mesh`: true if they are.

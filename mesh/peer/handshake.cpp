@@ -88,7 +88,7 @@ class Handshake {
   }
 
  private:
-  // Both sides list their messages in the order of the calls, those of a sender first.
+  // Both sides list their messages in the order of the calls, sent ones first.
   void list_messages(const std::vector<Send>& sends, const std::vector<Receive>& receives) {
     for (const Send& send : sends) {
       if (send.peer == host_.rank()) continue;

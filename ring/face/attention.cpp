@@ -250,8 +250,8 @@ class Attention::Impl {
     }
   }
 
-  // True if the results are those that the options ask for. The ranks agree on errors of the first
-  // call, as for the other tensors.
+  // Checks that the results are the ones that the options ask for. The ranks agree on errors of the
+  // first call, as for the other tensors.
   void check_results(const AttentionTensors& tensors) {
     const auto check_one = [](const char* name, const void* data, bool wanted, const Extents& shape,
                               const char* what) {

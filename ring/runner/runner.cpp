@@ -96,7 +96,7 @@ class Runner::Impl {
     try {
       wait_for_calls();
     } catch (...) {
-      // A failure is reported to those who wait for results.
+      // A failure is reported to callers that wait for results.
     }
   }
   Impl(const Impl&) = delete;

@@ -12,7 +12,7 @@
 
 // Keys and values stay where they are. Every rank computes all rows of its group against its own
 // columns, and the results are combined: for few queries against a long cache. Rows of a bias or a
-// dense mask go with those of the queries, cut to the columns of the rank that gets them.
+// dense mask go with the queries' rows, cut to the columns of the rank that gets them.
 namespace annulus::ring {
 namespace {
 
@@ -177,7 +177,7 @@ class PassQ {
     return builder_.finish();
   }
 
-  // Partial results of the rank's own rows, and the memory of those that have been combined.
+  // Partial results of the rank's own rows, and the memory of combined ones.
   struct Parts {
     std::vector<Result> held, spare;
   };
@@ -191,7 +191,7 @@ class PassQ {
 
   // Combines the first parts if more would not fit in PlanOptions::result_bytes. There are five
   // further results of this size: the sum; two parts that are still on their way, so that computing
-  // does not wait for them; and those of two other ranks' rows.
+  // does not wait for them; and the results of two other ranks' rows.
   void make_room(int step, Parts& parts) {
     const AttentionProblem& problem = context_.input.problem;
     const std::int64_t bytes = rows_.count * heads_.count * builder_.plan().local.batch *

@@ -197,7 +197,7 @@ class Placer {
     return rows;
   }
 
-  // The block's part for these rows, and for the other rows; no second part if these are all.
+  // The block's part for `rows`, and for its other rows; no second part if there are none.
   [[nodiscard]] std::pair<Block, std::optional<Block>> cut(const Block& block,
                                                            const LocalRange& rows) const {
     if (rows == block.rows) return {block, std::nullopt};

@@ -228,7 +228,7 @@ class HeadExchange {
     builder_.complete(first_step + rounds_.steps() - 1, rows, share.heads);
   }
 
-  // Sends the outputs of others' rows and receives those of the rank's own rows.
+  // Sends the outputs of others' rows and receives the outputs of the rank's own rows.
   void scatter() {
     const int sent_in = gathered_in() + rings_ + 1;
     const auto set = static_cast<std::size_t>(turn());

@@ -519,7 +519,7 @@ class Scaling(CliTest):
         self.expect_error(self.annulus("bench", "--scaling", "--hops", ranks=2), 2, "--scaling: ")
         self.expect_error(self.annulus("bench", "--picture", "p.svg"), 2,
                           "--picture p.svg: has no effect without --scaling")
-        # What fails on some ranks ends all.
+        # A failure on some ranks ends all.
         self.expect_error(self.annulus("bench", "--scaling", "--shape", "1,96,96,4,2,16", "--impl", "sdpa",
                                        ranks=2), 2, "sdpa")
         self.expect_no_files()

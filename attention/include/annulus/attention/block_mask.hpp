@@ -45,8 +45,8 @@ class BlockMask {
                                     std::int64_t sinks, std::int64_t left, std::int64_t right,
                                     BlockSize size = {});
   static BlockMask documents(std::span<const std::int32_t> cu_seqlens, BlockSize size = {});
-  /// Of the key blocks up to a query block's last position, shows the nearest `local` ones and
-  /// every `stride`-th one (Child et al. 2019).
+  /// Shows the nearest `local` key blocks up to a query block's last position, and every
+  /// `stride`-th one (Child et al. 2019).
   static BlockMask strided(std::int64_t query_length, std::int64_t kv_length, std::int64_t local,
                            std::int64_t stride, BlockSize size = {});
   /// Every block independently with probability `density`; a seed gives the same mask on every
@@ -77,8 +77,8 @@ class BlockMask {
                              GlobalPosition column) const;
   /// For kernels: rows before this one see the same keys as `row` …
   [[nodiscard]] GlobalPosition end_of_rows(GlobalPosition row) const;
-  /// … namely these: the first run of visible keys in [from, ∞), empty if there is none. It may
-  /// reach beyond the last key.
+  /// … namely the first run of visible keys in [from, ∞), empty if there is none. It may reach
+  /// beyond the last key.
   struct Run {
     GlobalPosition begin;
     GlobalPosition end;

@@ -190,7 +190,7 @@ struct Declaration {
   BlockForm blocks = BlockForm::any;
   ResultForm results = ResultForm::float32;
   bool continues_state = false;  ///< see AttentionBlock::state
-  /// `auto` takes it only for problems that ask for one of these; empty: for any.
+  /// `auto` takes it only for problems that ask for one of these features; empty: for any problem.
   FeatureSet meant_for = {};
   /// Its kernels compute whole tiles of this many rows; fewer rows take as long.
   std::int64_t row_tile = 1;

@@ -102,7 +102,7 @@ struct ParsedMetadata {
 
 /// A JSON object with a key for each field: dtypes, backend and mode as their names, sharding rules
 /// as an object of semantic axes. The rule of an axis is a mesh axis, a list of them, null (not
-/// sharded), or an object of these by mode, with the key "all" for the other modes:
+/// sharded), or an object of such values by mode, with the key "all" for the other modes:
 ///
 ///     {"softmax_scale": 0.125, "mesh": "sp=4,tp=2",
 ///      "sharding_rules": {"head": "tp", "query_length": {"all": ["sp"], "autoregressive": null}}}

@@ -18,7 +18,7 @@ struct OracleGradient {
   std::vector<double> magnitudes;
 };
 
-/// The gradients of a loss by everything that oracle_attention() reads. Rows are those of the call.
+/// The gradients of a loss by everything that oracle_attention() reads. It covers the call's rows.
 struct OracleGradients {
   OracleGradient query;  ///< [B, rows, N, D]
   OracleGradient key;    ///< [B, columns, K, D], from these rows; several calls can be added

@@ -42,7 +42,7 @@ enum class Presence : std::uint8_t { required, assumed };
 /// The implementations by name. Names are case-sensitive.
 class Registry {
  public:
-  /// All implementations, including those whose backend is not in this build: they refuse every
+  /// All implementations, including ones whose backend is not in this build, which refuse every
   /// problem with that reason.
   static Registry standard();
 

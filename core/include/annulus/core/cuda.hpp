@@ -35,9 +35,9 @@ struct CudaVersions {
 [[nodiscard]] std::vector<CudaDeviceInfo> cuda_devices();
 [[nodiscard]] CudaVersions cuda_versions();
 
-/// The device with this index among the visible ones. Its calls, and those of its streams and
-/// memory, may come from any thread, under any current device, and leave that device current.
-/// Throws UnsupportedError with the reason if there is none.
+/// The device with this index among the visible ones. Calls on it, its streams and its memory may
+/// come from any thread, under any current device, and leave that device current. Throws
+/// UnsupportedError with the reason if there is none.
 [[nodiscard]] std::unique_ptr<Device> make_cuda_device(int index);
 
 /// Page-locked host memory, for staging between files and device.

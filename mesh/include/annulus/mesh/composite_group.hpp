@@ -14,7 +14,7 @@ namespace annulus {
 /// the group. Transport "composite".
 ///
 /// Exchanges are two-sided: they end when both groups have sent and received. Errors, and
-/// requirements for buffers, are those of the two groups.
+/// requirements for buffers, come from the two groups.
 [[nodiscard]] std::unique_ptr<Group> make_composite_group(Group& host, PeerReach reach,
                                                           std::unique_ptr<Group> inside,
                                                           std::unique_ptr<Group> across,

@@ -21,7 +21,7 @@ using EnvironmentLookup = std::function<const char*(const char* name)>;
 /// size of MPI_COMM_WORLD.
 void check_connected(int ranks, const EnvironmentLookup& lookup);
 
-/// The number of a process among those that were started with it.
+/// The number of a process among all that were started together.
 struct ProcessNumber {
   int number = 0;
   const char* variable = nullptr;  ///< its source

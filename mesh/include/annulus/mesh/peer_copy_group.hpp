@@ -24,7 +24,7 @@ namespace annulus {
 /// flags in device memory. So they can be captured into a CUDA graph and replayed. An unprepared
 /// exchange is prepared on the spot: it blocks until its peers do the same, and cannot be captured.
 ///
-/// Buffers must come from cudaMalloc, as those of exchange_memory() do. That memory is kept until
+/// Buffers must come from cudaMalloc, as all of exchange_memory() does; that memory is kept until
 /// the group ends. Other buffers must not be freed before then either, since peers have them
 /// mapped. Prepared exchanges must finish their work and be destroyed before the group.
 [[nodiscard]] std::unique_ptr<Group> make_peer_copy_group(Group& host, Place place,

@@ -10,7 +10,7 @@
 namespace annulus {
 
 /// Entries of one rank's source shard and their place in another rank's destination shard. In each
-/// dimension d, these are shape[d] entries, starting at local position begin[d], step[d] apart.
+/// dimension d, there are shape[d] entries, starting at local position begin[d], step[d] apart.
 struct ReshardBox {
   Extents shape;
   Extents source_begin;

@@ -11,7 +11,7 @@ namespace annulus::ring {
 struct CallArgumentWrite {
   static constexpr int kMaximumBatches = 256;
 
-  /// A number for each batch. Arrays are those of the device, from the first batch on.
+  /// A number for each batch. Arrays are the device's, from the first batch on.
   struct Numbers {
     std::int32_t* to = nullptr;          ///< null: there is nothing to write
     const std::int32_t* from = nullptr;  ///< null: the numbers in `given`

@@ -68,7 +68,7 @@ struct CostModel {
   double node_bytes_per_second = 360e9;
   /// Seconds that a launch of copies, or of a reduction, takes besides its bytes.
   double launch_seconds = 0;
-  /// The keys among these that were assumed, not measured.
+  /// The keys that may be assumed instead of measured.
   static constexpr std::array<std::string_view, 5> kAssumable{
       "transports", "transfer_share", "network_hops", "node_bytes_per_second", "launch_seconds"};
   std::set<std::string, std::less<>> assumed{kAssumable.begin(), kAssumable.end()};

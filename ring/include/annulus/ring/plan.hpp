@@ -149,7 +149,7 @@ struct Exchange {
 
 /// Copies one content into the region `to`, from the tokens of buffer `from` that begin at
 /// `from_begin`. Heads and batches are the same on both sides. A bias or a dense mask of all keys
-/// is cut to those of the region's buffer.
+/// is cut to the keys of the region's buffer.
 struct Copy {
   Content content = Content::key;
   int from = 0;
@@ -198,7 +198,7 @@ struct Block : Tile {
   std::optional<Result> state;  ///< of the same rows over other columns, to be continued
   /// True if its kernel begins before all columns have arrived, and awaits them
   /// (AttentionBlock::arrived_from). The arrivals, in their order, then fill the columns from the
-  /// last to the first; columns after those of the first arrival are there from the beginning.
+  /// last to the first; later columns than the first arrival's are there from the beginning.
   bool awaits_columns = false;
   std::vector<Arrival> arrivals;
 };

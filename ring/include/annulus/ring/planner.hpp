@@ -186,7 +186,7 @@ void plan_each(const PlanInput& input, Schedule schedule, const std::vector<int>
 /// number. `node_of_rank`: by rank of the mesh.
 [[nodiscard]] int ranks_per_row(const NamedSharding& key, const std::vector<int>& node_of_rank);
 
-/// The rank with most work among these: visible pairs times query heads.
+/// The rank among `ranks` with most work: visible pairs times query heads.
 [[nodiscard]] int busiest_rank(const PlanInput& input, const std::vector<int>& ranks);
 
 /// The most ranks whose plans are made for each schedule or candidate in a comparison.

@@ -37,7 +37,7 @@ struct Recommendation {
 };
 
 struct Recommendations {
-  /// Best first, then those that are not recommended, with the reason.
+  /// Best first, then candidates that are not recommended, with the reason.
   std::vector<Recommendation> all;
   /// The number of sampled ranks, of the layout with most.
   std::size_t most_planned = 0;

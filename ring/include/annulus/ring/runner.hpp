@@ -48,8 +48,8 @@ struct RunnerOptions {
 /// theirs for the same calls.
 class Runner {
  public:
-  /// `implementations` are those that the plan names, and `groups` are the plan's, for memory of
-  /// `device`. Everything passed by reference must outlive the runner. Not collective.
+  /// `implementations` and `groups` are the plan's, the groups for memory of `device`. Everything
+  /// passed by reference must outlive the runner. Not collective.
   Runner(const AttentionProblem& problem, RankPlan plan,
          std::span<const Implementation* const> implementations, std::vector<Group*> groups,
          Device& device, const Watchdog& watchdog, RunnerOptions options);
@@ -65,7 +65,7 @@ class Runner {
   [[nodiscard]] std::vector<CallTensor> expected() const;
   /// Throws ArgumentError naming a tensor whose shape, dtype, place or strides do not fit the plan.
   void check(CallTensors tensors) const;
-  /// True if it is ready for tensors laid out like these.
+  /// True if it is ready for tensors with this layout.
   [[nodiscard]] bool is_ready_for(CallTensors tensors) const;
   /// Prepares for tensors of these strides, and of addresses that are at least as well aligned;
   /// tensors without memory count as aligned. Waits for calls under way. Returns the blocks that a

@@ -36,7 +36,7 @@ struct Stragglers {
 /// A transfer starts when both sides are ready; with a one-sided transport, when the receiver is
 /// ready and the sender has offered. If the transport does not move messages ahead, it also waits
 /// for the computation that precedes it in the list. The messages that a rank gets in one exchange
-/// follow each other, those inside the node apart from those of other nodes.
+/// follow each other, separately for messages inside the node and from other nodes.
 ///
 /// Links are shared. A rank has one link in each direction to the ranks of its node and one to
 /// other nodes; the ranks of a node share what the node's network carries. A message alone on its

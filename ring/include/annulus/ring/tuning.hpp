@@ -88,7 +88,7 @@ struct Decision {
     std::string reason;
   };
   DecidedBy by = DecidedBy::heuristics;
-  /// What was chosen. Empty if the caller or heuristics decide.
+  /// The choice; empty if the caller or heuristics decide.
   Choice choice;
   std::string why;                         ///< "measured 3 of 5 candidates in 0.21 s, kept in FILE"
   std::vector<Passed> passed;              ///< earlier links, and why they did not decide

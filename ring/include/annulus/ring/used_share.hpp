@@ -20,8 +20,8 @@ struct BlockExtent {
   std::int64_t pairs = 0;  ///< visible ones, of all batches
 };
 
-/// The share of a device that a block keeps busy; `heads` counts those of all batches. It is 1 on a
-/// CPU, whose kernels divide any work among the threads.
+/// The share of a device that a block keeps busy; `heads` counts the heads of all batches. It is 1
+/// on a CPU, whose kernels divide any work among the threads.
 [[nodiscard]] double busy_share(Place::Kind device, std::int64_t rows, std::int64_t heads);
 
 /// The time of the longest tile over the mean: up to 2 under a causal mask.

@@ -86,7 +86,7 @@ struct Verification {
   AccuracyBound bound;
   Accuracy sharded;
   /// The accuracy of the same implementation, given all keys at once. If the problem asks for the
-  /// same bits on any number of ranks, these are compared instead, and this equals `sharded`.
+  /// same bits on any number of ranks, bits are compared instead, and this equals `sharded`.
   Accuracy unsharded;
   /// The largest error allowed relative to the unsharded run. None for float64, whose errors are as
   /// small as the oracle's own, and none on a GPU if some inputs are not finite, since flash

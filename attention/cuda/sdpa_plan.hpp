@@ -69,7 +69,7 @@ class SdpaPlan {
     void* grad_value = nullptr;
   };
   /// On the handle's stream; any thread, any handle of the device. Throws CudnnError, among others
-  /// for addresses, other than the LSE's, that are no multiple of 16.
+  /// for addresses, other than the LSE's, that are not multiples of 16.
   void run(cudnnHandle_t handle, const Arguments& arguments) const;
 
  private:

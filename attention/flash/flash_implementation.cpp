@@ -117,9 +117,9 @@ class FlashImplementation final : public Implementation {
                                           const BlockGeometry& block) const override {
     if (!is_wide(problem)) return Capability::yes();
     if (block.repeats_bits) {
-      return Capability::no(fmt::format(
-          "the flash kernel adds dQ in an order that varies where head dimensions are above {}",
-          kMaximumListedDims));
+      return Capability::no(
+          fmt::format("the flash kernel adds dQ in a varying order for head dimensions above {}",
+                      kMaximumListedDims));
     }
     if (block.unmasked) return Capability::yes();
     std::string obstacle =

@@ -13,12 +13,12 @@ namespace annulus {
 /// How one dimension is divided among the ranks along its axes. Plain data.
 ///
 /// | kind     | ranks A, size n           | rank t holds                                      |
-/// |----------|---------------------------|---------------------------------------------------| |
-/// block    | A divides n               | the t-th block of n/A                             | |
-/// sequence | any, even n < A           | what SequenceLayout(layout, n, A, granule) says   | |
-/// assigned | the assignment's          | the positions that the assignment gives rank t    | |
-/// kv_heads | A divides n, or n ≥ 1     | the t-th block of n/A, or                         | |
-/// | divides A                 | the one head t·n/A, shared by A/n ranks           |
+/// |----------|---------------------------|---------------------------------------------------|
+/// | block    | A divides n               | the t-th block of n/A                             |
+/// | sequence | any, even n < A           | those of SequenceLayout(layout, n, A, granule)    |
+/// | assigned | the assignment's          | the positions that the assignment gives rank t    |
+/// | kv_heads | A divides n, or n ≥ 1     | the t-th block of n/A, or                         |
+/// |          | divides A                 | the one head t·n/A, shared by A/n ranks           |
 ///
 /// kv_heads is for key/value heads on the axes of query heads that are divided in blocks: each rank
 /// holds exactly the key/value heads that its query heads read.

@@ -235,9 +235,8 @@ class Attention {
   /// communicates. All ranks throw the same error for a mask that does not fit or that no
   /// implementation accepts (UserError); the object then stays usable as before.
   void set_mask(const Mask& mask);
-  /// Returns when all calls are done. Throws UserError, on this rank
-  /// alone, if a call read a length from device memory that was out of bounds; the object stays
-  /// usable.
+  /// Returns when all calls are done. Throws UserError, on this rank alone, if a call read a length
+  /// from device memory that was out of bounds; the object stays usable.
   void wait();
 
   /// Views of contiguous shards.

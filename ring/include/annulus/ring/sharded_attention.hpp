@@ -69,9 +69,8 @@ class ShardedAttention {
   /// error for a mask that does not fit or that no implementation accepts (UserError); the object
   /// then stays usable as before.
   bool set_mask(const Mask& mask);
-  /// Replaces lengths and offsets
-  /// that are call arguments. Does nothing and returns false if the mask differs from the planned
-  /// one in anything else. Does not communicate.
+  /// Replaces lengths and offsets that are call arguments. Does nothing and returns false if the
+  /// mask differs from the planned one in anything else. Does not communicate.
   bool set_values(const Mask& mask);
   /// Submits a call and returns: see Runner::submit. Collective over the mesh. In the first call,
   /// all ranks agree on its tensors before anything is sent (prepare()). Later calls do not,

@@ -44,9 +44,9 @@ struct PlanOptions {
   /// it. Not for ranks that share a GPU: a waiting kernel would block the other ranks.
   bool await_columns = true;
   /// For hybrid: the number of ranks that exchange heads, a divisor of the ranks along the
-  /// sequence. 0: the size of the last sequence axis if there are several; the largest common
-  /// divisor of the axis and a rank's K if there is one. With 1, hybrid is the ring; with all
-  /// ranks, it is ulysses. Only `auto` compares degrees.
+  /// sequence. 0: the size of the last of several sequence axes or, for a single axis, the largest
+  /// common divisor of its size and a rank's K. With 1, hybrid is the ring; with all ranks, it is
+  /// ulysses. Only `auto` compares degrees.
   int ulysses_degree = 0;
   /// For double_ring: the number of ranks of a row, a divisor of the ranks along the sequence. 0:
   /// ranks_per_row().

@@ -37,15 +37,15 @@ struct Prices {
 /// The prices of these implementations for the class of a pass of `problem` (class_of()). Each
 /// price is the first of these that exists:
 ///
-/// 1. What was measured for the class.
-/// 2. What was measured for the nearest class, scaled by the rates that are assumed of the two
-///    classes. The nearest class has the same dtype, or else one of as many bytes; then the same
+/// 1. The price measured for the class.
+/// 2. The price measured for the nearest class, scaled by the assumed rates of the two classes. The
+///    nearest class has the same dtype, or else one of as many bytes; then the same
 ///    pass; then the most similar D + Dv; then the same kind of mask; then a soft cap if the
 ///    problem has one.
-/// 3. The rate that is assumed of the implementation at `place`, scaled by the measured over the
-/// assumed rate of another kernel: that of the nearest class; of several, the one with the most
-/// similar assumed rate.
-/// 4. The rate that is assumed of the implementation at `place`.
+/// 3. The assumed rate of the implementation at `place`, scaled by the measured over the assumed
+///    rate of another kernel: the one of the nearest class; of several, the one with the most
+///    similar assumed rate.
+/// 4. The assumed rate of the implementation at `place`.
 ///
 /// Throws ArgumentError for a model of ranks that compute on another kind of device.
 [[nodiscard]] Prices make_prices(CostModel model, const AttentionProblem& problem,

@@ -20,7 +20,7 @@ namespace annulus::ring {
 void apply_values(const CallValues& values, const AttentionProblem& planned, const Mask& mask,
                   BatchRange batches, std::int64_t heads, Place device, AttentionProblem& problem);
 
-/// The sinks `planned`, where those of the global `heads` are replaced by a call's, in host memory.
+/// The sinks `planned`, with the global `heads` replaced by a call's sinks, in host memory.
 [[nodiscard]] Sinks called_sinks(const Sinks& planned, const ConstTensorView& called,
                                  HeadRange heads);
 

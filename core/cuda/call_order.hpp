@@ -6,7 +6,7 @@
 
 namespace annulus {
 
-/// Orders the calls on a device, including those in graphs that the caller launches. One event is
+/// Orders the calls on a device, including calls in graphs that the caller launches. One event is
 /// waited for at the start of every call and recorded at its end; in a graph both are external
 /// nodes, which act at every launch. Two calls at once would write the same memory, or wait for
 /// each other on different ranks.

@@ -297,8 +297,8 @@ class Bench {
   int failed_ = 0;
 };
 
-// The given shape, or one of each length of the sweep (with the other sizes from --shape, or those
-// of a typical model).
+// The given shape, or one of each length of the sweep (with the other sizes from --shape, or from a
+// typical model).
 std::vector<AttentionShape> shapes_of(const Options& options) {
   if (!options.sequence_sweep) {
     if (options.shape) return {*options.shape};

@@ -160,7 +160,7 @@ struct Options {
   /// The given options and their values, from all sources: "--causal=true --mesh=sp=4". Must be the
   /// same on every rank.
   std::string given;
-  /// The options of the command line, without dashes. Unlike those of environment and files, they
+  /// The options of the command line, without dashes. Unlike options of environment and files, they
   /// must have an effect.
   std::set<std::string, std::less<>> named;
   /// Warnings for the user, one sentence each.

@@ -33,8 +33,8 @@ struct TimeUnit {
   return ticks;
 }
 
-/// 1, 10, 100, … or 1, 2, 5, 10, … if these are few, from `least` to `most`; none unless both are
-/// positive and finite.
+/// 1, 10, 100, … or, if that gives few ticks, 1, 2, 5, 10, …, from `least` to `most`; none unless
+/// both are positive and finite.
 [[nodiscard]] inline std::vector<double> logarithmic_ticks(double least, double most) {
   if (!(least > 0) || !(most >= least) || std::isinf(most)) return {};
   std::vector<double> ticks;

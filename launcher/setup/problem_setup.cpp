@@ -361,7 +361,7 @@ ProblemSetup set_up_problem(const Options& options, const AttentionShape& shape,
   };
   given(layout.query_spec, options.query_spec, "--query-spec");
   given(layout.kv_spec, options.kv_spec, "--kv-spec");
-  // Specs are used only if they apply, since those of the environment may be meant for other
+  // Specs are used only if they apply, since specs of the environment may be meant for other
   // problems.
   if (setup.fills.bias) given(layout.bias_spec, options.bias_spec, "--bias-spec");
   if (setup.fills.mask) given(layout.mask_spec, options.mask_spec, "--mask-spec");

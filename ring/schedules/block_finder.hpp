@@ -29,8 +29,8 @@ class BlockFinder {
   /// between the columns in the buffer. The caller sets buffers and results.
   [[nodiscard]] std::vector<Block> find(HeadRange heads,
                                         const std::vector<PlacedPiece>& columns) const;
-  /// The same with candidates that can await columns; with all candidates if these do not take
-  /// every block.
+  /// The same with candidates that can await columns; with all candidates if they do not take every
+  /// block.
   [[nodiscard]] std::vector<Block> find_awaiting(HeadRange heads,
                                                  const std::vector<PlacedPiece>& columns) const;
   [[nodiscard]] bool awaits_columns(const Block& block) const;

@@ -7,7 +7,7 @@
 
 namespace annulus::ring {
 
-/// Rows that are sent to the columns: the queries', and those of a bias and a dense mask that
+/// Rows that are sent to the columns: the queries' rows, and rows of a bias and a dense mask that
 /// differ from row to row.
 class PassedRows {
  public:

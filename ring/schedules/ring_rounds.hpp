@@ -26,7 +26,7 @@ struct RingOrder {
 
 /// True if columns come straight from their owners, for members on these ranks of the group. The
 /// options must ask for it, and it must send no more bytes between nodes than from neighbour to
-/// neighbour: the members of each row, and those at the same place of all rows, must be all on one
+/// neighbour: the members of each row, and the members at one place of all rows, must be all on one
 /// node or each on a node of its own.
 [[nodiscard]] bool sends_directly(const RankContext& context, RingOrder order,
                                   const std::function<int(int member)>& group_rank);

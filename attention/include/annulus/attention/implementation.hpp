@@ -145,11 +145,11 @@ class Kernel {
   /// addresses matters. Throws UnsupportedError if the kernel finds only now that it cannot compute
   /// the block, which then goes to another implementation.
   virtual void prepare(const AttentionBlock& /*block*/, const SoftmaxState& /*result*/) {}
-  /// Computes the softmax state of `block` over its columns, and over those of block.state if there
-  /// is one, overwriting `result`: output [b,t,n,Dv] of a dtype that the implementation declares,
-  /// and LSE [b,n,t], float32, or float64 if the output is float32. Rows that see no column get (0,
-  /// −∞). An implementation with Feature::unnormalised also writes result.maximum, if wanted;
-  /// block.state then has a maximum too. Ordered by context.stream.
+  /// Computes the softmax state of `block` over its columns, and over the columns of block.state if
+  /// there is one, overwriting `result`: output [b,t,n,Dv] of a dtype that the implementation
+  /// declares, and LSE [b,n,t], float32, or float64 if the output is float32. Rows that see no
+  /// column get (0, −∞). An implementation with Feature::unnormalised also writes result.maximum,
+  /// if wanted; block.state then has a maximum too. Ordered by context.stream.
   virtual void forward(const AttentionBlock& block, const SoftmaxState& result,
                        const ExecutionContext& context) = 0;
   /// Prepares for backward() with blocks of this geometry and gradients of these strides, as

@@ -123,8 +123,8 @@ struct ParsedMetadata {
 [[nodiscard]] ShardingRules parse_sharding_rules(std::string_view text, const std::string& source);
 
 /// The fields set in the environment: softmax_scale in ANNULUS_METADATA_SOFTMAX_SCALE, and so on. A
-/// value is JSON, but text needs no quotes. Empty variables are ignored. Warnings and errors are
-/// those of parse_metadata(), with the variable's name.
+/// value is JSON, but text needs no quotes. Empty variables are ignored. Warnings and errors are as
+/// for parse_metadata(), with the variable's name.
 [[nodiscard]] ParsedMetadata metadata_from_environment();
 
 }  // namespace annulus

@@ -39,7 +39,7 @@ struct AttentionShape {
 
 /// The values that change from call to call. Calls pass them, and one plan serves all calls.
 struct CallArguments {
-  /// Lengths of queries and keys, at most those of the mask, or T and S.
+  /// Lengths of queries and keys, at most the mask's, or T and S.
   bool lengths = false;
   bool offsets = false;  ///< any offsets, so plans skip nothing that causal, window or chunk hide
   bool dropout_seed = false;

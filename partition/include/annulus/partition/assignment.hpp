@@ -14,7 +14,7 @@ namespace annulus {
 class Assignment {
  public:
   /// Takes the positions of each rank. Throws ArgumentError("assignment", …) unless there is a
-  /// rank, all ranges have stride 1, those of a rank ascend, and every position from 0 to the last
+  /// rank, all ranges have stride 1, a rank's ranges ascend, and every position from 0 to the last
   /// is held by exactly one rank.
   explicit Assignment(std::vector<PositionRanges> by_rank);
 

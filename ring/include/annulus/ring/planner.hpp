@@ -71,9 +71,9 @@ struct PlanOptions {
 };
 
 /// A block that a kernel refused when it was prepared. The planner gives it, and all blocks of its
-/// class, to other kernels. Blocks of a class differ only in their place: fully visible blocks,
-/// except those of a rank's own columns, form one class; under a band (causal, window), so do
-/// blocks with the same distance between rows and columns.
+/// class, to other kernels. Blocks of a class differ only in their place: fully visible blocks of
+/// other ranks' columns form one class; under a band (causal, window), so do blocks with the same
+/// distance between rows and columns.
 struct Refusal {
   std::string implementation;
   PositionRanges rows;
@@ -117,7 +117,7 @@ struct PlanInput {
 /// Adds refusals, so that later plans avoid the refused blocks.
 void refuse(PlanInput& input, std::vector<Refusal> refusals);
 
-/// The prices are those of `model` for the pass: see make_prices().
+/// The prices come from `model`, for the pass: see make_prices().
 [[nodiscard]] PlanInput make_plan_input(const AttentionProblem& problem,
                                         const ShardedOperands& operands,
                                         std::vector<const Implementation*> candidates, Place place,

@@ -35,7 +35,7 @@ struct Prices {
 };
 
 /// The prices of these implementations for the class of a pass of `problem` (class_of()). Each
-/// price is the first of these that exists:
+/// price is the first in this list that exists:
 ///
 /// 1. The price measured for the class.
 /// 2. The price measured for the nearest class, scaled by the assumed rates of the two classes. The

@@ -74,8 +74,8 @@ struct LayoutOptions {
   std::optional<std::int64_t> granule = {};
 };
 
-/// The layout with the parts that `options` set, and defaults for the others. The default specs are
-/// those of the sharding rules for the mode, with default rules reduced to the axes that the mesh
+/// The layout with the parts that `options` set, and defaults for the others. The default specs
+/// follow the sharding rules for the mode, with default rules reduced to the axes that the mesh
 /// has. The default sequence layout of a sharded sequence under a causal mask is zigzag, which
 /// gives all ranks the same work if nothing else is masked; it is contiguous otherwise.
 ///

@@ -39,11 +39,11 @@ struct RandomProblem {
 /// empty), dtype, heads, masks alone and combined, modifiers, mesh, specs, layout and schedule.
 /// Every draw is a legal problem and the same on every machine. No communication.
 ///
-/// For the CPU, one problem in twelve is for `vanilla`, half of these with a softmax in float64,
+/// For the CPU, one problem in twelve is for `vanilla`, half of them with a softmax in float64,
 /// some with tensors in float64. Sequences have up to 200 positions, now and then up to 1200, and a
 /// problem takes a few milliseconds of one core. For GPUs, four of five problems suit fast kernels:
 /// head dimensions 64, 128 and 256, and lengths of up to 2048, many one off a multiple of 128, the
-/// height of a tile. Half of these have block masks.
+/// height of a tile. Half of the fast problems have block masks.
 ///
 /// Every second problem with lengths, a diagonal, dropout or sinks gets some of these values with
 /// its calls; on GPUs, half of these problems pass them in device memory.

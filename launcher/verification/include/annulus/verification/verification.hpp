@@ -114,9 +114,9 @@ struct Verification {
 /// The sharded error may be up to sharded_error_factor() times the error of the unsharded run plus
 /// what sharding adds, summed in squares as for independent errors. Sharding adds three unit
 /// roundoffs of float32 for each merge of key/value shards (at least one, as blocks may be cut
-/// differently): those of its weight, product and sum. Without them the comparison would be a
-/// matter of luck where errors are a few roundings. If a kernel rounds partial results to the
-/// problem's dtype (as cuDNN always does), that rounding is added too.
+/// differently), for its weight, product and sum. Without them the comparison would be a matter of
+/// luck where errors are a few roundings. If a kernel rounds partial results to the problem's dtype
+/// (as cuDNN always does), that rounding is added too.
 ///
 /// A backward pass is run twice from results of the sharded forward pass. Its gradients are
 /// compared with the oracle's of the whole problem, which every rank makes: see docs/semantics.md

@@ -163,7 +163,7 @@ void check_same_candidates(const Selection& selection, Control& world) {
   }
   if (const auto other = world.first_difference(mine, "implementations to calibrate")) {
     throw ArgumentError(fmt::format("--calibrate: implementations on rank {}", other->rank),
-                        other->text, fmt::format("those of rank 0: {}", other->expected));
+                        other->text, fmt::format("as on rank 0: {}", other->expected));
   }
 }
 

@@ -541,7 +541,7 @@ ExitCode verify_command(const CommandContext& context) {
   Verifier verifier(context, *opened, progress, report);
   if (given) {
     if (everyone.rank() == 0) print_warnings(given->warnings);
-    begin_step("annulus verify was computing the problem that was given");
+    begin_step("annulus verify was computing the given problem");
     verifier.verify_given(std::move(*given));
   } else if (options.random_case) {
     begin_step(fmt::format("annulus verify was computing problem {}", options.random_case->index));

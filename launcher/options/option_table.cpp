@@ -225,7 +225,7 @@ void add_sharding(TableBuilder& table) {
       "of its size and K)");
   table.add("inner-size", "N", kPlanned, int_into(&Options::inner_size, 1),
             "ranks of an inner ring in the schedule double_ring; it divides the ranks along the "
-            "sequence (default: those of a node)");
+            "sequence (default: the ranks of a node)");
   table.add("mode", "MODE", kPlanned, parsed_into(&Options::mode, parse_mode_name),
             "train, prefill, autoregressive or insert: sets only the defaults of --query-spec and "
             "--kv-spec (default: autoregressive if T = 1, else train)");
@@ -434,7 +434,7 @@ void add_output(TableBuilder& table) {
             "results as CSV, added to an existing file with the same columns; - is "
             "standard output, instead of the table");
   table.add("wide", "", kPlanned, flag_into(&Options::wide),
-            "show all columns of a table, not only those that fit into 120 characters");
+            "show all columns of a table, not only as many as fit into 120 characters");
   table.add("legend", "", kPlanned, flag_into(&Options::legend),
             "say what the columns of a table mean");
   table.add("explain", "", kPlanned, flag_into(&Options::explain),
@@ -507,7 +507,7 @@ void add_running(TableBuilder& table) {
             "no limit)");
   table.add("scaling", "", {Command::bench, Command::plan}, flag_into(&Options::scaling),
             "1, 2, 4, ... ranks, with one problem (strong) and with a sequence that grows with the "
-            "ranks (weak): predicted by plan up to --ranks, measured by bench on those of mpirun");
+            "ranks (weak): predicted by plan up to --ranks, measured by bench on mpirun's ranks");
   table.add(
       "tokens-per-rank", "N", {Command::bench, Command::plan},
       parsed_into(&Options::tokens_per_rank, parse_size),

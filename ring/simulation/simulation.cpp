@@ -218,7 +218,7 @@ class Simulation::Impl {
 
   [[nodiscard]] std::string stuck_text(const RankState& state) const {
     std::string text = fmt::format(
-        "the tasks of a plan wait for each other, or for messages that nobody sends: {}, in which "
+        "the tasks of a plan wait for each other, or for messages that no rank sends: {}, in which "
         "rank {} has computed {} of {} steps",
         plan_, state.script.rank, state.steps, state.script.steps.size());
     for (std::size_t q = 0; q < state.queues.size(); ++q) {

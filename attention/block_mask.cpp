@@ -225,8 +225,8 @@ void BlockMask::validate(std::int64_t batch, std::int64_t heads, std::int64_t qu
   for (int dim = 0; dim < expected.rank(); ++dim) {
     if (shape()[dim] == 1 || shape()[dim] == expected[dim]) continue;
     throw ArgumentError("block mask", to_string(shape()),
-                        fmt::format("what broadcasts to [B, N, ⌈T/{}⌉, ⌈S/{}⌉] = {}", size().query,
-                                    size().kv, to_string(expected)));
+                        fmt::format("a shape that broadcasts to [B, N, ⌈T/{}⌉, ⌈S/{}⌉] = {}",
+                                    size().query, size().kv, to_string(expected)));
   }
 }
 

@@ -17,8 +17,7 @@ namespace {
 constexpr std::int64_t kUnlimited = Band::kUnlimited;
 
 // The visible part of one batch, apart from the band: the first `rows` rows of the block, each of
-// which sees
-// its first `columns` columns.
+// which sees its first `columns` columns.
 struct Lengths {
   std::int64_t rows = 0;
   std::int64_t columns = 0;
@@ -57,7 +56,7 @@ LocalMask local_mask(const Mask& mask, std::int64_t first_batch, std::int64_t ba
   const std::int64_t column_count = column_positions.size();
   if (row_count == 0 || column_count == 0 || batches == 0) return {};
   if (mask.block_mask()) return refusal("it has a block mask");
-  if (!mask.one_band()) return refusal("one band does not say which positions it shows");
+  if (!mask.one_band()) return refusal("one band does not describe the visible positions");
   const PositionRuns rows = runs_of(row_positions);
   const PositionRuns columns = runs_of(column_positions);
 

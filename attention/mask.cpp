@@ -24,7 +24,7 @@ std::int64_t length_limit(const std::vector<std::int32_t>& lengths, std::int64_t
   return lengths.empty() ? kNoLimit : lengths[static_cast<std::size_t>(batch)];
 }
 
-// The runs, of those in order of position, that overlap [begin, end).
+// The runs that overlap [begin, end), from a list in order of position.
 std::span<const SegmentRun> overlapping(std::span<const SegmentRun> runs, GlobalPosition begin,
                                         GlobalPosition end) {
   const auto first = std::partition_point(runs.begin(), runs.end(),

@@ -118,7 +118,7 @@ void AttentionProblem::validate() const {
   check_scores("dense mask", dense_mask, shape);
   if (weights && !normalize_output) {
     throw ArgumentError("normalize_output", "false",
-                        "true where attention weights are wanted, as these are normalised");
+                        "true if attention weights are wanted, as they are normalised");
   }
   if (call_arguments.dropout_seed && !dropout) {
     throw ArgumentError("call arguments", to_string(call_arguments),
@@ -126,7 +126,7 @@ void AttentionProblem::validate() const {
   }
   if (call_arguments.offsets && mask.has_packings()) {
     throw ArgumentError("call arguments", to_string(call_arguments),
-                        "no offsets with two packings, whose alignment takes their place");
+                        "no offsets with two packings, whose alignment replaces them");
   }
   const std::int64_t largest =
       std::max({shape.batch, shape.query_length, shape.kv_length, shape.heads});

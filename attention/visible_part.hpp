@@ -21,7 +21,7 @@ struct BandAndBlocks {
 };
 
 /// Adds what they show of a part of a tile: `rows` and `columns` start at these entries of it.
-/// Pairs are summed over the heads, hulls hold those of any. Takes O(1) for every query block, and
+/// Pairs are summed over the heads; hulls cover all heads. Takes O(1) for every query block, and
 /// for every key block that the band, the end of the columns or their stride cuts.
 void add_part(Visibility& total, const BandAndBlocks& seen, const PositionRange& rows,
               std::int64_t first_row, const PositionRange& columns, std::int64_t first_column);

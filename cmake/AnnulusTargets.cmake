@@ -3,7 +3,7 @@
 #
 # One static library for one folder of the source tree. Sources and the headers that only they
 # include lie in <folder>/; headers that other folders include lie in
-# <folder>/include/annulus/<folder>/. Those of them that a user of the library may include are
+# <folder>/include/annulus/<folder>/. Headers that a user of the library may include are
 # PUBLIC_HEADERS, and only they are installed; docs/library.md says which they are. USES names the
 # libraries below; one that is not named there can be neither included nor linked.
 function(annulus_library folder)

@@ -57,10 +57,10 @@ void CallWatch::look() {
   }
 }
 
-// Objects whose work stands behind that of the silent one would wait next, so all are released.
+// Work of other objects queued behind the silent one would wait next, so all objects are released.
 void CallWatch::fail(const Entry& entry) {
   failure_ = fmt::format("{} (no progress for {:g} s)", entry.calls.describe(), timeout_.count());
-  failed_ = true;  // before whoever waits for the device goes on
+  failed_ = true;  // before threads that wait for the device go on
   for (const Entry& one : entries_) one.calls.release();
 }
 

@@ -29,7 +29,7 @@ std::string row_of(const TraceSpan& span) {
 // A row of the viewer, whose spans must be nested or disjoint.
 class Lane {
  public:
-  // Spans come in order of begin, longer ones first.
+  // Spans must come in order of begin, longer ones first.
   bool take(const TraceSpan& span) {
     while (!open_.empty() && open_.back() <= span.begin_ns) open_.pop_back();
     if (!open_.empty() && open_.back() < span.end_ns) return false;
@@ -41,7 +41,7 @@ class Lane {
   std::vector<std::int64_t> open_;  // ends of the spans that enclose the next one
 };
 
-// One rank's rows, and which of them each span is on.
+// One rank's rows, and the row of each span.
 struct Rows {
   std::vector<std::string> names;
   std::vector<std::size_t> of_span;
@@ -148,13 +148,13 @@ class Document {
     }
   }
 
-  // Viewers tie the ends of an arrow to the spans that enclose them, so the last one lies just
-  // inside. They read identifiers as numbers.
+  // Viewers attach the ends of an arrow to the enclosing spans, so the arrow ends just inside the
+  // receiver's. They read identifiers as numbers.
   void add_flow(const TraceFlow& flow, std::size_t id) {
     const TraceSpan& sent = ranks_[flow.sender.rank][flow.sender.span];
     const TraceSpan& received = ranks_[flow.receiver.rank][flow.receiver.span];
     const std::int64_t arrival = std::max(received.begin_ns, received.end_ns - 1);
-    if (arrival < sent.begin_ns) return;  // clocks of two nodes; an arrow would point backwards
+    if (arrival < sent.begin_ns) return;  // clocks of nodes differ: the arrow would point back
     const json args{{"step", sent.label.step},
                     {"from", flow.sender.rank},
                     {"to", flow.receiver.rank},

@@ -14,7 +14,7 @@ HWY_BEFORE_NAMESPACE();
 namespace annulus::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-// Without such instructions in the CPU, Highway neither rounds nor handles infinities.
+// Without such CPU instructions, Highway neither rounds nor handles infinities.
 constexpr bool kConvertsFloat16 = (HWY_TARGET & (HWY_SSE4 | HWY_SSSE3 |
 #ifdef HWY_SSE2  // of later versions of Highway
                                                  HWY_SSE2 |

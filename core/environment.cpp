@@ -10,9 +10,9 @@ namespace {
 constexpr std::array kVariables{
     EnvironmentVariable{
         "ANNULUS_LOG_LEVEL", "off",
-        "what is logged to standard error: off, info (the main steps), debug (every choice)"},
+        "level of the log on standard error: off, info (the main steps), debug (every choice)"},
     EnvironmentVariable{"ANNULUS_FORCE_NATIVE", "0",
-                        "1: the native implementation runs, whatever --impl says"},
+                        "1: the native implementation runs under any --impl"},
     EnvironmentVariable{"ANNULUS_NODE", "",
                         "a name: the rank counts as one on a node of that name, for tests and "
                         "experiments with several nodes on one machine"},

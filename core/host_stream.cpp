@@ -33,8 +33,8 @@ std::uint64_t moved(const Event& event) {
 
 }  // namespace
 
-// An entry runs only after those queued before it; `completed` counts finished entries and
-// `submitted` queued ones, so an event is just the count that it waits for.
+// Entries run in order. `completed` counts finished entries and `submitted` queued ones, so an
+// event is just the count that it waits for.
 struct HostStream::State {
   struct Entry {
     std::unique_ptr<HostOperation> operation;  // either an operation …
@@ -145,7 +145,7 @@ void HostStream::wait(std::shared_ptr<Event> event) {
     ++state_->submitted;
     return;
   }
-  // The timeout bounds the time in which nothing moves, not that of the whole queue.
+  // The timeout bounds the time without progress, not the time of the whole queue.
   while (!event->is_complete()) {
     const std::uint64_t before = moved(*event);
     watchdog_.wait([&] { return event->is_complete() || moved(*event) != before; },
@@ -167,7 +167,7 @@ void HostStream::synchronize(const Waiting& waiting) {
 }
 
 void HostStream::progress() {
-  // The caller has something else to do: it computes, and other ranks may be waiting for it.
+  // The caller has other work to do. It computes, and other ranks may be waiting for it.
   watchdog_.beat();
   state_->progress();
 }

@@ -13,7 +13,7 @@ bool nests_too_deep(std::string_view json) noexcept {
         in_string = !in_string;
         break;
       case '\\':
-        ++i;  // an escaped quote ends no string
+        ++i;  // an escaped quote does not end a string
         break;
       case '[':
       case '{':

@@ -55,7 +55,7 @@ Buffer MemoryPool::allocate(std::size_t bytes, std::string_view what) {
           human_bytes(statistics_.in_use), human_bytes(statistics_.reserved - statistics_.in_use),
           state.empty() ? "" : "; ", state));
     }
-    // Giving memory back must not allocate, so the free list keeps room for every block it may get.
+    // Returning memory must not allocate, so the free list has room for every block.
     auto& list = free_[block];
     list.reserve(list.capacity() + 1);
     statistics_.reserved += block;
@@ -99,7 +99,7 @@ void MemoryPool::release_locked() noexcept {
   }
 }
 
-// The one place that takes memory from the system: what owns it is the pool.
+// The only place that takes memory from the system; the pool owns it.
 // NOLINTBEGIN(cppcoreguidelines-owning-memory)
 void* HostMemoryPool::system_allocate(std::size_t bytes) {
   return std::aligned_alloc(kAlignment, bytes);

@@ -30,7 +30,7 @@ std::vector<std::size_t> in_order(const std::vector<TraceSpan>& spans) {
   return order;
 }
 
-// For every span: when both sides had posted its matched messages.
+// For every span, the time when both sides had posted its matched messages.
 class Readiness {
  public:
   explicit Readiness(const TraceOfRanks& ranks) : ranks_(ranks), messages_(ranks.size()) {
@@ -42,7 +42,7 @@ class Readiness {
     }
   }
 
-  // When the span's messages began to move; its own begin where too little is known.
+  // The time when the span's messages began to move; its own begin if too little is known.
   [[nodiscard]] std::int64_t moving_since(const Side& side) const {
     const TraceSpan& span = ranks_[side.rank][side.span];
     const bool receives = std::any_of(span.label.messages.begin(), span.label.messages.end(),

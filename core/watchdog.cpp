@@ -37,7 +37,7 @@ class Computing::Thread {
       try {
         heartbeats_->beat(Heartbeats::State::computing);
       } catch (const Error&) {
-        return;  // the calls of the main thread will say what is wrong
+        return;  // the calls of the main thread report the error
       }
     }
   }
@@ -60,7 +60,7 @@ Computing::~Computing() = default;
 
 Watchdog::Watchdog(Seconds timeout, std::shared_ptr<Heartbeats> heartbeats)
     : timeout_(std::min(timeout, kLongest)), heartbeats_(std::move(heartbeats)) {
-  if (!(timeout.count() > 0)) {  // neither is NaN
+  if (!(timeout.count() > 0)) {  // false for NaN too
     throw ArgumentError("timeout", fmt::format("{:g} s", timeout.count()), "more than 0 s");
   }
 }

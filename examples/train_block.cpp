@@ -222,12 +222,13 @@ bool train(MPI_Comm communicator, bool same_bits_on_any_ranks) {
   ShardedTensor weights(replicated, mesh.rank(), DType::float32, context.device().memory());
   float* const w = weights.local().as<float>();
   for (std::int64_t i = 0; i < kWeights; ++i) {
-    w[i] = static_cast<float>(hash(static_cast<std::uint32_t>(i + 1)) % 2001) / 1000.0F * 0.3F - 0.3F;
+    w[i] =
+        static_cast<float>(hash(static_cast<std::uint32_t>(i + 1)) % 2001) / 1000.0F * 0.3F - 0.3F;
   }
   int step = 0;
   // Every rank has all weights and uses them for tokens of its own, so the gradient is a sum over
-  // the ranks. Its terms are those of tiles, and as they are added in one order, the sum has the
-  // same bits on any number of ranks. So has the loss.
+  // the ranks. Each tile has a term, and as terms are added in one order, the sum has the same bits
+  // on any number of ranks. So has the loss.
   annulus::ShardSpec sum{PartitionSpec()};
   sum.summed = {"sp"};
   sum.stacked = true;

@@ -45,11 +45,11 @@ ExitCode dispatch(const launcher::CommandContext& context) {
     case Command::info:
       return launcher::info_command(context);
   }
-  throw InternalError("a command that nobody runs");
+  throw InternalError("a command without a function");
 }
 
-// --timeout, or ANNULUS_TIMEOUT, before the options are read, because the start needs a limit too.
-// Errors in it are reported later.
+// Reads --timeout or ANNULUS_TIMEOUT before the options, because starting needs a limit too. Errors
+// in the value are reported later.
 Watchdog::Seconds start_timeout(const std::vector<std::string>& words) {
   std::string text;
   if (const char* variable = std::getenv("ANNULUS_TIMEOUT"); variable != nullptr) text = variable;
@@ -65,7 +65,7 @@ Watchdog::Seconds start_timeout(const std::vector<std::string>& words) {
   return Watchdog::Seconds(good ? seconds : launcher::Options().timeout);
 }
 
-// Help, the version, and what is said to somebody who gave no command.
+// True for help, for the version, and if no command was given.
 bool asks_for_help(const std::vector<std::string>& words) {
   return words.empty() || words.front() == "help" ||
          std::any_of(words.begin(), words.end(), [](const std::string& word) {
@@ -73,7 +73,7 @@ bool asks_for_help(const std::vector<std::string>& words) {
          });
 }
 
-// Plans and help texts need no other process, and no MPI.
+// True for plans and help texts, which need neither other processes nor MPI.
 bool needs_one_process(const std::vector<std::string>& words) {
   return asks_for_help(words) || words.front() == launcher::name_of(launcher::Command::plan);
 }
@@ -86,9 +86,9 @@ bool writes_files(const std::vector<std::string>& words) {
   });
 }
 
-// The first of several processes started together does what needs only one. Returns how
-// this process ends if it is one of the others. If no launcher of MPI programs started it, it may
-// be the only one that runs annulus: then it prints help, and a plan that nobody makes is an error.
+// Leaves work for one process to the first of several that were started together. Returns the exit
+// code of this process if it is another one. Without a launcher of MPI programs, this process may
+// be the only one that runs annulus, so it prints help, and refuses a plan.
 std::optional<ExitCode> left_to_first(const std::vector<std::string>& words) {
   if (!needs_one_process(words)) return {};
   const auto process = process_number([](const char* name) { return std::getenv(name); });
@@ -104,8 +104,8 @@ std::optional<ExitCode> left_to_first(const std::vector<std::string>& words) {
   return ExitCode::usage;
 }
 
-// Every rank has its own environment and perhaps its own file system: they agree on what was asked
-// for before anything starts.
+// Every rank has its own environment and perhaps its own file system, so ranks first agree on the
+// command and the options.
 std::optional<launcher::Options> agree_on_options(const MpiSession& session,
                                                   const std::vector<std::string>& words,
                                                   std::string& help) {
@@ -141,7 +141,8 @@ ExitCode run_program(MpiSession& session, const std::vector<std::string>& words)
   return dispatch({session, *options, std::cout, launcher::commit()});
 }
 
-// Adds to a time-out the step of the program that waited; the text itself says for whom, and why.
+// Adds the program's current step to the message of a timeout, which itself says for whom and why
+// the rank waited.
 std::string with_step(const std::exception& error) {
   const std::string text = text_of(error);
   const std::string_view step = launcher::current_step();
@@ -154,14 +155,14 @@ bool names_its_rank(const std::string& text) {
          std::isdigit(static_cast<unsigned char>(text[5])) != 0;
 }
 
-// A full disk must not pass for a result. Only rank 0 writes; the others need not know.
+// A full disk must not look like success. Only rank 0 writes; the others need not know.
 ExitCode with_output_written(ExitCode exit_code) {
   if (std::cout.flush()) return exit_code;
   print_error("standard output: cannot be written in full");
   return ExitCode::failure;
 }
 
-// Errors that all ranks share end the program in good order, with one message.
+// Errors on which all ranks agree end the program in an orderly way, with one message.
 ExitCode guarded(MpiSession& session, const std::vector<std::string>& words) {
   const auto shared = [&](const Error& error) {
     if (session.rank() == 0) print_error(error.what());
@@ -184,7 +185,7 @@ int main(int argc, char** argv) {
     const std::vector<std::string> words(argv + 1, argv + argc);
     if (const auto exit_code = left_to_first(words)) return static_cast<int>(*exit_code);
     const Watchdog::Seconds timeout = start_timeout(words);
-    // Processes do not start at the same moment, however short the timeout.
+    // At least this long at the start: processes do not start at the same moment.
     constexpr Watchdog::Seconds kStart{30};
     MpiSession session = needs_one_process(words)
                              ? MpiSession::alone()
@@ -197,7 +198,7 @@ int main(int argc, char** argv) {
       session.finish(Watchdog(timeout));
       return static_cast<int>(exit_code);
     } catch (const std::exception& error) {
-      // The other ranks do not know: they wait, and only the end of the job frees them.
+      // The other ranks do not know of the error and wait, so the job must be ended.
       const std::string text = with_step(error);
       const bool alone = session.size() == 1 || names_its_rank(text);
       print_error(alone ? text : fmt::format("{}: {}", session.rank_name(), text));

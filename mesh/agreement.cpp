@@ -18,16 +18,16 @@
 namespace annulus {
 namespace {
 
-/// The errors of some ranks. As a text: nothing where there is none.
+/// The errors of some ranks; an empty text if there are none.
 struct Errors {
-  // Beyond these, messages count as different from each other.
+  // Further messages count as all different.
   static constexpr std::size_t kMaximumCounted = 64;
 
-  int first_rank = 0;                                 ///< of those that failed
-  bool all_users = true;                              ///< whether all are UserErrors
+  int first_rank = 0;                                 ///< lowest failed rank
+  bool all_users = true;                              ///< all are UserErrors
   int uncounted = 0;                                  ///< ranks beyond kMaximumCounted messages
   std::vector<std::pair<std::uint64_t, int>> counts;  ///< hash of a message, and its ranks
-  std::string message;  ///< of the first rank, the first of those counted
+  std::string message;                                ///< of the first rank; the first in `counts`
 
   [[nodiscard]] int same() const { return counts.front().second; }
   [[nodiscard]] int others() const {
@@ -112,7 +112,7 @@ std::string gather_errors(Control& ranks, const Error* error, std::string_view w
         what.empty() ? std::string(kPurpose) : fmt::format("{}: {}", what, kPurpose));
   } catch (const Error& failure) {
     if (error == nullptr) throw;
-    // This rank's own error is what its user needs to see; the silence of the others comes second.
+    // The user needs this rank's own error first; the silence of the others comes second.
     const std::string text = fmt::format("rank {}: {} (and then {})", ranks.mesh_rank(ranks.rank()),
                                          error->what(), failure.what());
     if (dynamic_cast<const TimeoutError*>(&failure) != nullptr) throw TimeoutError(text);

@@ -18,7 +18,7 @@ namespace {
 std::string allowed_cores() {
   cpu_set_t set;
   CPU_ZERO(&set);
-  // The call fails where there are more cores than a cpu_set_t holds; the rank then counts one.
+  // The call fails if there are more cores than a cpu_set_t holds; the rank then counts one.
   if (::sched_getaffinity(0, sizeof set, &set) != 0) return "1";
   std::string cores(CPU_SETSIZE, '0');
   for (std::size_t i = 0; i < cores.size(); ++i) {
@@ -28,12 +28,12 @@ std::string allowed_cores() {
   return cores;
 }
 
-// The cores that the ranks of a machine may use together, and how many ranks there are.
+// The cores that the ranks of a machine may use together, and the number of these ranks.
 struct MachineCores {
   std::string cores;
   int ranks = 0;
 };
-// By the name of the machine. As a text, three lines for each.
+// By name of the machine; three lines each as a text.
 using CoresOfMachines = std::map<std::string, MachineCores>;
 
 std::string encoded(const CoresOfMachines& machines) {
@@ -68,8 +68,8 @@ void add_machines(std::string& whole, const std::string& later) {
   whole = encoded(machines);
 }
 
-// mpirun may have given each rank cores of its own or left all of them the same ones: in both cases
-// the union belongs to the ranks of the machine together.
+// mpirun may have given each rank its own cores or all ranks the same ones. In both cases the union
+// belongs to all ranks of the machine.
 int cores_per_rank(Mesh& mesh) {
   const std::string mine = allowed_cores();
   std::string machine = host_name() + ' ' + machine_identity();

@@ -16,14 +16,14 @@
 namespace annulus {
 namespace {
 
-/// The ranks of one node and what they see.
+/// The ranks of one node and the GPUs that they see.
 class NodeBinding {
  public:
   explicit NodeBinding(const std::vector<const VisibleGpus*>& ranks)
       : ranks_(ranks), device_(ranks.size(), -1) {}
 
   /// Gives every rank its own device, if possible: the n-th rank takes the n-th device that it
-  /// sees, unless others need that one. Returns the first rank that gets none, −1 if all have one.
+  /// sees, unless others need it. Returns the first rank without a device, −1 if all have one.
   int give_each_one() {
     for (std::size_t rank = 0; rank < ranks_.size(); ++rank) {
       std::set<std::string> tried;
@@ -32,7 +32,7 @@ class NodeBinding {
     return -1;
   }
 
-  /// Each rank takes the device that the fewest ranks before it have taken.
+  /// Each rank takes the device that the fewest earlier ranks have taken.
   void share_out() {
     std::map<std::string, int> users;
     for (std::size_t rank = 0; rank < ranks_.size(); ++rank) {
@@ -55,7 +55,8 @@ class NodeBinding {
   }
 
  private:
-  // An augmenting path: the holder of a device that `rank` could use looks for another one.
+  // Searches an augmenting path: the holder of a device that `rank` could use looks for another
+  // one.
   bool place(std::size_t rank, std::set<std::string>& tried) {
     const std::vector<std::string>& seen = ranks_[rank]->identities;
     for (std::size_t i = 0; i < seen.size(); ++i) {
@@ -90,7 +91,7 @@ VisibleGpus look() {
   return visible;
 }
 
-// One line for whether GPUs are broken, one for why there are none, then one per device.
+// One line that says if GPUs are broken, one with the reason for having none, then one per device.
 std::string encoded(const VisibleGpus& visible) {
   std::string text = visible.broken ? "broken" : "";
   std::string missing = visible.missing;

@@ -27,7 +27,7 @@ Communicator duplicate_if_any(MPI_Comm communicator, const Watchdog& watchdog) {
   return duplicate(communicator, watchdog, kStart);
 }
 
-// Heartbeats between the ranks of a mesh. They also go to the ranks that `others` connects, who may
+// Heartbeats between the ranks of a mesh. They also go to ranks connected by `others`, which may
 // wait for this mesh.
 class HeartbeatsOfMesh final : public Heartbeats {
  public:
@@ -46,7 +46,7 @@ class HeartbeatsOfMesh final : public Heartbeats {
   Watchdog others_;
 };
 
-// Four heartbeats per timeout, so that late ones do no harm.
+// Sends four heartbeats per timeout, so that late ones do no harm.
 Watchdog with_heartbeats(const Watchdog& watchdog, const Communicator& communicator) {
   if (!communicator) return watchdog;
   const Watchdog::Seconds interval = std::min(Watchdog::Seconds(1), watchdog.timeout() / 4);
@@ -73,7 +73,7 @@ void check_shape(const MeshShape& shape, Control& world) {
   }
 }
 
-// Ranks that asked for different groups would split into wrong ones, or wait in vain.
+// Ranks that ask for different groups would split wrongly or wait in vain.
 void check_same_axes(const AxisNames& axes, std::string_view carrier, Control& world) {
   const std::string mine = fmt::format("{}{}", fmt::join(axes, "+"), carrier);
   if (const auto other = world.first_difference(mine, "axes of a group")) {
@@ -101,7 +101,7 @@ Mesh::Mesh(const MeshShape& shape, MPI_Comm communicator, const Watchdog& watchd
 Mesh::Mesh(const std::string& shape, MPI_Comm communicator, const Watchdog& watchdog)
     : Mesh([&](int ranks) { return MeshShape::parse(shape, ranks); }, communicator, watchdog) {}
 
-// Ranks talk before they look at what they were given: it may be wrong on one of them.
+// Ranks connect before they check their arguments, which may be wrong on one of them.
 Mesh::Mesh(const std::function<MeshShape(int ranks)>& shape, MPI_Comm communicator,
            const Watchdog& watchdog)
     : communicator_(duplicate_if_any(communicator, watchdog)),
@@ -115,7 +115,7 @@ Mesh::Mesh(const std::function<MeshShape(int ranks)>& shape, MPI_Comm communicat
 
 // Axes of size one change nothing, so tuples that differ only by them share a group.
 AxisNames Mesh::group_key(std::span<const std::string> axes) const {
-  (void)shape_.size(axes);  // complains of unknown axes and of repetitions
+  (void)shape_.size(axes);  // throws for unknown or repeated axes
   AxisNames key;
   for (const std::string& axis : axes) {
     if (shape_.axis_size(axis) > 1) key.push_back(axis);
@@ -161,7 +161,7 @@ const Mesh::Reach& Mesh::peer_reach(const AxisNames& key, Group& host, Place pla
   }
   Reach reach;  // remembered only when complete
   reach.own = peer_copy_reach(host, place);
-  // The ranks of a mesh take the same transport, so what counts is how far all groups reach.
+  // All ranks of a mesh take the same transport, so the joint extent of all groups counts.
   reach.obstacle = world_->first_text(reach.own.obstacle, "what ranks do not reach along axes");
   std::vector<PeerExtent> extents;
   for (const std::string& extent : world_->distinct_texts(

@@ -31,7 +31,7 @@ bool is_valid_name(std::string_view name) {
   });
 }
 
-// The product of the sizes as int, or nothing if it does not fit.
+// The product of the sizes; nothing if it does not fit an int.
 std::optional<int> product_of(const std::vector<MeshAxis>& axes) {
   std::int64_t product = 1;
   for (const MeshAxis& axis : axes) {

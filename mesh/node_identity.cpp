@@ -12,7 +12,7 @@
 namespace annulus {
 namespace {
 
-// "" if the environment does not pretend a node.
+// The node emulated by the environment; "" if there is none.
 std::string pretended_node() {
   const std::string name = environment("ANNULUS_NODE");
   if (!std::all_of(name.begin(), name.end(), [](unsigned char c) {

@@ -4,12 +4,12 @@
 
 namespace annulus {
 
-/// Equal for processes on one node, containers on it included. ANNULUS_NODE splits a machine into
-/// nodes. Throws ArgumentError for a bad name in it, as does node_name().
+/// Equal for processes on one node, including its containers. ANNULUS_NODE splits a machine into
+/// nodes; a bad name in it is an ArgumentError, here and in node_name().
 [[nodiscard]] std::string node_identity();
-/// The same, whatever ANNULUS_NODE says: for what the processes of a machine really share.
+/// The same without ANNULUS_NODE, for what the processes of a machine really share.
 [[nodiscard]] std::string machine_identity();
-/// ANNULUS_NODE, or else the host name.
+/// ANNULUS_NODE, else the host name.
 [[nodiscard]] std::string node_name();
 [[nodiscard]] std::string host_name();
 

@@ -14,7 +14,7 @@ int Topology::ranks_on_node(int node) const {
 }
 
 Topology Topology::discover(Control& ranks) {
-  // The name that pretends a node may be a bad one, on one rank only.
+  // ANNULUS_NODE may be invalid on one rank only.
   const std::string seat = collectively(ranks, [] { return node_name() + '\n' + node_identity(); });
   return from_seats(ranks.gather_text(seat, "nodes of the ranks"));
 }

@@ -17,7 +17,7 @@
 namespace annulus {
 namespace {
 
-// Those between GPUs in order of preference.
+// All transports; those between GPUs in order of preference.
 constexpr std::array kTransports{&kSelfTraits, &kMpiTraits, &kPeerTraits, &kCompositeTraits,
                                  &kNcclTraits};
 constexpr std::string_view kAutomatic = "auto";

@@ -50,7 +50,7 @@ void wait_for(Group& group, HostStream& stream) {
 
 }  // namespace
 
-// Every rank adds up a part of the elements and sends the others the sum.
+// Every rank sums a share of the elements and sends the result to the others.
 void add_terms(Group& group, const Watchdog& watchdog, const std::vector<std::int64_t>& terms,
                const ConstTensorView& mine, const TensorView& sum) {
   const int ranks = group.size();

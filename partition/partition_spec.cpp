@@ -39,7 +39,7 @@ Distribution distribution_of(std::span<const Distribution> distributions, int di
   return index < distributions.size() ? distributions[index] : Distribution::block();
 }
 
-// Throws what is wrong with the entry of one dimension.
+// Throws the error in the entry of one dimension, if any.
 void validate_entry(const PartitionSpec& spec, int dim, const MeshShape& mesh, const Extents& shape,
                     std::span<const Distribution> distributions) {
   const AxisNames& axes = spec[dim];

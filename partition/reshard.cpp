@@ -31,7 +31,7 @@ void check_view(const char* name, const ConstTensorView& view, const NamedShardi
   }
 }
 
-// Throws if ranks differ in what they were given. Either all pass a GPU or none does.
+// Throws if ranks have different arguments. Either all ranks pass a GPU or none does.
 void check_agreed(Control& ranks, Place place, DType dtype, const NamedSharding& from,
                   const NamedSharding& to) {
   constexpr std::array kNames{"device", "dtype", "sharding of the source",
@@ -74,7 +74,7 @@ TensorView destination_window(const TensorView& destination, const ReshardBox& b
   return window(destination, box.shape, box.destination_begin, box.destination_step);
 }
 
-// A message buffer that is consumed from its front.
+// Consumes a message buffer from its front.
 class Cursor {
  public:
   Cursor(void* data, Place place) : next_(static_cast<std::byte*>(data)), place_(place) {}
@@ -90,7 +90,7 @@ class Cursor {
   Place place_;
 };
 
-// Describes all messages, since a device does not say which of them have arrived.
+// Describes all messages, since a device does not say which messages have arrived.
 std::string describe(const std::vector<Send>& sends, const std::vector<Receive>& receives) {
   const auto list = [](const auto& messages) {
     std::vector<int> peers;
@@ -170,7 +170,7 @@ void reshard(Mesh& mesh, Device& device, Stream& stream, const NamedSharding& fr
     group.exchange(sends, receives, stream, {.what = "resharding"});
     Waiting waiting;
     waiting.check = [&] { group.check(); };
-    // Streams of the host name the peer that they wait for.
+    // Host streams name the awaited peer themselves.
     if (!place.is_host()) waiting.describe = [&] { return describe(sends, receives); };
     stream.synchronize(waiting);
   }

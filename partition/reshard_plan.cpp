@@ -33,7 +33,8 @@ class DimensionOverlap {
   std::vector<std::vector<CommonRange>> common_;
 };
 
-// Which shard of each dimension a rank holds. Shared kv heads: the first coordinate that has them.
+// The shard of each dimension that a rank holds; for shared kv heads, the first coordinate that has
+// them.
 std::vector<int> shard_of(const NamedSharding& sharding, int rank) {
   std::vector<int> shard;
   for (int dim = 0; dim < sharding.dimensions(); ++dim) {

@@ -79,7 +79,7 @@ ResultInfo decoded(const std::string& text) {
   return info;
 }
 
-// The digest of a tensor in the device's memory, once its stream has written it.
+// The digest of a tensor in the device's memory, after its stream has written it.
 std::string digest_of(const Tensor& tensor, Device& device, Stream& stream) {
   if (device.place().is_host()) {
     stream.synchronize();
@@ -110,8 +110,8 @@ void check_dtypes(const std::vector<ResultInfo>& infos, int result) {
   }
 }
 
-// A result whose terms the ranks have: checks them, and returns how many each rank of `group` has.
-// Every rank knows the same of all, and throws alike.
+// Checks the terms of a summed result, and returns the number of terms of each rank of `group`.
+// Every rank has the same information, so all throw alike.
 std::vector<std::int64_t> terms_of(const MeshShape& mesh, const ShardSpec& spec, int self,
                                    const std::vector<ResultInfo>& infos, int result) {
   const std::string argument = fmt::format("result {}", result);
@@ -148,7 +148,7 @@ std::vector<std::int64_t> terms_of(const MeshShape& mesh, const ShardSpec& spec,
   return terms;
 }
 
-// The sum of all terms, in place of those of this rank.
+// The sum of all terms, which replaces this rank's terms.
 Tensor sum_of(Mesh& mesh, Device& device, Stream& stream, const ShardSpec& spec,
               const std::vector<std::int64_t>& terms, const Tensor& mine) {
   Group& group = mesh.group(spec.summed);
@@ -247,7 +247,7 @@ std::vector<ShardedTensor> shard_map(Mesh& mesh, Device& device, Stream& stream,
   std::vector<Tensor> results =
       collectively(world, [&] { return run_body(map, shards, device.place()); });
 
-  // From here on every rank knows the same and decides the same.
+  // From here on every rank has the same information and decides alike.
   std::vector<ShardedTensor> labelled;
   for (std::size_t i = 0; i < results.size(); ++i) {
     const int number = static_cast<int>(i);

@@ -11,7 +11,7 @@
 namespace annulus::ring {
 namespace {
 
-// Every rank with all keys of its batches and heads, in order of their positions.
+// All keys of its batches and heads on every rank, in order of their positions.
 NamedSharding whole_keys(const NamedSharding& key) {
   return {key.mesh(),
           PartitionSpec({key.spec()[0], {}, key.spec()[2]}),
@@ -19,7 +19,7 @@ NamedSharding whole_keys(const NamedSharding& key) {
           {key.distribution(0), Distribution::block(), key.distribution(2)}};
 }
 
-// Sizes may be beyond 64 bits.
+// A double, as sizes may exceed 64 bits.
 double bytes_of(const Extents& shape, DType dtype) {
   auto bytes = static_cast<double>(size_of(dtype));
   for (const std::int64_t size : shape) bytes *= static_cast<double>(size);

@@ -8,11 +8,11 @@
 
 namespace annulus::ring {
 
-/// The tensors of a call by content, as a runner takes them: those that the problem has. Throws
-/// ArgumentError for a tensor that it does not have.
+/// The problem's tensors of a call, by content, for a runner. Throws ArgumentError for a tensor
+/// that the problem does not have.
 [[nodiscard]] std::vector<CallTensor> by_content(const LocalTensors& tensors,
                                                  const AttentionProblem& problem);
-/// The same of a call of the backward pass.
+/// The same for a call of the backward pass.
 [[nodiscard]] std::vector<CallTensor> by_content(const BackwardLocalTensors& tensors,
                                                  const AttentionProblem& problem,
                                                  const BackwardRequest& request);

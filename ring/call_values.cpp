@@ -33,8 +33,8 @@ void check_declared(const char* name, bool declared, const AttentionProblem& pla
       fmt::format("none: the problem's call arguments are {}", to_string(planned.call_arguments)));
 }
 
-// The values of the given batches, and `others` of those that the rank does not have. All of them
-// are `others` where the values lie on the device.
+// The values of the given batches, and `others` for batches that the rank does not have. If the
+// values lie on the device, `others` for all.
 Numbers numbers_of(const char* name, const ConstTensorView& values, Numbers others,
                    BatchRange batches, Place device) {
   const std::int64_t count = values.rank() == 1 ? values.size(0) : 0;
@@ -65,7 +65,7 @@ Numbers lengths_of(const char* name, const ConstTensorView& values, const Number
                    BatchRange batches, Place device) {
   if (values.rank() == 0) return otherwise;
   check_declared(name, problem.call_arguments.lengths, problem);
-  // A sequence too long for int32 has room for any length.
+  // Any int32 length fits into a sequence too long for int32.
   const auto limit = static_cast<std::int32_t>(
       std::min<std::int64_t>(longest, std::numeric_limits<std::int32_t>::max()));
   const auto batch = static_cast<std::size_t>(problem.shape.batch);
@@ -82,7 +82,7 @@ Numbers lengths_of(const char* name, const ConstTensorView& values, const Number
   return lengths;
 }
 
-// Their numbers are read by the device, when the call runs.
+// Checks the view only: the device reads the numbers when the call runs.
 void check_sinks(const ConstTensorView& sinks, const AttentionProblem& planned, std::int64_t heads,
                  Place device) {
   if (sinks.rank() == 0) return;

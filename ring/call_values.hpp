@@ -8,19 +8,19 @@
 
 namespace annulus::ring {
 
-/// True if `mask` is `planned` but for lengths and offsets that are call arguments of the problem,
-/// and the lengths are within those of `planned`: its plan then serves calls with `mask`.
+/// True if `mask` differs from the mask of `planned` only in lengths and offsets that are call
+/// arguments, and no length exceeds the planned one. The plan then serves calls with `mask`.
 [[nodiscard]] bool differs_in_values_only(const Mask& mask, const AttentionProblem& planned);
 
-/// Sets the call arguments of `problem`, a copy of `planned`: those of the global `batches` to what
-/// `values` say, and the others to those of `mask` and of planned.dropout. Values may lie on the
-/// host, and in the memory of `device`, where they are not read and count as not given. Checks the
-/// sinks of a rank with `heads` heads, and leaves those of `problem` as they are. Throws
-/// ArgumentError for a value that is not an argument of calls, or one that the plan does not allow.
+/// Sets the call arguments of `problem`, a copy of `planned`. For the global `batches` they come
+/// from `values`, otherwise from `mask` and planned.dropout. Values may lie on the host or in the
+/// memory of `device`; device values are not read and count as absent. Checks the sinks of a rank
+/// with `heads` heads, but does not set them. Throws ArgumentError for a value that is not a call
+/// argument, or that the plan does not allow.
 void apply_values(const CallValues& values, const AttentionProblem& planned, const Mask& mask,
                   BatchRange batches, std::int64_t heads, Place device, AttentionProblem& problem);
 
-/// The sinks `planned`, with those of a call, in host memory, for the global `heads`.
+/// The sinks `planned`, with the global `heads` replaced by a call's sinks, in host memory.
 [[nodiscard]] Sinks called_sinks(const Sinks& planned, const ConstTensorView& called,
                                  HeadRange heads);
 

@@ -19,7 +19,7 @@
 namespace annulus::ring {
 namespace {
 
-// Predictions that differ by less are as good as each other.
+// Predictions that differ by less count as equal.
 constexpr double kNoise = 1.01;
 
 std::int64_t buffer_bytes(const RankPlan& rank) {
@@ -30,14 +30,14 @@ std::int64_t buffer_bytes(const RankPlan& rank) {
 struct Candidate {
   ScheduleVariant variant;
   PlanInput input;
-  std::string refused = {};  // why no kernel computes it, if none does
+  std::string refused = {};  // why no kernel computes it; empty if one does
   double least = 0;          // seconds; see least_seconds()
   bool played = false;
-  double seconds = 0;      // predicted, if it was played
+  double seconds = 0;      // predicted, if it was simulated
   std::int64_t bytes = 0;  // of buffers, of the sampled rank with most
 };
 
-/// Finds the best of several variants, playing as few of them as possible.
+/// Finds the best of several variants, simulating as few of them as possible.
 class Comparison {
  public:
   explicit Comparison(const PlanInput& input)
@@ -80,7 +80,7 @@ class Comparison {
   }
 
  private:
-  // A kernel may take the blocks of some variants only.
+  // Refusals are kept per variant: a kernel may take the blocks of some variants only.
   template <class Step>
   static void unless_refused(Candidate& one, const Step& step) {
     try {
@@ -90,7 +90,7 @@ class Comparison {
     }
   }
 
-  // Where all are refused.
+  // The error text if all are refused.
   [[nodiscard]] std::string refusals() const {
     const std::string& first = candidates_.front().refused;
     const auto same = [&](const Candidate& one) { return one.refused == first; };
@@ -120,7 +120,7 @@ class Comparison {
     return one.seconds <= fastest_ * kNoise;
   }
 
-  // True if it is slower than the fastest so far, or at best as good as the best.
+  // True if the variant is slower than the fastest so far, or can at best tie with the best.
   [[nodiscard]] bool cannot_win(const Candidate& one, const Candidate& best) const {
     return one.least > fastest_ * kNoise ||
            (one.least * kNoise >= fastest_ && one.bytes >= best.bytes);
@@ -153,7 +153,7 @@ class Comparison {
   std::vector<int> sample_;
   int busiest_;
   std::vector<Candidate> candidates_;
-  double fastest_ = std::numeric_limits<double>::infinity();  // of those that were played
+  double fastest_ = std::numeric_limits<double>::infinity();  // of the simulated variants
 };
 
 }  // namespace
@@ -196,7 +196,8 @@ void check_schedule(const PlanInput& input, std::string_view name) {
 
 namespace {
 
-// What the same bits on any number of ranks cost: see ScheduleChoice::unrestricted.
+// The choice without the requirement of the same bits on any number of ranks: see
+// ScheduleChoice::unrestricted.
 ScheduleChoice::Unrestricted best_unrestricted(const PlanInput& input) {
   AttentionProblem problem = input.problem;
   problem.reproducible.reset();

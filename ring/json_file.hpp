@@ -11,8 +11,8 @@
 
 namespace annulus::ring {
 
-/// The JSON of a file. Throws FileError, naming `path`, if `text` is none, nests too deep or has a
-/// number beyond what float64 holds.
+/// The JSON of a file. Throws FileError, naming `path`, if `text` is not JSON, nests too deeply or
+/// has a number that float64 cannot hold.
 [[nodiscard]] inline nlohmann::json parse_json_file(std::string_view text,
                                                     const std::string& path) {
   if (nests_too_deep(text)) {

@@ -11,8 +11,8 @@
 
 namespace annulus::ring {
 
-/// The groups of ranks that share a key/value sequence, what these ranks need of each other, and on
-/// which nodes they are. Each group is looked at when first asked for, once for all schedules.
+/// The groups of ranks that share a key/value sequence: what these ranks need of each other, and
+/// their nodes. Each group is examined on first use, once for all schedules.
 class KvGroups {
  public:
   /// The problem and the operands of `input` must outlive it.

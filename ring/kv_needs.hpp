@@ -24,7 +24,7 @@ struct ColumnPiece {
 
 /// Joins pieces that are neighbours at their owner and can be sent as one message.
 [[nodiscard]] std::vector<std::vector<ColumnPiece>> joined(std::span<const ColumnPiece> pieces);
-/// The columns of each group of such pieces.
+/// The columns of each group of joined pieces.
 [[nodiscard]] std::vector<LocalRange> runs_of(std::span<const ColumnPiece> pieces);
 
 /// The rows of queries and the columns of keys and values that a member of a group holds.
@@ -38,17 +38,17 @@ struct HeldSequence {
 /// The rows and columns that a rank of the mesh holds.
 [[nodiscard]] HeldSequence held_by(const ShardedOperands& operands, int rank);
 
-/// Which columns the members of a group need of each other. Pure, and the same on every rank that
-/// asks. The plan of one member asks for O(P) of the P² pairs; what was asked for is remembered.
+/// The columns that the members of a group need of each other. Pure, and the same on every rank.
+/// The plan of one member asks for O(P) of the P² pairs; answers are remembered.
 class KvNeeds {
  public:
-  /// `held(i)`: what member i holds; asked at most once each, and only if needed. The references
-  /// must outlive the object.
+  /// `held(i)` returns what member i holds; it is called at most once for each, and only if needed.
+  /// The references must outlive the object.
   KvNeeds(const AttentionProblem& problem, int members, std::function<HeldSequence(int)> held);
 
   [[nodiscard]] int size() const noexcept { return static_cast<int>(members_.size()); }
 
-  /// The most messages that a receiver gets from an origin, however scattered its columns are.
+  /// The most messages from an origin to a receiver, however scattered the columns are.
   static constexpr std::size_t kMaximumMessages = 8;
 
   /// The columns of `origin` that some row of `receiver` sees, one hull per chunk, in local order.
@@ -56,7 +56,7 @@ class KvNeeds {
   /// narrowest gaps between runs are filled with columns that no row of the receiver sees. The
   /// result lives until forget_some().
   [[nodiscard]] std::span<const ColumnPiece> of(int receiver, int origin) const;
-  /// Between the plans of two members: keeps the memory of pairs that were asked for within bounds.
+  /// Bounds the memory of remembered pairs. To be called between the plans of two members.
   void forget_some();
 
  private:
@@ -65,7 +65,7 @@ class KvNeeds {
   const AttentionProblem& problem_;
   std::function<HeldSequence(int)> held_;
   mutable std::vector<std::optional<HeldSequence>> members_;
-  // Thousands of small pieces, which go all at once.
+  // Holds thousands of small pieces, which are freed together.
   mutable std::pmr::monotonic_buffer_resource memory_;
   using Known = std::pmr::unordered_map<std::size_t, std::pmr::vector<ColumnPiece>>;
   mutable std::optional<Known> known_{&memory_};  // by pair

@@ -20,7 +20,7 @@ std::string_view library_version() {
 }
 
 std::string mpi_library() {
-  // Allowed at any time, before MPI_Init as well.
+  // Allowed at any time, even before MPI_Init.
   std::array<char, MPI_MAX_LIBRARY_VERSION_STRING> text{};
   int length = 0;
   check_mpi(MPI_Get_library_version(text.data(), &length), "MPI_Get_library_version");

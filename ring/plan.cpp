@@ -90,7 +90,7 @@ std::int64_t RankPlan::width(const Buffer& buffer, Content content) const {
 }
 
 int RankPlan::caller_buffer(Content content) const {
-  // They come before all others, of which there may be thousands.
+  // The caller's buffers come first. There may be thousands of others.
   for (std::size_t i = 0; i < buffers.size() && buffers[i].kind == BufferKind::caller; ++i) {
     if (buffers[i].contents.front() == content) return static_cast<int>(i);
   }
@@ -109,7 +109,7 @@ BatchRange RankPlan::batches(const Buffer& buffer) const {
   return {0, scores == nullptr ? local.batch : (*scores)[0]};
 }
 
-// One token, head or batch of a bias or a mask is there for all, or is all that there is.
+// A dimension of size 1 of a bias or a mask is broadcast.
 Region RankPlan::scores_of(const Tile& block, int buffer) const {
   const Buffer& held = this->buffer(buffer);
   const BatchRange batches = this->batches(held);

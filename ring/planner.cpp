@@ -19,7 +19,7 @@
 namespace annulus::ring {
 namespace {
 
-// Visible pairs times query heads of a rank, whatever the schedule.
+// Visible pairs times query heads of a rank; independent of the schedule.
 double work_of(const PlanInput& input, int rank) {
   const ShardedOperands& operands = input.operands;
   const PositionRanges batches = operands.query.positions(rank, 0);
@@ -203,8 +203,8 @@ int ranks_per_row(const NamedSharding& key, const std::vector<int>& node_of_rank
 
 namespace {
 
-// All ranks of some nodes, that of the busiest rank among them, so that the ranks of a node share
-// its network as in the whole mesh. Nothing if one node has more than `most`.
+// All ranks of some nodes, including the busiest rank's, so that the ranks of a node share its
+// network as in the whole mesh. Nothing if a node has more than `most` ranks.
 std::vector<int> sample_nodes(const PlanInput& input, int most) {
   const std::vector<int>& node_of_rank = input.prices.node_of_rank;
   std::map<int, std::vector<int>> nodes;

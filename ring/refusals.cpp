@@ -21,7 +21,7 @@ PositionRanges moved(const PositionRanges& positions, std::int64_t by) {
   return PositionRanges(std::move(ranges));
 }
 
-// The mask is causal, a window or nothing: only distances between positions count.
+// True if the mask is at most causal and a window: only distances between positions count.
 bool is_band(const Mask& mask) {
   return mask.one_band() && !mask.depends_on_batch() && !mask.block_mask();
 }
@@ -44,7 +44,7 @@ void add_classes(std::vector<Refusal>& known, const AttentionProblem& problem,
 
 }  // namespace
 
-// A rank's own columns lie in the caller's tensors and others in buffers, with other strides.
+// A rank's own columns lie in the caller's tensors, other columns in buffers with other strides.
 Refusal class_of(const AttentionProblem& problem, Refusal refusal) {
   if (!refusal.full && !is_band(problem.mask)) return refusal;
   const std::int64_t rows = begin_of(refusal.rows);

@@ -25,7 +25,7 @@
 namespace annulus::ring {
 namespace {
 
-// With the contents of tensors that the problem holds.
+// The modifiers, with the contents of tensors that the problem holds.
 std::string exact_modifiers(AttentionProblem problem) {
   problem.scale = problem.logit_scale();  // named or not
   std::string text;
@@ -36,8 +36,8 @@ std::string exact_modifiers(AttentionProblem problem) {
   return text;
 }
 
-// All that ranks must agree on, in short. Ranks that differ would exchange mismatched messages, or
-// compute one tensor in two ways.
+// A digest of all that ranks must agree on. Ranks that differ would exchange mismatched messages,
+// or compute one tensor in two ways.
 std::string fingerprint(const PlanInput& input, const ShardedAttentionOptions& options) {
   const AttentionProblem& problem = input.problem;
   const PlanOptions& plan = input.options;
@@ -73,8 +73,8 @@ void check_same_plan(Control& control, const std::string& mine) {
                       "what rank 0 computes, " + other->expected);
 }
 
-// Unnormalised outputs and attention weights have no gradients, nor have sinks and a bias that are
-// not there.
+// Unnormalised outputs and attention weights have no gradients, and a gradient of sinks or a bias
+// requires that the problem has them.
 void check_has_gradients(const AttentionProblem& problem, const BackwardRequest& request) {
   if (request.grad_sinks && !problem.sinks) {
     throw ArgumentError("grad sinks", "a tensor", "none: the problem has no sinks");
@@ -118,7 +118,7 @@ ShardedAttention::ShardedAttention(const AttentionProblem& problem, const Sharde
       device_(device),
       options_(under_overlay(of_pass(options), device.place())) {
   check_same_tuning(mesh.world(), options);
-  // The plans among which the chain may decide. Makes the ranks agree on the group.
+  // The plans that the chain chooses from. Making them checks that all ranks plan alike.
   const std::unique_ptr<Planning> open = make_planning(problem);
   use_group();
   open->input.prices.model.adopt_transport(transport_);
@@ -126,7 +126,7 @@ ShardedAttention::ShardedAttention(const AttentionProblem& problem, const Sharde
       mesh.world(), "schedule", [&] { return open->selection.schedule_for(options_.schedule); });
   const ShardedAttentionOptions asked = options_;
   TuningChain chain({problem, operands_, mesh, registry, device, asked}, open->input, schedule);
-  // The next link decides, or the caller gets the error, of the kind that it is.
+  // Passes to the next link; after the last link, throws the error as its own type.
   const auto go_on = [&]<class Kind>(const Kind& error) {
     drop_runner();
     if (chain.reject(error.what())) return;
@@ -191,10 +191,10 @@ std::unique_ptr<ShardedAttention::Planning> ShardedAttention::make_planning(
   return planning;
 }
 
-// One rank chooses for all, as it has to look at other ranks' plans, and all must choose alike.
+// Rank 0 chooses for all: choosing examines other ranks' plans, and all ranks must choose alike.
 void ShardedAttention::choose() {
   Control& control = mesh_.world();
-  planning_->settle({});  // reopens what an earlier choice has settled
+  planning_->settle({});  // undoes an earlier choice
   ScheduleChoice choice = collectively(control, "choice of a schedule", [&] {
     const Computing computing = control.computing();
     return control.rank() == 0
@@ -213,8 +213,8 @@ void ShardedAttention::choose() {
   planning_->settle(choice);
 }
 
-// Plans until no kernel of any rank refuses a block. Every round eliminates at least one pair of an
-// implementation and a block.
+// Plans until no kernel of any rank refuses a block. Every round excludes at least one
+// implementation for a block.
 void ShardedAttention::plan_until_prepared(const std::vector<CallTensor>* tensors) {
   Control& control = mesh_.world();
   PlanInput& input = planning_->input;
@@ -260,7 +260,7 @@ void ShardedAttention::drop_runner() {
   connected_ = false;
 }
 
-// Runners that graphs of the caller hold stay until the graphs have gone.
+// A runner that the caller's graphs hold stays until the graphs are destroyed.
 void ShardedAttention::retire(std::unique_ptr<Runner> runner) {
   std::erase_if(retired_, [](const auto& one) { return !one->is_captured(); });
   if (runner && runner->is_captured()) retired_.push_back(std::move(runner));
@@ -284,12 +284,12 @@ bool ShardedAttention::is_captured() {
 void ShardedAttention::check_usable() const {
   if (runner_ && connected_) return;
   throw LibraryError(fmt::format(
-      "rank {}: attention that failed when it was made ready, and cannot be used any more",
+      "rank {}: this attention failed while it was prepared and cannot be used any more",
       mesh_.rank()));
 }
 
-// `change` replaces the planning and plans; where all ranks agree that this fails, `undo` brings
-// back what was there.
+// `change` replaces the planning and plans; if all ranks agree that it failed, `undo` restores the
+// earlier state.
 template <class Change, class Undo>
 void ShardedAttention::try_or_undo(const Change& change, const Undo& undo) {
   try {
@@ -323,7 +323,7 @@ void ShardedAttention::prepare_for(const Tensors& tensors) {
   });
   prepared_ = true;
   if (!anywhere(!runner_->is_ready_for(views), mesh_.world(), "whether tensors have moved")) return;
-  // Kernels may now take what they refused for other strides. If nobody takes it, the plan for the
+  // Kernels may now accept what they refused for other strides. If none does, the plan for the
   // other tensors is kept.
   const std::vector<Refusal> refusals = std::exchange(planning_->input.refusals, {});
   const ScheduleChoice schedule = planning_->schedule;
@@ -338,7 +338,7 @@ void ShardedAttention::prepare_for(const Tensors& tensors) {
         retire(std::move(runner));
       },
       [&] {
-        // Some ranks have come further than others: all go back to the same.
+        // Some ranks have come further than others, so all go back to the same state.
         prepared_ = false;
         planning_->input.refusals = refusals;
         planning_->settle(schedule);

@@ -11,7 +11,7 @@
 namespace annulus::ring {
 namespace {
 
-// A spec that is wrong by itself is not compared with the other one.
+// Checks each spec alone before the two are compared.
 void check_axes(const PartitionSpec& spec, const MeshShape& mesh) {
   static_cast<void>(mesh.size(spec.axes()));  // UnknownAxisError
 }
@@ -88,7 +88,7 @@ Sequences sequences_of(const AttentionProblem& problem, const MeshShape& mesh,
   return {rows, distribution(kv_kind(layout), layout.kv[1], assign_columns)};
 }
 
-// Axes that a mesh lacks are refused by the shardings.
+// False for axes that the mesh lacks; the shardings refuse them later.
 bool has_axes(const MeshShape& mesh, const AxisNames& axes) {
   return std::all_of(axes.begin(), axes.end(),
                      [&](const std::string& axis) { return mesh.has_axis(axis); });
@@ -98,7 +98,7 @@ bool has_shards(const MeshShape& mesh, const AxisNames& axes) {
   return has_axes(mesh, axes) && mesh.size(axes) > 1;
 }
 
-// True if balanced rows are clearly better than the layout that is given.
+// True if balanced rows are clearly better than the given layout.
 bool wants_balance(const AttentionProblem& problem, const MeshShape& mesh,
                    const OperandLayout& layout) {
   constexpr std::int64_t kFewestRows = 256;  // per rank: with fewer, other costs dominate

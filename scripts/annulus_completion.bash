@@ -27,7 +27,8 @@ _annulus() {
 }
 complete -F _annulus annulus
 
-# What follows annulus on a line of mpirun. No reply leaves the line to bash's own completion.
+# Completes the words after annulus on a line of mpirun. Without a reply, bash's own completion
+# works.
 _annulus_launched() {
   local i
   COMPREPLY=()

@@ -110,7 +110,7 @@ class NativeCudaKernel final : public Kernel {
  private:
   void check_dtypes(std::initializer_list<ConstTensorView> tensors) const {
     for (const ConstTensorView& tensor : tensors) {
-      check(tensor.dtype() == problem_.dtype, "a tensor has not the problem's dtype");
+      check(tensor.dtype() == problem_.dtype, "a tensor does not have the problem's dtype");
     }
   }
 

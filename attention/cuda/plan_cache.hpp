@@ -27,7 +27,7 @@ class PlanCache {
   explicit PlanCache(std::size_t most) : most_(most) {}
 
   /// The plan for `key`, by `make` unless it is known. A refusal (UnsupportedError) is known from
-  /// then on and thrown again; any other error reaches those who waited, and is forgotten.
+  /// then on and thrown again; any other error reaches the waiting threads, and is forgotten.
   Pointer get(const Key& key, const std::function<Pointer()>& make) {
     std::promise<Pointer> promise;
     std::uint64_t own = 0;

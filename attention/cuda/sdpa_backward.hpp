@@ -12,9 +12,9 @@
 
 namespace annulus {
 
-/// The gradients of blocks of one problem on one device by cuDNN, which rounds those of each block
-/// to the problem's dtype. Keeps a workspace that is as large as the largest block needs. One call
-/// at a time.
+/// The gradients of blocks of one problem on one device by cuDNN, which rounds each block's
+/// gradients to the problem's dtype. Keeps a workspace that is as large as the largest block needs.
+/// One call at a time.
 class SdpaBackward {
  public:
   /// Both must outlive it.

@@ -12,12 +12,12 @@
 
 #include "cuda/sdpa_plan.hpp"
 
-// What both passes of cuDNN's attention make of a block.
+// Blocks in the form that both passes of cuDNN's attention take.
 namespace annulus {
 
-/// Why cuDNN cannot read or write a tensor as it lies; empty if it can.
+/// Why cuDNN cannot read or write a tensor with this layout; empty if it can.
 [[nodiscard]] std::string sdpa_layout_obstacle(const char* name, const ConstTensorView& tensor);
-/// Of the tensors of a block; a bug of the loaded version under this mask.
+/// The same for all tensors of a block, and for a bug of the loaded version under this mask.
 [[nodiscard]] std::string sdpa_layout_obstacle(const AttentionBlock& block);
 [[nodiscard]] std::string sdpa_version_obstacle(const LocalMask& mask, std::int64_t columns);
 
@@ -25,7 +25,7 @@ namespace annulus {
 [[nodiscard]] bool fit_together(const AttentionBlock& block);
 [[nodiscard]] bool is_empty(const AttentionBlock& block);
 
-/// Of a plan for the block: all but its pass, its mask and what belongs to one pass.
+/// The descriptor of a plan for the block, without its mask and the parts of a pass.
 [[nodiscard]] SdpaDescriptor describe(const AttentionProblem& problem, const AttentionBlock& block);
 [[nodiscard]] SdpaDescriptor::Strides first_strides(const ConstTensorView& view);
 void set_mask(SdpaDescriptor& descriptor, const LocalMask& mask);
@@ -50,13 +50,12 @@ class SdpaLengths {
   std::int64_t batches_ = 0;
 };
 
-/// What a kernel keeps for the blocks that it was prepared for. Blocks of one shape share it, if
-/// they have the same positions or no mask.
+/// The data that a kernel keeps for blocks that it was prepared for. Blocks of one shape share it,
+/// if they have the same positions or no mask.
 template <class Kept>
 class SdpaBlocks {
  public:
-  /// What is kept for the block, by `make` unless it is known. `shape` is a descriptor without the
-  /// mask.
+  /// The data for the block, made by `make` if it is new. `shape` is a descriptor without the mask.
   const Kept& find(const SdpaDescriptor& shape, const AttentionBlock& block,
                    const std::function<Kept()>& make) {
     const std::size_t hash = hash_of_both(shape, block);

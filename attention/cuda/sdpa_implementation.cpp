@@ -136,7 +136,7 @@ LocalMask sdpa_backward_mask(const AttentionProblem& problem, const BlockGeometr
 
 Capability sdpa_takes_backward(const AttentionProblem& problem, const BlockGeometry& block) {
   if (block.rows.size() == 1 && block.columns.size() == 1) {
-    return Capability::no("a single row and column, of which cuDNN has no backward pass");
+    return Capability::no("a single row and column, for which cuDNN has no backward pass");
   }
   return sdpa_takes(problem, block);
 }

@@ -23,7 +23,7 @@ namespace fe = cudnn_frontend;
 
 using Tensor = std::shared_ptr<fe::graph::Tensor_attributes>;
 
-// Names of the tensors for cuDNN, in the order in which run() lists those that a plan has.
+// Names of the tensors for cuDNN, in the order of run().
 enum Uid : std::int64_t {
   kQueryUid = 1,
   kKeyUid,
@@ -47,7 +47,7 @@ std::vector<std::int64_t> head_major(const SdpaDescriptor::Strides& strides) {
   return {strides[0], strides[2], strides[1], 1};
 }
 
-// Of an array [b, positions, heads, D].
+// Strides of a contiguous array [b, positions, heads, D].
 SdpaDescriptor::Strides contiguous(std::int64_t positions, std::int64_t heads, std::int64_t dim) {
   return {positions * heads * dim, heads * dim, dim};
 }

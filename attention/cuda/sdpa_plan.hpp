@@ -61,7 +61,7 @@ class SdpaPlan {
     /// int32 [batch] on the device, at least 1 each; null unless padded.
     const void* query_lengths;
     const void* kv_lengths;
-    // Of a backward plan. Its output, LSE and all gradients are contiguous, [batch, position, head,
+    // For a backward plan, whose output, LSE and gradients are contiguous, [batch, position, head,
     // dim] and [batch, head, position].
     const void* grad_output = nullptr;
     void* grad_query = nullptr;
@@ -69,7 +69,7 @@ class SdpaPlan {
     void* grad_value = nullptr;
   };
   /// On the handle's stream; any thread, any handle of the device. Throws CudnnError, among others
-  /// for addresses, other than the LSE's, that are no multiple of 16.
+  /// for addresses, other than the LSE's, that are not multiples of 16.
   void run(cudnnHandle_t handle, const Arguments& arguments) const;
 
  private:

@@ -7,7 +7,7 @@
 // problem's dtype where ours has delta and float32 sums. All tensors are on the stream's device.
 namespace annulus::cuda {
 
-/// What cuDNN reads of the rows of a block, contiguous.
+/// The data of a block's rows that cuDNN reads, contiguous.
 struct SdpaRows {
   TensorView output;       ///< [b,t,n,Dv], of the dtype of dO
   TensorView grad_output;  ///< likewise

@@ -160,7 +160,7 @@ Tensor FlashAttention::make_counters(const Entry& entry, cudaStream_t stream) {
   return counters;
 }
 
-// The first stream takes those that were made in advance.
+// The first stream takes the ones that were made in advance.
 const Tensor& FlashAttention::counters_for(Entry& entry, cudaStream_t stream) {
   for (Entry::Counters& counters : entry.counters) {
     if (counters.stream.value_or(stream) != stream) continue;

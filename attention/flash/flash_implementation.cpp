@@ -22,7 +22,7 @@ namespace {
 
 constexpr std::int64_t kVectorBytes = 16;  // strides are multiples of it
 constexpr std::int64_t kMaximumDims = 256;
-// Of the backward kernels that take masks that are not straight, soft caps and turns.
+// The limit of the backward kernels for masks that are not straight, soft caps and turns.
 constexpr std::int64_t kMaximumListedDims = 128;
 constexpr std::int64_t kMaximumPositions = std::int64_t{1} << 28;  // see flash::KeySegment::kFar
 
@@ -117,9 +117,9 @@ class FlashImplementation final : public Implementation {
                                           const BlockGeometry& block) const override {
     if (!is_wide(problem)) return Capability::yes();
     if (block.repeats_bits) {
-      return Capability::no(fmt::format(
-          "the flash kernel adds dQ in an order that varies where head dimensions are above {}",
-          kMaximumListedDims));
+      return Capability::no(
+          fmt::format("the flash kernel adds dQ in a varying order for head dimensions above {}",
+                      kMaximumListedDims));
     }
     if (block.unmasked) return Capability::yes();
     std::string obstacle =

@@ -39,7 +39,7 @@ struct QueryTile {
   std::int32_t start = 0;  ///< global position of the first row
 };
 
-/// The key positions [begin, end), as those of a document.
+/// The key positions [begin, end), such as a document's.
 struct Document {
   std::int32_t begin = 0;
   std::int32_t end = 0;

@@ -151,7 +151,7 @@ void read(const Reader& /*reader*/, const Json& json, AttentionMode& value) {
 
 AxisNames axes_of(const Json& json) {
   constexpr const char* kExpected =
-      "a mesh axis, a list of them, null, or an object of these by mode";
+      "a mesh axis, a list of them, null, or an object of such values by mode";
   if (json.is_null()) return {};
   AxisNames axes;
   for (const Json& name : json.is_array() ? json : Json::array({json})) {

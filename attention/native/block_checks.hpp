@@ -24,7 +24,7 @@ inline void check_operands(const AttentionProblem& problem, const AttentionBlock
   check(query.rank() == 4 && key.rank() == 4 && value.rank() == 4, "tensors must have rank 4");
   check(key == Extents{query[0], key[1], key[2], query[3]}, "key does not fit query");
   check(value == Extents{key[0], key[1], key[2], value[3]}, "value does not fit key");
-  check(key[2] > 0 && query[2] % key[2] == 0, "query heads are no multiple of key/value heads");
+  check(key[2] > 0 && query[2] % key[2] == 0, "query heads are not a multiple of key/value heads");
   check(block.rows.size() == query[1], "row positions do not fit query");
   check(block.columns.size() == key[1], "column positions do not fit key");
   for (const ConstTensorView* tensor : {&block.query, &block.key, &block.value}) {

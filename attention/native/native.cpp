@@ -205,7 +205,7 @@ class NativeImplementation final : public Implementation {
                               std::string(name_of(problem.dtype)));
     }
     if (!place.is_host() && problem.in_global_order()) {
-      return Capability::no("keeps its bits on any number of ranks on CPUs only");
+      return Capability::no("gives the same bits on any number of ranks only on CPUs");
     }
     // A device compares positions with arrays of int32 numbers.
     const std::int64_t longest = std::max(problem.shape.query_length, problem.shape.kv_length);

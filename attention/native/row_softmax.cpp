@@ -51,7 +51,7 @@ void scale_vectors(const float* from, std::int64_t count, float factor, float* t
   for (; i < count; ++i) to[i] = from[i] * factor;
 }
 
-// Whether a NaN propagates depends on the instruction set.
+// The propagation of a NaN depends on the instruction set.
 float max_of_vectors(const float* HWY_RESTRICT logits, std::int64_t count, const float* next) {
   const Tag f32;
   const auto lanes = static_cast<std::int64_t>(hn::Lanes(f32));

@@ -222,8 +222,8 @@ void TileKernel::softmax(const RowTile& tile, const HeadTile& heads, Strip strip
         any = left.any;
         largest = left.largest;
       };
-      // Data of the next row is fetched a bit at a time: its bias, which lies far away, or else
-      // its logits, since those of a strip do not fit the level-1 cache.
+      // Data of the next row is fetched a bit at a time: its bias, which lies far away, or else its
+      // logits, since a strip's logits do not fit the level-1 cache.
       const float* next = product_->logits(std::min(index + 1, strip.end - 1)) + begin;
       if (any && (block_.scores.bias || !shown)) {
         const ScoreTensors::Keys keys =

@@ -19,7 +19,7 @@ def _counted(count: int, what: str) -> str:
     return f"{count} {what}{'' if count == 1 else 's'}"
 
 
-# What is said of each of PASSES, and its operations.
+# The text for each of PASSES.
 _TEXTS = {"forward": "forward", "backward": "backward", "both": "forward and backward together"}
 
 

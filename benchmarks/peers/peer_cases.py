@@ -15,8 +15,8 @@ from typing import Any, Mapping, Sequence
 
 # A matrix product of m×k by k×n counts 2·m·n·k operations; attention has two of them.
 OPERATIONS_PER_LOGIT_AND_DIM = 4
-# What is timed, and its matrix products as a multiple of the forward pass's: the backward pass has
-# five (the logits again, and four for the gradients).
+# The timed passes, with their matrix products as a multiple of the forward pass's: the backward
+# pass has five (the logits again, and four for the gradients).
 PASSES = {"forward": 1.0, "backward": 2.5, "both": 3.5}
 HEAD_DIM = 128  # of cases that name none
 

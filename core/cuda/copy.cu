@@ -12,7 +12,7 @@ namespace {
 
 constexpr int kDims = 4;
 constexpr unsigned kThreads = 256;
-constexpr unsigned kMaximumBlocks = 132 * 16;  // of one copy: enough to fill a GPU
+constexpr unsigned kMaximumBlocks = 132 * 16;  // for one copy: enough to fill a GPU
 constexpr std::int64_t kMaximumUnits = std::int64_t{1} << 31;
 
 // One copy, in units of 1, 2, 4, 8 or 16 bytes.
@@ -26,7 +26,7 @@ struct Job {
   int width;
 };
 
-constexpr int kMaximumJobs = 32;  // that fit into the parameters of a launch
+constexpr int kMaximumJobs = 32;  // as many as fit into a launch's parameters
 
 struct Jobs {
   Job at[kMaximumJobs];
@@ -106,7 +106,7 @@ class Launches {
   }
 
  private:
-  // Entry by entry of a dimension.
+  // Copies entry by entry along a dimension.
   void by_entries(const ConstTensorView& from, const TensorView& to, int dim) {
     for (std::int64_t i = 0; i < to.size(dim); ++i) add(entry(from, i), entry(to, i));
   }
@@ -133,7 +133,7 @@ class Launches {
     return View(one.data(), view.dtype(), rest(view.shape()), rest(view.strides()), view.place());
   }
 
-  // Units of several elements need neighbours at aligned addresses, in every vector of both.
+  // Units of several elements need neighbours at aligned addresses, in every vector of both views.
   template <class View>
   static bool has_packs(const View& view, int elements) {
     const auto bytes = static_cast<std::int64_t>(size_of(view.dtype())) * elements;

@@ -33,7 +33,7 @@ std::string version_text(int version) {
 
 class CudaMemoryPool final : public MemoryPool {
  public:
-  /// `make_room` returns other memory to the system, if it can, when there is none left.
+  /// `make_room` returns other memory to the system when none is left.
   explicit CudaMemoryPool(int device, std::function<void()> make_room = {})
       : MemoryPool(Place::cuda(device)), make_room_(std::move(make_room)) {}
   ~CudaMemoryPool() override { release(); }
@@ -57,7 +57,7 @@ class CudaMemoryPool final : public MemoryPool {
   std::function<void()> make_room_;
 };
 
-/// A pool per stream. The order of the stream is what makes its memory safe to use again.
+/// A pool per stream, whose order makes memory safe to reuse.
 class StreamPools {
  public:
   explicit StreamPools(int device) : device_(device) {}
@@ -65,7 +65,8 @@ class StreamPools {
   [[nodiscard]] MemoryPool& of(std::uint64_t stream) {
     const std::lock_guard lock(mutex_);
     if (const auto found = pools_.find(stream); found != pools_.end()) return *found->second;
-    // Streams may have ended, which nobody says. Freeing their memory waits for their work.
+    // Streams end without notice, so idle pools are dropped. Freeing their memory waits for their
+    // work.
     if (pools_.size() >= kMaximumIdle) {
       std::erase_if(pools_, [](const auto& one) { return one.second->statistics().in_use == 0; });
     }
@@ -275,7 +276,7 @@ std::unique_ptr<Device> make_cuda_device(int index) {
   if (const std::string reason = cuda_unavailable_reason(); !reason.empty()) {
     throw UnsupportedError(reason);
   }
-  const DeviceGuard guard(index);  // tells whether there is one with this index
+  const DeviceGuard guard(index);  // throws unless there is a device of this index
   return std::make_unique<CudaDevice>(index);
 }
 

@@ -9,7 +9,7 @@
 namespace annulus::cuda {
 namespace {
 
-// `version` is the version of CUDA in which the function got the signature of `call`.
+// `version`: the CUDA version in which the function got the signature of `call`.
 template <class Call>
 void look_up(const char* name, unsigned version, Call& call) {
   void* address = nullptr;

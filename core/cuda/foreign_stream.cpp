@@ -55,7 +55,7 @@ class ForeignCudaStream final : public ForeignStream {
                    },
                    1, cudaUserObjectNoDestructorSync),
                "cudaUserObjectCreate");
-    (void)owner.release();  // the object's from now on
+    (void)owner.release();  // owned by the object from now on
     check_cuda(cudaGraphRetainUserObject(graph, object, 1, cudaGraphUserObjectMove),
                "cudaGraphRetainUserObject");
     return token;

@@ -6,7 +6,7 @@
 
 namespace annulus::launcher {
 
-/// The first reason that any rank has for passing something over; empty if none has. Collective.
+/// The first rank's reason to pass something over; empty if no rank has one. Collective.
 [[nodiscard]] inline std::string agreed(const std::string& obstacle, Control& world) {
   return world.first_text(obstacle, "what kernels refuse");
 }

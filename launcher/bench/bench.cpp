@@ -81,8 +81,8 @@ class Bench {
       setup.problem.cost_model = cost_model_of(options_, device_.place());
     });
     if (cases_ == 0 && mesh_.rank() == 0) print_warnings(setup.warnings);
-    // Three series, the first call and the oracle; four more and a first call of the backward pass.
-    // The few traced calls do not count.
+    // Steps of progress: three series, the first call and the oracle; with the backward pass, four
+    // more series and its first call. The few traced calls do not count.
     const int backward = wants_backward() ? 4 * (options_.warmup + options_.iterations) + 1 : 0;
     progress_.begin(shape_cell(shape), 3 * (options_.warmup + options_.iterations) + 2 + backward);
     device_.memory().trim();
@@ -118,7 +118,7 @@ class Bench {
     tracer.pause(apart);
     call();
     measured.peak_memory = static_cast<double>(device_.memory().statistics().peak_in_use);
-    // Each series begins rested.
+    // Each series begins with a rested GPU.
     Rest rest(device_.place());
     const Series series = time_beside_kernels(rest, collector, call, [&] {
       return LocalBlocks(problem, attention, moved.tensors(), ranks_);
@@ -172,8 +172,8 @@ class Bench {
     double local = 0;  // seconds of the kernels alone, median
     std::vector<TraceSpan> spans;
   };
-  // Collective, as are the next four. Calls, and the kernels alone before and after them, for as
-  // many calls each time.
+  // Times calls, and before and after them the kernels alone, for as many calls each time.
+  // Collective, as are the next four.
   template <class Call, class MakeBlocks>
   Series time_beside_kernels(Rest& rest, TraceCollector& collector, const Call& call,
                              const MakeBlocks& make_blocks) {
@@ -190,7 +190,7 @@ class Bench {
     return series;
   }
 
-  // Calls that count, after those that warm up.
+  // Times calls after warming up.
   template <class Body>
   Timing time_series(Rest& rest, TraceCollector& collector, const Body& body) {
     return rest.before([&] {
@@ -201,7 +201,7 @@ class Bench {
     });
   }
 
-  // On a device: of calls that are not timed.
+  // On a device, traces calls that are not timed.
   template <class Body>
   std::vector<TraceSpan> trace_calls(Tracer& tracer, TraceCollector& collector, const Body& call) {
     collector.clear();
@@ -215,7 +215,7 @@ class Bench {
                                      : std::min(kTracedCalls, options_.iterations);
   }
 
-  // From the results of the forward pass, which are there.
+  // Times the backward pass on the results of the forward pass.
   BackwardMeasurement measure_backward(const AttentionProblem& problem, Attention& attention,
                                        const ring::LocalTensors& forward, double forward_peak,
                                        Tracer& tracer, TraceCollector& collector, Rest& rest) {
@@ -239,7 +239,7 @@ class Bench {
     const std::vector<TraceSpan> spans =
         device_.place().is_host() ? series.spans : trace_calls(tracer, collector, call);
     account(measured, summarize(spans), pass.rank_plan(), pass.extra_bytes());
-    // The host waits for both together only.
+    // The host waits once for both.
     measured.both = time_series(rest, collector, [&] {
       attention.run(forward);
       attention.backward(tensors);
@@ -253,7 +253,7 @@ class Bench {
     return measured;
   }
 
-  // Brings together what the ranks saw of the traced calls.
+  // Combines the ranks' views of the traced calls.
   void account(PassMeasurement& measured, const TraceSummary& summary, const ring::RankPlan& plan,
                std::size_t extra_bytes) {
     const auto call = static_cast<double>(summary.call);
@@ -297,8 +297,8 @@ class Bench {
   int failed_ = 0;
 };
 
-// The given shape, or one of each length of the sweep (with the other sizes from --shape, or those
-// of a typical model).
+// The given shape, or one of each length of the sweep (with the other sizes from --shape, or from a
+// typical model).
 std::vector<AttentionShape> shapes_of(const Options& options) {
   if (!options.sequence_sweep) {
     if (options.shape) return {*options.shape};

@@ -24,8 +24,8 @@ namespace {
 
 constexpr double kMiB = 1 << 20;
 constexpr SweepRange kDefaultSizes{64 << 10, 256 << 20, 4};
-// A time covers several hops in a row, so that starting and waiting hardly count: as many as move
-// this much, up to a limit.
+// Each timing covers several hops in a row, so that starting and waiting hardly count: as many as
+// move this many bytes, up to a limit.
 constexpr std::int64_t kBytesPerTime = 64 << 20;
 constexpr std::int64_t kMaximumHopsPerTime = 16;
 
@@ -89,7 +89,7 @@ void measure(TransportHops& found, Group& group, Mesh& mesh, Device& device,
   }
 }
 
-// Those that are impossible too, as the report says why; but not composite where it would be peer
+// Includes impossible transports, since the report says why; omits composite where it would be peer
 // or NCCL.
 std::vector<Transport> transports_to_measure(Mesh& mesh, const AxisNames& axes, Place place,
                                              Transport asked) {

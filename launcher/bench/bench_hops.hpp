@@ -16,8 +16,8 @@
 
 namespace annulus::launcher {
 
-/// The time of one hop by one transport: every rank sends to the next one and receives as much from
-/// the one before, nothing else running.
+/// The times of hops by one transport: every rank sends to the next one and receives as much from
+/// the previous one, with nothing else running.
 struct TransportHops {
   struct Hop {
     std::int64_t bytes = 0;
@@ -31,9 +31,9 @@ struct TransportHops {
   [[nodiscard]] ring::CostCurve curve() const;
 };
 
-/// Times the hops of a ring along these axes of the mesh, all such rings at once, by the transport
-/// that was asked for, or by each that memory of `device` knows for automatic, of those that
-/// differ. Collective over the mesh. Throws ArgumentError for rings of one rank.
+/// Times the hops of a ring along these axes of the mesh, all such rings at once. Uses the named
+/// transport; for automatic, each distinct transport for memory of `device`. Collective over the
+/// mesh. Throws ArgumentError for rings of one rank.
 [[nodiscard]] std::vector<TransportHops> measure_hops(Mesh& mesh, const AxisNames& axes,
                                                       Device& device, Transport asked,
                                                       const SweepRange& sizes, int warmup,

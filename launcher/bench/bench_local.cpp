@@ -9,8 +9,8 @@
 namespace annulus::launcher {
 namespace {
 
-// Calls repeat(begin, count) until `count` tokens of a shard's `period` fill `length`. A shard
-// without tokens leaves the memory as it is.
+// Calls repeat(begin, count) until pieces of at most `period` tokens, the shard's, fill `length`. A
+// shard without tokens leaves the memory as it is.
 template <class Repeat>
 void for_repeats(std::int64_t period, std::int64_t length, const Repeat& repeat) {
   for (std::int64_t begin = 0; period > 0 && begin < length; begin += period) {
@@ -30,7 +30,8 @@ Tensor repeated(const ConstTensorView& shard, int dim, std::int64_t length, Devi
   return result;
 }
 
-// The part of a tensor [b,t,n,d] or [b,n,t] that a region of rows or columns from 0 on names.
+// The part of a tensor [b,t,n,d] or [b,n,t] with a tile's batches, these heads, and `count` tokens
+// from `begin` on.
 TensorView part_of(const Tensor& tensor, const ring::Tile& tile, std::int64_t begin,
                    std::int64_t count, const ring::HeadRange& heads) {
   const bool has_width = tensor.shape().rank() == 4;
@@ -109,7 +110,7 @@ LocalBlocks::LocalBlocks(const AttentionProblem& problem, const ring::ShardedAtt
   grad_value_ = sums_like(value_);
   for (const ring::BackwardBlock* tile : plan_.all<ring::BackwardBlock>()) {
     const AttentionBlock operands = operands_of(*tile);
-    // Any finite numbers serve as delta: the LSE does.
+    // Any finite numbers serve as delta, so the LSE is used.
     const BackwardBlock block{
         operands.query,       operands.key,         operands.value,    rows_of(grad_output_, *tile),
         rows_of(lse_, *tile), rows_of(lse_, *tile), operands.rows,     operands.columns,
@@ -126,7 +127,7 @@ LocalBlocks::LocalBlocks(const AttentionProblem& problem, const ring::ShardedAtt
 
 Tensor LocalBlocks::sums_like(const Tensor& tensor) const {
   Tensor sums(partial_dtype(problem_.dtype), tensor.shape(), device_.memory());
-  // On CPUs, what is there by chance may be subnormal, which is slow.
+  // On CPUs, uninitialised numbers may be subnormal, which is slow.
   if (device_.place().is_host()) sums.fill_zero();
   return sums;
 }

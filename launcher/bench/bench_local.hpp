@@ -12,16 +12,16 @@
 
 namespace annulus::launcher {
 
-/// The blocks of one rank's plan, without the hops between them and the merges or sums after them:
-/// what the local kernel alone can do. A device records and replays them. Queries, keys, values,
-/// LSEs and rows of a bias or a mask repeat those of the rank's own shard, as the time does not
-/// depend on the numbers. Each block is computed by the same implementation as in the plan.
+/// The blocks of one rank's plan without hops, merges and sums, to show the speed of the kernel
+/// alone. A device records and replays them. All operands repeat the rank's own shard, since the
+/// time does not depend on the numbers. Each block is computed by the same implementation as in the
+/// plan.
 class LocalBlocks {
  public:
-  /// Of the forward pass. The references must outlive it. Not collective.
+  /// Blocks of the forward pass. The references must outlive the object. Not collective.
   LocalBlocks(const AttentionProblem& problem, const Attention& attention,
               const ring::LocalTensors& shards, Context& context);
-  /// Of a backward pass that computes no gradient of the bias.
+  /// Blocks of a backward pass that computes no gradient of the bias.
   LocalBlocks(const AttentionProblem& problem, const ring::ShardedAttention& pass,
               const ring::BackwardLocalTensors& shards, Context& context);
   /// Computes every block once; the first call prepares the others.

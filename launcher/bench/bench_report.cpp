@@ -16,7 +16,7 @@ namespace {
 
 constexpr double kMiB = 1 << 20;
 
-// Only with --backward.
+// The columns of --backward.
 std::vector<Column> backward_columns(const std::string& rate) {
   return {{"backward", "ms, median", 8, 0,
            "of backward passes, as time; verify --backward checks gradients"},
@@ -51,7 +51,7 @@ std::string of_local_cell(const PassMeasurement& measured) {
   return fmt::format("{:.1f}", measured.local / measured.time.median * 100);
 }
 
-// For backward_columns().
+// Cells for backward_columns().
 Row backward_cells(const BenchMeasurement& measured, int ranks) {
   const BackwardMeasurement& backward = *measured.backward;
   return {milliseconds_cell(backward.time.median),

@@ -89,7 +89,7 @@ ScalingPoint measure_point(const CommandContext& context, Context& everyone, int
                                         Watchdog(Watchdog::Seconds(options.timeout)), print_error);
   collectively(everyone.mesh().world(), [&] {
     if (everyone.rank() >= ranks) return;
-    // The other ranks wait, and must hear from these.
+    // The other ranks wait, so `some` shares the base that sends them heartbeats.
     Context some(part.get(), MeshShape({{options.sequence_axis, ranks}}), everyone);
     measure(point, options, shape, some);
   });

@@ -55,23 +55,23 @@ constexpr Extent kOnHost{{128, 2048, 2}, 1, 1e-7, {4 << 10, 16 << 20, 4}};
 constexpr Extent kOnGpu{{1 << 10, 32 << 10, 2}, 128, 2e-6, {64 << 10, 256 << 20, 4}};
 // Bias and dense mask grow with the square of the rows.
 constexpr std::int64_t kMaximumRowsWithScores = 16 << 10;
-// Calls in a row that one time covers, so that starting and waiting hardly count: as many as take
-// this long, up to a limit.
+// Each timing covers several calls in a row, so that starting and waiting hardly count: as many as
+// take this long, up to a limit.
 constexpr double kLongTime = 10e-3;  // seconds
 constexpr int kMaximumCallsPerTime = 64;
-// Once a call takes this long, larger blocks are left out: their rate is no other.
+// Once a call takes this long, larger blocks are left out, since their rate is the same.
 constexpr double kLongestCall = 0.1;
-// Compared cases are measured in turns, so that a GPU that slows down favours none.
+// Compared cases are measured in turns, so that none benefits when a GPU slows down.
 constexpr int kRounds = 3;
 
-// A GPU that has worked for a while runs slower than a rested one. Attention in long sequences
-// keeps it busy, so that every time is taken of a GPU that has been busy with the same for so long.
+// A GPU that has worked for a while runs slower than a rested one. Attention over long sequences
+// keeps it busy, so every timing starts after the GPU has done the same work for this long.
 constexpr double kBusyBefore = 0.15;  // seconds
 
 /// Times calls on all ranks together.
 class Clock {
  public:
-  /// body(calls) makes so many calls.
+  /// body(calls) makes this many calls.
   using Body = std::function<void(int calls)>;
 
   Clock(const Options& options, Control& world, Place place)
@@ -80,7 +80,7 @@ class Clock {
         busy_before_(place.is_host() ? 0 : kBusyBefore),
         world_(world) {}
 
-  /// Median seconds of one of several calls in a row, for each body. Collective.
+  /// Median seconds per call, for each body. Collective.
   [[nodiscard]] std::vector<double> seconds_per_call(const std::vector<Body>& bodies) {
     std::vector<int> calls;
     for (const Body& body : bodies) {
@@ -118,7 +118,7 @@ class Clock {
   Control& world_;
 };
 
-/// One implementation and what its blocks took.
+/// An implementation and the times of its blocks.
 struct Measured {
   const Implementation* candidate = nullptr;
   std::optional<BlockTime> smallest = {};
@@ -128,7 +128,7 @@ struct Measured {
   [[nodiscard]] const std::string& name() const { return candidate->names().front(); }
 };
 
-// One size of block by all candidates that compute it; take(candidate, time) keeps what it took.
+// Times one size of block with all candidates that compute it. take(candidate, time) stores a time.
 template <class Take>
 void measure_size(std::int64_t rows, std::vector<Measured>& candidates, KernelBlocks& blocks,
                   Clock& clock, Control& world, Report& report, const Take& take) {
@@ -154,7 +154,8 @@ void measure_size(std::int64_t rows, std::vector<Measured>& candidates, KernelBl
   }
 }
 
-// Throws on all ranks unless all have the same candidates: what follows is collective for each.
+// Throws on all ranks unless all have the same candidates, since the measurement of each is
+// collective.
 void check_same_candidates(const Selection& selection, Control& world) {
   std::string mine;
   for (const Implementation* candidate : selection.candidates) {
@@ -162,12 +163,12 @@ void check_same_candidates(const Selection& selection, Control& world) {
   }
   if (const auto other = world.first_difference(mine, "implementations to calibrate")) {
     throw ArgumentError(fmt::format("--calibrate: implementations on rank {}", other->rank),
-                        other->text, fmt::format("those of rank 0: {}", other->expected));
+                        other->text, fmt::format("as on rank 0: {}", other->expected));
   }
 }
 
-// The class of the options' problem, for each implementation that computes it. `how` is part of the
-// source.
+// Measures the class of the options' problem for each implementation that computes it. `how`
+// becomes part of the source.
 void measure_kernels(ring::CostModel& model, KernelBlocks& blocks, const Extent& extent,
                      const std::string& how, Clock& clock, Control& world, Report& report) {
   const ProblemClass problem = class_of(blocks.problem(), blocks.pass());
@@ -195,7 +196,7 @@ void measure_kernels(ring::CostModel& model, KernelBlocks& blocks, const Extent&
   for (const Measured& one : candidates) {
     if (one.times.empty()) continue;
     CallAndRates found = call_and_rates(*one.smallest, one.times, extent.least_call);
-    // The first of those with the same kernel.
+    // emplace() keeps the first of several candidates with the same kernel.
     model.kernels[one.candidate->kernel_name()].emplace(
         problem,
         ring::KernelCost{fmt::format("{}: B={} N={} K={}, mask {}, as many columns as rows; {}",
@@ -209,7 +210,7 @@ void measure_kernels(ring::CostModel& model, KernelBlocks& blocks, const Extent&
   }
 }
 
-// Merges and reads.
+// Measures merges and reads.
 void measure_memory(ring::CostModel& model, Device& device, const Watchdog& watchdog, int threads,
                     Clock& clock, Control& world, Report& report) {
   const auto seconds_of_call = [&](const Clock::Body& body) {
@@ -222,7 +223,7 @@ void measure_memory(ring::CostModel& model, Device& device, const Watchdog& watc
                                                       : "assumed, since " + reading.text);
 }
 
-// Ranks of each node, if ranks are numbered by node and each has as many; else 0.
+// The number of ranks on each node if nodes are equal and ranks are numbered by node; else 0.
 int even_ranks_per_node(const Mesh& mesh) {
   const Topology& topology = mesh.topology();
   const int each = mesh.size() / topology.nodes();
@@ -232,7 +233,7 @@ int even_ranks_per_node(const Mesh& mesh) {
   return each;
 }
 
-// Rings inside the nodes, all at once; none, with the reason in the report, if there are none.
+// Times rings inside the nodes, all at once. If there are none, the report says why.
 std::vector<TransportHops> hops_inside_nodes(const CommandContext& context, const Mesh& mesh,
                                              Device& device, const SweepRange& sizes,
                                              Report& report) {
@@ -250,7 +251,7 @@ std::vector<TransportHops> hops_inside_nodes(const CommandContext& context, cons
                       context.options.warmup, context.options.iterations);
 }
 
-// Those that have messages of their own; what composite sends is of the others.
+// Curves of the transports that have messages of their own; composite sends by the others.
 std::vector<std::pair<std::string, ring::CostCurve>> curves_of(
     const std::vector<TransportHops>& all, const std::string& where, Report& report) {
   std::vector<std::pair<std::string, ring::CostCurve>> curves;
@@ -264,7 +265,7 @@ std::vector<std::pair<std::string, ring::CostCurve>> curves_of(
   return curves;
 }
 
-// The slowest hop of a ring over several nodes is one between them, and says nothing of those
+// The slowest hop of a ring over several nodes is one between nodes, and says nothing about hops
 // inside.
 void measure_transports(ring::CostModel& model, const CommandContext& context, Mesh& mesh,
                         Device& device, const SweepRange& sizes, Report& report) {
@@ -321,7 +322,7 @@ void add_rows(Report& report, const ring::CostModel& model) {
   if (!model.assumed.contains("network_hops")) add_messages("network", model.network);
 }
 
-// Which GPU of which node; empty for a CPU.
+// The node and its GPU; empty for a CPU.
 std::string gpu_of(const Mesh& mesh, Place place) {
   if (place.is_host()) return {};
   const CudaDeviceInfo gpu = cuda_devices().at(static_cast<std::size_t>(place.device));
@@ -349,7 +350,7 @@ std::string source_text(Mesh& mesh, Place place, int threads) {
   return count < mesh.size() ? text + ", sharing " + counted(count, "GPU") : text;
 }
 
-// How a class was measured.
+// Describes how a class was measured.
 std::string how_text(const CommandContext& context, Place place) {
   const Options& options = context.options;
   std::string times =
@@ -361,7 +362,7 @@ std::string how_text(const CommandContext& context, Place place) {
                      context.commit);
 }
 
-// Reads the model that the file holds already, of the same machine; none if there is no file.
+// Reads the model in the file, which must be of the same machine; nothing if there is no file.
 std::optional<ring::CostModel> read_known(const std::string& path, const std::string& source,
                                           Place place) {
   if (!std::filesystem::is_regular_file(path)) return std::nullopt;

@@ -6,11 +6,10 @@
 
 namespace annulus::launcher {
 
-/// annulus bench --calibrate: measures what the cost model needs on the ranks of this job and
-/// writes it for --cost-model, complete or not at all: merges, reads, hops by each transport, and
-/// for each implementation that computes the problem of the options, calls and rates by rows. A
-/// file of the same machine keeps the classes of other problems; one of another machine is an
-/// error. Collective.
+/// annulus bench --calibrate: measures a cost model on the ranks of this job and writes it for
+/// --cost-model, complete or not at all: merges, reads, hops by each transport, and calls and rates
+/// by rows for each implementation that computes the problem. An existing file of the same machine
+/// keeps its classes of other problems; one of another machine is an error. Collective.
 [[nodiscard]] ExitCode calibrate(const CommandContext& context);
 
 }  // namespace annulus::launcher

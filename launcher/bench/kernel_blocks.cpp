@@ -17,7 +17,7 @@
 namespace annulus::launcher {
 namespace {
 
-// The problem on a rank of its own.
+// The problem on a single rank.
 ProblemSetup set_up_alone(Options options, std::int64_t length) {
   AttentionShape shape = *options.shape;
   shape.query_length = shape.kv_length = length;
@@ -62,7 +62,7 @@ void KernelBlocks::make_gradients(const Options& options, const Watchdog& watchd
   verification::fill_random(grad_output.view(), index, output, options.seed,
                             verification::Operand::grad_output, threads_);
   grad_output_ = {std::move(grad_output), device_};
-  // About the LSE of a row whose logits are random, so that probabilities are of the usual size.
+  // About the LSE of a row of random logits, so that probabilities have a realistic size.
   Tensor lse(DType::float32, rows, device_.staging());
   std::fill_n(lse.view().as<float>(), lse.view().elements(),
               std::log(static_cast<float>(s.kv_length)) + 0.5F);
@@ -113,7 +113,7 @@ std::string KernelBlocks::prepare(const Implementation& candidate) {
   if (block_.unmasked && !backward &&
       candidate.few_rows(problem).include(extent_.rows, group, extent_.heads * extent_.batches,
                                           extent_.columns)) {
-    return "so few rows are computed by a kernel of their own, which takes as long as reading";
+    return "a separate kernel computes so few rows, and takes as long as reading";
   }
   const BlockGeometry geometry = geometry_of(block_);
   std::string obstacle =
@@ -123,7 +123,7 @@ std::string KernelBlocks::prepare(const Implementation& candidate) {
   Candidate& chosen = candidates_[&candidate];
   if (!chosen.kernel) {
     chosen.kernel = candidate.make_kernel(problem, device_);
-    // Partial results, as the blocks of a ring have them.
+    // Partial results, as in the blocks of a ring.
     chosen.results = candidate.declares().results == ResultForm::rounded
                          ? problem.dtype
                          : partial_dtype(problem.dtype);

@@ -22,26 +22,25 @@
 
 namespace annulus::launcher {
 
-/// Square blocks at the begin of one problem on one rank, as a ring has them, and the states or, in
-/// the backward pass, the gradients that kernels make of them: one block at a time, by several
-/// kernels in turn.
+/// Square blocks from the beginning of a problem on one rank, as in a ring, with their softmax
+/// states or, in the backward pass, their gradients. Several kernels compute one block in turn.
 class KernelBlocks {
  public:
-  /// Draws the tensors of the problem that the options describe, with T = S = `length`; the pass is
-  /// theirs too. Not collective; throws UserErrors.
+  /// Draws the tensors of the problem that the options describe, with T = S = `length`; the options
+  /// also say which pass. Not collective; throws UserErrors.
   KernelBlocks(const Options& options, std::int64_t length, Device& device, Watchdog watchdog,
                int threads);
 
-  /// Who can compute the problem.
+  /// The implementations that can compute the problem.
   [[nodiscard]] const Selection& selection() const noexcept { return selection_; }
-  /// The block is that of the first `rows` rows and columns from now on. Throws ArgumentError if
-  /// the mask hides all of it.
+  /// From now on the block has the first `rows` rows and columns. Throws ArgumentError if the mask
+  /// hides all of it.
   void select(std::int64_t rows);
-  /// Makes a candidate ready for the block. Returns why it does not compute it, or not at the rate
-  /// of its other blocks; empty if it does.
+  /// Prepares a candidate for the block. Returns why it cannot compute the block, or not at the
+  /// rate of its other blocks; empty if it can.
   [[nodiscard]] std::string prepare(const Implementation& candidate);
-  /// Computes the block by a candidate that is ready for it, `calls` times, into two states in
-  /// turn, and waits for the end.
+  /// Computes the block with a prepared candidate, `calls` times, into two states in turn, and
+  /// waits for the end.
   void compute(const Implementation& candidate, int calls);
 
   [[nodiscard]] double flops() const noexcept { return flops_; }
@@ -61,7 +60,7 @@ class KernelBlocks {
   void make_gradients(const Options& options, const Watchdog& watchdog);
   [[nodiscard]] BackwardBlock backward_block() const;
   [[nodiscard]] Gradients gradients() const;
-  /// Throws UnsupportedError where the kernel refuses the block.
+  /// Throws UnsupportedError if the kernel refuses the block.
   void prepare_forward(Candidate& candidate);
   void prepare_backward(Candidate& candidate);
 
@@ -77,7 +76,7 @@ class KernelBlocks {
   ScoreTensors scores_;
   std::map<std::pair<DType, int>, Tensor> outputs_;
   std::array<Tensor, 2> lse_;
-  // Of the backward pass: what it reads beside the block, and what it adds to.
+  // Additional inputs of the backward pass, and the gradients that it adds to.
   verification::DeviceTwin grad_output_, whole_lse_;
   Tensor delta_, grad_query_, grad_key_, grad_value_;
   AttentionBlock block_;

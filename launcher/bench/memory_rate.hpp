@@ -8,8 +8,8 @@ struct MemoryTime {
   double seconds = 0;
 };
 
-/// Bytes per second: what the larger of two takes longer, so that calls do not count; where the
-/// larger takes no longer, those of the larger alone.
+/// Bytes per second, from the difference of two times, so that calls do not count; from the larger
+/// work alone if it does not take longer.
 inline double memory_rate(const MemoryTime& small, const MemoryTime& large) {
   return large.seconds > small.seconds
              ? (large.bytes - small.bytes) / (large.seconds - small.seconds)

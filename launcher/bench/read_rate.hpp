@@ -10,16 +10,16 @@
 
 namespace annulus::launcher {
 
-/// A rate, or why there is none.
+/// A rate, or the reason why there is none.
 struct ReadRate {
   std::optional<double> bytes_per_second;
-  std::string text;  ///< who read; without a rate, why nobody could
+  std::string text;  ///< the implementation that read, or the reason
 };
 
-/// Bytes per second of reading keys and values, 512 MiB on a GPU and 128 MiB on a CPU: of one query
-/// row by a kernel for few rows (Implementation::few_rows), or by the first implementation if there
-/// is none. What a quarter of that takes is subtracted. `seconds_of` as for measure_merge_rate().
-/// Collective over `world`.
+/// Bytes per second of reading keys and values, 512 MiB on a GPU and 128 MiB on a CPU: for one
+/// query row, by a kernel for few rows (Implementation::few_rows), or by the first implementation
+/// if there is none. The time of a quarter of that is subtracted. `seconds_of` as for
+/// measure_merge_rate(). Collective over `world`.
 [[nodiscard]] ReadRate measure_read_rate(
     Control& world, Device& device, const Watchdog& watchdog, int threads,
     const std::function<double(const std::function<void(int calls)>&)>& seconds_of);

@@ -9,15 +9,15 @@
 
 namespace annulus::launcher {
 
-/// A call that is made several times in a row, for timing it. A device that can records the calls
-/// and replays them, as it does in runs.
+/// A call that is repeated for timing. A device records and replays the calls where it can, as in
+/// runs.
 class RepeatedCall {
  public:
   /// `submit(i)` submits the i-th of the calls. The references must outlive it.
   RepeatedCall(Device& device, Stream& stream, std::function<void(int i)> submit)
       : device_(device), stream_(stream), submit_(std::move(submit)) {}
 
-  /// Makes so many calls and waits for their end. The first time prepares the others.
+  /// Makes this many calls and waits for their end. The first time also prepares later ones.
   void run(int calls) {
     const auto submit_all = [&] {
       for (int i = 0; i < calls; ++i) submit_(i);

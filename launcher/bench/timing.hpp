@@ -9,13 +9,13 @@
 
 namespace annulus::launcher {
 
-/// A GPU that has worked for a while runs slower, and rest does not undo all of it. So what is
-/// compared begins rested.
+/// A GPU that has worked for a while runs slower, and rest does not undo all of it. So all series
+/// that are compared begin after a rest.
 class Rest {
  public:
   explicit Rest(Place place) : needed_(!place.is_host()) {}
 
-  /// body(), on a GPU after a rest as long as the last body took, within limits.
+  /// Runs body(); on a GPU, first rests as long as the last body took, within limits.
   template <class Body>
   auto before(const Body& body) {
     if (needed_) std::this_thread::sleep_for(std::clamp(worked_, {kLeast}, {kMaximum}));

@@ -6,7 +6,7 @@
 
 namespace annulus::launcher {
 
-/// A tensor of zeros in the device's memory; there when it returns.
+/// A tensor of zeros in the device's memory, complete on return.
 [[nodiscard]] inline Tensor zero_tensor(DType dtype, const Extents& shape, Device& device,
                                         Stream& stream) {
   Tensor host(dtype, shape, device.staging());

@@ -14,15 +14,15 @@ namespace annulus::launcher {
 struct CommandContext {
   const MpiSession& session;
   const Options& options;
-  /// Where tables and texts go, standard output unless a test says otherwise. Only mesh rank 0
-  /// writes to it.
+  /// The stream for tables and texts; standard output except in tests. Only mesh rank 0 writes to
+  /// it.
   std::ostream& out;
-  std::string_view commit = "unknown";  ///< that the program was built from
+  std::string_view commit = "unknown";  ///< of the program's sources
 };
 
-/// The commands of the program. Collective over the session's ranks: all return the same code, or
-/// all throw the same UserError (a LibraryError may come on one rank alone, after which only
-/// abort_job() is left). They write only warnings to standard error.
+/// The commands of the program. Collective over the session's ranks: all return the same code or
+/// throw the same UserError. One rank alone may throw a LibraryError, after which only abort_job()
+/// is possible. Commands write only warnings to standard error.
 [[nodiscard]] ExitCode run_command(const CommandContext& context);
 [[nodiscard]] ExitCode verify_command(const CommandContext& context);
 [[nodiscard]] ExitCode bench_command(const CommandContext& context);

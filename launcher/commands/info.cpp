@@ -100,7 +100,7 @@ Section libraries_section() {
   return section;
 }
 
-// "2 ranks: 0, 1 (mpirun's 0, 2)"; of many the first ones.
+// "2 ranks: 0, 1 (mpirun's 0, 2)"; the first ones if there are many.
 std::string ranks_of_node(const Topology& topology, int node,
                           const std::vector<int>& mpirun_ranks) {
   constexpr std::size_t kMaximum = 8;

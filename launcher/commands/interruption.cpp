@@ -20,8 +20,8 @@ struct HandledSignal {
 constexpr std::array kSignals{HandledSignal{SIGINT, "SIGINT"}, HandledSignal{SIGTERM, "SIGTERM"},
                               HandledSignal{SIGHUP, "SIGHUP"}};
 
-/// A handler must neither allocate nor lock, so it must always find a complete text: the next step
-/// is written beside the current one.
+/// A signal handler must neither allocate nor lock. So that it always finds a complete text, the
+/// next step is written beside the current one.
 struct Step {
   std::array<char, 200> text{};
   std::size_t size = 0;

@@ -34,7 +34,7 @@ namespace annulus::launcher {
 namespace {
 
 constexpr double kMiB = 1 << 20;
-// Rows of the table of ranks; the maximum and the mean over all ranks are in the other table.
+// The most rows in the table of ranks; the other table has the maximum and the mean over all ranks.
 constexpr std::size_t kListedRanks = 32;
 constexpr std::array kLayouts{LayoutKind::contiguous, LayoutKind::zigzag, LayoutKind::striped,
                               LayoutKind::balanced};
@@ -51,8 +51,8 @@ std::int64_t bytes_received(const ring::Exchange& exchange) {
   return bytes;
 }
 
-/// The row of a layout, from the plans of its ranks, which are not needed afterwards: those of many
-/// ranks are large.
+/// Collects the row of a layout from the plans of its ranks. Plans are not kept, as many would be
+/// large.
 class LayoutFigures {
  public:
   explicit LayoutFigures(const PlannedCase& planned, const ring::Prices& prices)
@@ -72,7 +72,7 @@ class LayoutFigures {
     ++ranks_;
   }
 
-  /// Received by `ranks` ranks: an estimate if only some of them were added.
+  /// Bytes received by `ranks` ranks, estimated if only some of them were added.
   [[nodiscard]] double bytes(int ranks) const {
     return ranks_ == 0 ? 0 : bytes_ * static_cast<double>(ranks) / static_cast<double>(ranks_);
   }
@@ -106,7 +106,7 @@ std::string percent(std::optional<double> share) {
   return share ? fmt::format("{:.2f}", *share * 100) : std::string(kNothing);
 }
 
-// The assumptions of predictions, for the implementations that compute blocks.
+// The assumptions behind predictions, for the implementations that compute blocks.
 std::string cost_assumptions(const ring::Prices& prices, const ring::Plan& plan) {
   constexpr double kLong = 16 << 10;  // rows
   constexpr double kLarge = 64 * kMiB;
@@ -129,7 +129,7 @@ std::string cost_assumptions(const ring::Prices& prices, const ring::Plan& plan)
                      model.merge_bytes_per_second * 1e-9);
 }
 
-// `plan` is that of the layout, for the ranks that `figures` describes.
+// `plan` is the layout's, for the ranks in `figures`.
 void add_layout(Report& report, const ring::Plan& plan, LayoutFigures& figures,
                 const ring::ShardedOperands& operands, bool chosen) {
   const double dense = dense_bytes(operands, plan.problem.dtype);
@@ -151,7 +151,7 @@ void add_layout(Report& report, const ring::Plan& plan, LayoutFigures& figures,
                   fmt::format("{:.3f}", exposed * 1e3), fmt::format("{:.3f}", finish * 1e3)});
 }
 
-// Whether to plan the balanced layout for comparison. Very long sequences have none (`tiles` is
+// True if the balanced layout is planned for comparison. Very long sequences have none (`tiles` is
 // null). On many ranks planning takes a second, which is wasted if the work is even already.
 bool wants_balanced(const PlannedCase& planned, const ring::Plan& plan) {
   constexpr int kMany = 256;
@@ -221,7 +221,7 @@ Report layouts_report(const PlannedCase& planned, const ring::Plan& chosen_plan,
       ring::plan_each(input, schedule, ring::sample_ranks(input),
                       [&](const ring::RankPlan& rank) { figures.add(rank); });
     } catch (const UnsupportedError&) {
-      // Layouts out of order have no plan whose bits are the same on any number of ranks.
+      // Only layouts in global order have a plan with the same bits on any number of ranks.
       if (!planned.setup.problem.in_global_order()) throw;
       continue;
     }
@@ -274,7 +274,7 @@ void print(const PlannedCase& planned, const ring::Plan& plan, const ring::Price
   }
 }
 
-// The plan of some ranks, its layout beside others.
+// Shows the plan of some ranks, and compares its layout with others.
 void show_plan(const PlannedCase& planned, const Options& options, std::ostream& out) {
   const ring::PlanInput input = planned.input();
   const ring::Plan plan =
@@ -293,7 +293,7 @@ void show_plan(const PlannedCase& planned, const Options& options, std::ostream&
 
 }  // namespace
 
-// The ranks of the plan are those of --mesh; one process plans for all of them.
+// One process plans for all ranks of --mesh.
 ExitCode plan_command(const CommandContext& context) {
   const Options& options = context.options;
   const Registry registry = Registry::standard();

@@ -12,14 +12,13 @@
 
 namespace annulus::launcher {
 
-/// A plan of more ranks than this is written without the tasks of each.
+/// A plan of more ranks than this is written without tasks.
 inline constexpr int kRanksWithTasks = 64;
 
-/// All that annulus plan shows and more, as JSON: the fields of ring::to_json(), "predicted_ms" of
-/// each rank and of the slowest, "rates", which figures that is based on by implementation,
-/// "schedules" with the reasons for and against, and "layouts", the rows of the table that compares
-/// them. "schema" is "annulus.plan". For a large mesh it holds only
-/// the ranks that were planned ("ranks_left_out").
+/// All that annulus plan shows and more, as JSON with the schema "annulus.plan": the fields of
+/// ring::to_json(); "predicted_ms" of each rank and of the slowest; "rates", the sources of the
+/// prediction by implementation; "schedules" with the reasons for and against; "layouts", the rows
+/// of the table of layouts. For a large mesh it holds only the sampled ranks ("ranks_left_out").
 [[nodiscard]] std::string plan_json(const ring::Plan& plan, const ring::Prices& prices,
                                     const ring::ScheduleChoice& choice, const Report& layouts);
 

@@ -46,7 +46,7 @@
 namespace annulus::launcher {
 namespace {
 
-// Ranks whose steps --explain prints: more would bury the rest.
+// The most ranks whose steps --explain prints; more would bury the rest.
 constexpr int kExplainedRanks = 8;
 
 /// The measurements of a call over all ranks; the same on every rank.
@@ -79,7 +79,7 @@ Measurement measure(const TraceSummary& summary, const ring::RankPlan& plan, dou
 
 // Collective over the mesh.
 double flops_of_forward(const Attention& attention, const AttentionProblem& problem, Mesh& mesh) {
-  // Ranks that hold copies of the same rows do the same work: it counts once.
+  // Ranks that hold copies of the same rows do the same work, which counts once.
   const bool counts = attention.operands().output.is_primary(mesh.rank());
   const double work = mesh.world().sum(std::array{counts ? attention.rank_plan().work() : 0.0},
                                        "work of the ranks")[0];
@@ -144,8 +144,8 @@ class KernelCounter final : public TraceSink {
   Progress& progress_;
 };
 
-// How many kernels the counter will see one by one; 0 if progress cannot be told: a device reports
-// only at the end, and two or three kernels are too few.
+// The number of kernels that progress can count; 0 if a device reports only at the end, or for two
+// or three kernels, which are too few.
 double countable_kernels(const Attention& attention, Place place) {
   constexpr std::size_t kEnough = 4;
   const std::size_t kernels = attention.rank_plan().all<ring::Block>().size();
@@ -156,7 +156,7 @@ double countable_kernels(const Attention& attention, Place place) {
 
 ExitCode run_command(const CommandContext& context) {
   const Options& options = context.options;
-  // Depends on the options alone, which are the same on every rank.
+  // Depends only on the options, so all ranks throw alike.
   check_files_are_given(options);
   const std::unique_ptr<Context> ranks = open_context(context);
   Mesh& mesh = ranks->mesh();
@@ -164,7 +164,7 @@ ExitCode run_command(const CommandContext& context) {
   Control& world = mesh.world();
   const bool leader = mesh.rank() == 0;
 
-  // All errors in the input show before any work.
+  // Errors in the input are found before any work.
   begin_step("annulus run was reading the headers of its input files");
   const InputTensors inputs = collectively(world, [&] { return open_inputs(options); });
   require_same(world, "input files",
@@ -187,7 +187,8 @@ ExitCode run_command(const CommandContext& context) {
   tracer.add_sink(counter);
   setup.problem.tracer = &tracer;
 
-  // Before anything that takes long, such as tuning.
+  // Reports and files are opened before long work such as tuning, so that an impossible name fails
+  // early.
   Report report = make_report(context, setup, mesh, device.place(), ranks->threads());
   std::optional<GradientFiles> gradients;
   if (!options.grad_output.empty()) gradients.emplace(options, problem, mesh);

@@ -44,7 +44,7 @@ struct NamedCase {
   std::vector<std::string> warnings;
 };
 
-// Making a mesh costs more than a small problem, so those of the same shape share one.
+// Making a mesh costs more than a small problem, so problems with the same mesh shape share one.
 class ContextCache {
  public:
   ContextCache(const MpiSession& session, Context& everyone)
@@ -62,21 +62,21 @@ class ContextCache {
   std::map<std::string, std::unique_ptr<Context>> contexts_;
 };
 
-// The same problem without float64, which is drawn for vanilla alone.
+// Makes the problem one without float64, which is drawn only for vanilla.
 void narrow(AttentionProblem& problem) {
   problem.softmax_dtype = DType::float32;
   if (problem.dtype == DType::float64) problem.dtype = DType::float32;
 }
 
-// The drawn backward pass, if it is to be computed. A named implementation computes it too if it
-// can: it was named for the forward pass.
+// The drawn backward pass, if it is to be computed. An implementation named for the forward pass
+// computes it too if it can.
 std::optional<verification::BackwardCase> backward_of(const verification::RandomProblem& drawn,
                                                       const AttentionProblem& problem,
                                                       const Options& options,
                                                       const Registry& registry, Place place) {
   if (!drawn.backward || !options.backward.value_or(drawn.draws_backward)) return {};
   verification::BackwardCase backward = *drawn.backward;
-  // GPUs compute gradients of some problems only, and so do schedules that keep an order.
+  // GPUs, and schedules that keep an order, compute gradients of only some problems.
   backward.may_be_refused = !place.is_host() || problem.in_global_order();
   if (problem.in_global_order()) backward.implementation = backward.schedule = "auto";
   if (options.implementation != "auto") {
@@ -87,8 +87,8 @@ std::optional<verification::BackwardCase> backward_of(const verification::Random
   return backward;
 }
 
-// Few schedules and implementations keep the order of additions: those that were drawn are not
-// among them, mostly.
+// Few schedules and implementations keep the order of additions, so drawn ones would mostly be
+// refused.
 void leave_order_open(verification::ShardedCase& drawn) {
   drawn.schedule = "auto";
   drawn.implementation = "auto";
@@ -237,7 +237,7 @@ std::string dropout_cell(const std::optional<Dropout>& dropout) {
   return dropout ? fmt::format("{:.4g}", dropout->probability()) : kNothing;
 }
 
-// The kind of non-finite inputs drawn; finite inputs have no fill.
+// The kind of the drawn non-finite inputs; finite inputs have no fill.
 Coverage::NonFinite non_finite_of(const verification::OperandFills& fills) {
   if (!fills.key) return Coverage::NonFinite::none;
   return fills.query ? Coverage::NonFinite::columns_and_queries : Coverage::NonFinite::columns;
@@ -267,7 +267,7 @@ std::string backward_cell(const verification::BackwardCase& backward,
   return cell;
 }
 
-// One row: a problem, and either what was found or why it could not run.
+// Adds the row of a problem: its results, or why it could not run.
 void add_row(Report& report, const NamedCase& named, const verification::Verification* found,
              std::string_view verdict) {
   const AttentionProblem& problem = named.sharded.problem;
@@ -345,15 +345,16 @@ class Tally {
     ++problems_;
     ++failed_;
   }
-  /// A drawn problem that nothing computes with the same bits on any number of ranks.
+  /// Counts a drawn problem that nothing computes with the same bits on any number of ranks.
   void add_unordered() { ++unordered_; }
   [[nodiscard]] bool passed() const { return failed_ == 0; }
-  /// How many problems each implementation, or several together, have computed: "native 3, sdpa 5".
+  /// The number of problems that each implementation, or several together, computed: "native 3,
+  /// sdpa 5".
   [[nodiscard]] std::string computed() const { return counts_text(computed_); }
-  /// The same of gradients.
+  /// The same for gradients.
   [[nodiscard]] std::string computed_gradients() const { return counts_text(computed_gradients_); }
   [[nodiscard]] std::string text() const {
-    // These were allowed a larger error; see verify_sharded().
+    // Rounded results are allowed a larger error; see verify_sharded().
     const std::string rounded =
         reduces_rounded_ == 0
             ? ""
@@ -400,7 +401,7 @@ class Tally {
   Counts computed_gradients_;
 };
 
-// Everything that the command needs while it goes from problem to problem.
+// Verifies one problem after another.
 class Verifier {
  public:
   /// The references must outlive it. The device of `everyone` computes all problems.
@@ -434,11 +435,11 @@ class Verifier {
     });
   }
 
-  /// A drawn problem: it is legal, so an error that all ranks share is a failure like any other.
+  /// A drawn problem is legal, so an error on all ranks counts as a failure like any other.
   void verify_drawn(NamedCase named) {
     named.sharded.cost_model = cost_model();
     const auto refused = [&](const Error& error) {
-      // Agreed errors have lost their type.
+      // Errors that ranks agreed on have lost their type.
       const bool allowed =
           named.may_be_refused &&
           std::string_view(error.what()).find("reproducible world") != std::string_view::npos;
@@ -519,7 +520,7 @@ ExitCode verify_command(const CommandContext& context) {
   const Options& options = context.options;
   const int ranks = context.session.size();
   const bool random = options.random > 0 || options.random_case.has_value();
-  // Problems that are drawn are small: a thread each, unless the user says otherwise.
+  // Drawn problems are small, so each rank has one thread by default.
   Options threaded = options;
   if (random) threaded.threads = std::max(1, options.threads);
   const std::unique_ptr<Context> opened = open_context(
@@ -540,7 +541,7 @@ ExitCode verify_command(const CommandContext& context) {
   Verifier verifier(context, *opened, progress, report);
   if (given) {
     if (everyone.rank() == 0) print_warnings(given->warnings);
-    begin_step("annulus verify was computing the problem that was given");
+    begin_step("annulus verify was computing the given problem");
     verifier.verify_given(std::move(*given));
   } else if (options.random_case) {
     begin_step(fmt::format("annulus verify was computing problem {}", options.random_case->index));

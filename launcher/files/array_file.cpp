@@ -14,10 +14,10 @@
 namespace annulus::files {
 namespace {
 
-// Reading this much in vain costs less than another system call.
+// Reading this many unneeded bytes costs less than another system call.
 constexpr std::int64_t kMaxReadGap = std::int64_t{16} << 10;
 
-// "2, 0, 5": the index of an element, given its row-major number.
+// The index of an element, given its row-major number: "2, 0, 5".
 std::string index_text(const Extents& shape, std::int64_t number) {
   std::string text;
   for (int dim = shape.rank() - 1; dim >= 0; --dim) {

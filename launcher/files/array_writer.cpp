@@ -114,7 +114,7 @@ void ArrayWriter::write(std::span<const PositionRanges> index, const ConstTensor
   const auto* const memory = static_cast<const std::byte*>(source.data());
   const auto size = [](std::int64_t bytes) { return static_cast<std::size_t>(bytes); };
   std::vector<std::byte> staging;
-  // No gaps: what lies between two runs belongs to other ranks.
+  // Gaps are not allowed, since the bytes between two runs belong to other ranks.
   for_each_transfer(info.shape, index, source, 0, [&](std::span<const Run> runs) {
     const Run& first = runs.front();
     std::span<const std::byte> bytes(memory + first.memory, size(first.bytes));

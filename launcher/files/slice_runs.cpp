@@ -9,7 +9,7 @@
 namespace annulus::files {
 namespace {
 
-// Joins runs to longer ones, and those that lie close in the file to one transfer.
+// Joins adjacent runs, and gathers runs that lie close in the file into one transfer.
 class TransferBuilder {
  public:
   TransferBuilder(std::int64_t max_gap, const Transfer& transfer)
@@ -36,7 +36,7 @@ class TransferBuilder {
   }
 
  private:
-  // Bounds the list where runs are single elements.
+  // Bounds the list if runs are single elements.
   static constexpr std::size_t kMaxRuns = 1U << 16U;
 
   std::int64_t max_gap_;
@@ -58,7 +58,7 @@ class SliceWalker {
       file_strides_[dim] *= block_;
       memory_strides_[dim] *= block_;
     }
-    // Trailing dimensions that are whole, and dense in memory too, move as one block.
+    // Trailing dimensions that are whole and dense in memory move as one block.
     outer_ = shape.rank();
     while (outer_ > 0 && of(outer_ - 1) == PositionRanges::all(shape[outer_ - 1]) &&
            (memory_strides_[outer_ - 1] == block_ || shape[outer_ - 1] == 1)) {
@@ -93,7 +93,7 @@ class SliceWalker {
   }
 
   std::span<const PositionRanges> index_;
-  Extents file_strides_;  // in bytes, as are the memory's
+  Extents file_strides_;  // in bytes, like the memory's
   Extents memory_strides_;
   TransferBuilder& builder_;
   std::int64_t block_;  // bytes of dimensions [outer_, rank)

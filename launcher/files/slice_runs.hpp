@@ -9,7 +9,7 @@
 
 namespace annulus::files {
 
-/// Bytes that lie together both in the file's data and in memory. Both offsets are in bytes, from
+/// Bytes that are contiguous both in the file's data and in memory. Both offsets are in bytes, from
 /// the first element of the array and of the view.
 struct Run {
   std::int64_t file = 0;

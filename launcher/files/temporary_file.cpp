@@ -30,7 +30,7 @@ static_assert(std::atomic<int>::is_always_lock_free);
 // The program writes five files at most.
 std::array<Slot, 16> slots;
 
-// The slot taken, −1 if there is none: then a signal leaves the file behind.
+// The slot taken; −1 if none is free, so that a signal leaves the file behind.
 int remember(const std::string& path) noexcept {
   if (path.size() >= PATH_MAX) return -1;
   for (std::size_t i = 0; i < slots.size(); ++i) {
@@ -47,7 +47,7 @@ void forget(int slot) noexcept {
   if (slot >= 0) slots[static_cast<std::size_t>(slot)].state = Slot::vacant;
 }
 
-// The user's error: a directory or a name that cannot be written to.
+// True for the user's errors: a directory or a name that cannot be written to.
 bool is_bad_path(int error_number) {
   switch (error_number) {
     case ENOENT:
@@ -77,26 +77,26 @@ std::string directory_of(const std::string& path) {
 }
 
 // The directory of a target, opened early: once the file has its name, nothing may fail for lack of
-// a descriptor. A directory that may be written to may still be unreadable.
+// a descriptor. A writable directory may be unreadable.
 FileDescriptor open_directory_of(const std::string& path) {
   FileDescriptor file(::open(directory_of(path).c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (!file && errno != EACCES) throw_cannot_create(path, errno);
   return file;
 }
 
-// Some file systems cannot sync directories, and keep names safe without it.
+// Some file systems cannot sync directories but keep names safe anyway.
 void sync_directory(const FileDescriptor& directory, const std::string& path) {
   if (!directory || ::fsync(directory.get()) == 0) return;
   if (errno != EINVAL && errno != ENOTSUP) throw SystemError("fsync " + directory_of(path), errno);
 }
 
-// The path by which Linux names an open file that has no name.
+// Linux's path for an open file without a name.
 std::string magic_link(const FileDescriptor& file) {
   return fmt::format("/proc/self/fd/{}", file.get());
 }
 
-// Tells others that the writer lives; false if they hold the lock or have removed the file. Where
-// the file system has no locks, nobody can tell, and nobody removes anything.
+// Takes the lock that tells others that the writer is alive; false if they hold it or have removed
+// the file. If the file system has no locks, no process removes anything.
 bool lock(const FileDescriptor& file) {
   struct stat status {};
   if (::flock(file.get(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) return false;
@@ -123,7 +123,7 @@ bool is_temporary_name(std::string_view name, std::string_view target) {
          is_number(name.substr(dash + 1));
 }
 
-// Temporary files of the target whose writers were killed. What cannot be removed stays.
+// Removes temporary files of the target whose writers were killed; failures are ignored.
 void remove_stale_files(const std::string& target) {
   const std::string name = std::filesystem::path(target).filename();
   std::error_code error;
@@ -152,7 +152,7 @@ std::string link_target(const std::string& path) {
 
 TemporaryFile::TemporaryFile(std::string target, Naming naming)
     : target_(link_target(target)), directory_(open_directory_of(target_)) {
-  // Renaming would happily replace a device.
+  // Renaming would even replace a device.
   struct stat status {};
   if (::stat(target_.c_str(), &status) == 0 && !S_ISREG(status.st_mode)) {
     throw FileError(target, "cannot be written: exists and is not a regular file");
@@ -164,7 +164,7 @@ TemporaryFile::TemporaryFile(std::string target, Naming naming)
   remove_stale_files(target_);
   if (naming == Naming::when_complete) {
     file_.reset(::open(directory_of(target_).c_str(), O_WRONLY | O_TMPFILE | O_CLOEXEC, 0666));
-    // Without /proc it could never get a name.
+    // Without /proc the file could never get a name.
     if (file_ && ::access(magic_link(file_).c_str(), F_OK) == 0) {
       ::flock(file_.get(), LOCK_EX | LOCK_NB);
       return;
@@ -211,11 +211,11 @@ void TemporaryFile::give_name() {
 }
 
 void TemporaryFile::complete() {
-  // The lock tells other jobs that the temporary name is in use: it must last until the final name
-  // is given. Without a free descriptor it does not.
+  // The lock tells other jobs that the temporary name is in use, so it must last until the file has
+  // its final name. Without a free descriptor it does not.
   lock_.reset(::fcntl(file_.get(), F_DUPFD_CLOEXEC, 0));
   sync(file_, target_);
-  give_name();  // a link cannot replace an older file: that takes a rename
+  give_name();  // link() cannot replace an older file; rename() can
   sync_and_close(std::move(file_), target_);
 }
 
@@ -236,7 +236,8 @@ bool TemporaryFile::commit_if_new() {
   return true;
 }
 
-// Looks and gives the name in one step where the file system can: of two jobs, one is first.
+// Checks for a file and gives the name in one step, if the file system can, so that one of two jobs
+// is first.
 bool TemporaryFile::rename_if_new() const {
   if (::renameat2(AT_FDCWD, path_.c_str(), AT_FDCWD, target_.c_str(), RENAME_NOREPLACE) == 0) {
     return true;

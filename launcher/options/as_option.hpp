@@ -8,8 +8,8 @@
 namespace annulus::launcher {
 
 /// Runs body() and makes its errors name `option` ("--window", "--query q.npy"): lower layers name
-/// their own arguments, or only a file, but the user knows the options. The entry of an argument is
-/// kept: "kv_lengths[2]" becomes "--kv-lengths kv.npy, entry 2".
+/// their own arguments, or only a file, but the user knows the options. An entry's index is kept:
+/// "kv_lengths[2]" becomes "--kv-lengths kv.npy, entry 2".
 template <class Body>
 auto as_option(const std::string& option, Body&& body) {
   try {

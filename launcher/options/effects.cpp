@@ -22,7 +22,7 @@ bool contains(const Names& names, std::string_view name) {
   return std::find(names.begin(), names.end(), name) != names.end();
 }
 
-// All options that bench --hops uses.
+// The options that bench --hops uses.
 const Names& of_hops() {
   static const Names names{"mesh",       "sequence-axis", "rank-order", "device", "transport",
                            "share-gpus", "json",          "csv",        "wide",   "legend",
@@ -55,7 +55,7 @@ const Names& drawn() {
   return names;
 }
 
-// True if an option of drawn() has the value that it has when nobody gives it. Most have none then.
+// True if an option of drawn() has its default value. Most have none.
 bool has_default_value(std::string_view option, const Options& options) {
   const Options defaults;
   const auto same = [&](auto field) { return options.*field == defaults.*field; };
@@ -85,7 +85,7 @@ class Effects {
   }
 
  private:
-  /// True if the option is there, from wherever and with whatever value.
+  /// True if the option was given anywhere, with any value.
   [[nodiscard]] bool has(std::string_view option) const { return given_.contains(option); }
 
   /// "--seed 7", or "--explain".
@@ -106,7 +106,7 @@ class Effects {
     throw UserError(fmt::format("{}: has no effect {}; it needs {}", shown(option), cause, needed));
   }
 
-  /// If `other` is given, refuses every option for which is_unused(name) holds. `which` says why.
+  /// If `other` is given, refuses every option for which is_unused(name) is true. `which` says why.
   template <class IsUnused>
   void refuse_if(bool is_given, std::string_view other, std::string_view which,
                  const IsUnused& is_unused) const {
@@ -141,7 +141,7 @@ class Effects {
     }
   }
 
-  // Options that a form of a command ignores.
+  // Checks for options that a form of a command ignores.
   void check_forms() const {
     const Options& o = options_;
     const bool plan = o.command == Command::plan;
@@ -149,7 +149,7 @@ class Effects {
               [](std::string_view option) { return !contains(of_hops(), option); });
     refuse(!o.calibrate.empty(), "--calibrate", "times kernels and transfers one by one",
            not_of_calibrate());
-    refuse(o.scaling, "--scaling", "has lengths of its own (see --tokens-per-rank)", {"sweep"});
+    refuse(o.scaling, "--scaling", "sets the lengths itself (see --tokens-per-rank)", {"sweep"});
     refuse(o.scaling && !plan, "--scaling", "times many problems", {"trace", "warm-seconds"});
     for (const auto& [form, option] :
          {std::pair(o.scaling, "--scaling"), std::pair(o.recommend, "--recommend")}) {
@@ -167,7 +167,7 @@ class Effects {
     refuse(o.random_case.has_value(), "--random-case", "names its seed itself", {"seed"});
   }
 
-  // Options that only tables show.
+  // Checks for options that affect only tables.
   void check_tables() const {
     const bool json = options_.json == "-";
     const bool csv = options_.csv == "-";
@@ -197,7 +197,7 @@ class Effects {
          kOneSpec);
   }
 
-  // The schedule, and the option that asks for it: some names of --impl stand for a schedule.
+  // The schedule, and the option that names it, since some names of --impl stand for a schedule.
   [[nodiscard]] std::pair<std::string, std::string> schedule_of() const {
     const Registry registry = Registry::standard();
     for (const Strategy& strategy : registry.strategies()) {
@@ -207,7 +207,7 @@ class Effects {
     return {options_.schedule, "--schedule " + options_.schedule};
   }
 
-  // Options that need another one.
+  // Checks for options that need another one.
   void check_needs() const {
     const Options& o = options_;
     const bool plan = o.command == Command::plan;
@@ -249,7 +249,7 @@ class Effects {
          "random:");
   }
 
-  // True if something is drawn that is not verify's or bench's own.
+  // True if anything is drawn besides what verify and bench always draw.
   [[nodiscard]] bool draws() const {
     const std::array values{&options_.block_mask, &options_.sinks, &options_.bias, &options_.mask};
     return has("dropout") || std::any_of(values.begin(), values.end(), [](const auto* value) {

@@ -27,7 +27,7 @@ bool same_file(const std::string& first, const std::string& second) {
   const std::string a = files::link_target(first);
   const std::string b = files::link_target(second);
   std::error_code error;
-  // Device and inode, where both exist.
+  // Compares device and inode if both files exist.
   if (std::filesystem::equivalent(a, b, error) && !error) return true;
   const std::filesystem::path canonical_a =
       std::filesystem::weakly_canonical(std::filesystem::absolute(a), error);
@@ -76,7 +76,7 @@ void check_picture_name(const std::string& path) {
   throw ArgumentError("--picture", fmt::format("'{}'", path), "a .svg file");
 }
 
-// A file of this name would be a surprise.
+// Refuses "-", since a file of this name would be a surprise.
 void check_not_standard_output(const NamedFile& file) {
   if (file.path != "-") return;
   throw ArgumentError(file.option, "'-'",
@@ -84,7 +84,7 @@ void check_not_standard_output(const NamedFile& file) {
                       "output");
 }
 
-// `output` against all that come before it.
+// Compares `output` with all files before it.
 void check_distinct(const NamedFile& output, const std::vector<NamedFile>& others) {
   for (const NamedFile& other : others) {
     if (other.path.empty() || !same_file(output.path, other.path)) continue;

@@ -4,13 +4,13 @@
 
 namespace annulus::launcher {
 
-/// Checks what the names of files say before any of them is opened: an output must be neither an
-/// input nor another output, however it is spelt (--lse, --maximum and --sum may share the
-/// .safetensors file of --output), and arrays go to .npy or .safetensors. Looks at the file system;
-/// does not communicate. Throws UserErrors naming the options.
+/// Checks the names of files before any is opened. An output must be neither an input nor another
+/// output, under any name (--lse, --maximum and --sum may share the .safetensors file of --output).
+/// Arrays go to .npy or .safetensors. Reads the file system; does not communicate. Throws
+/// UserErrors naming the options.
 void check_file_names(const Options& options);
 
-/// Throws UserError naming those of --query, --key, --value and --output that `run` lacks.
+/// Throws UserError naming each of --query, --key, --value and --output that `run` lacks.
 void check_files_are_given(const Options& options);
 
 /// True if this file of --lse, --maximum or --sum is the file of --output.

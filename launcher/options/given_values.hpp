@@ -5,11 +5,11 @@
 
 namespace annulus::launcher {
 
-/// A value, and where the user gave it: "--window", "window in run.cfg".
+/// A value and its source: "--window", "window in run.cfg".
 struct GivenValue {
   std::string option;
   std::string text;
-  bool is_none = false;  ///< an explicit none: the default, overriding weaker sources
+  bool is_none = false;  ///< an explicit none: the default, which overrides weaker sources
 };
 
 /// By the option's name.

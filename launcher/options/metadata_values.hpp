@@ -10,7 +10,7 @@
 
 namespace annulus::launcher {
 
-/// The prefix of the environment variables of metadata fields, which are not options.
+/// The prefix of environment variables for metadata fields; options have another prefix.
 inline constexpr std::string_view kMetadataPrefix = "ANNULUS_METADATA_";
 
 /// Metadata from the file of --metadata and from the environment, as values of the corresponding

@@ -63,7 +63,7 @@ std::string command_help(Command command) {
     out << fmt::format("annulus {}: {}\n\nusage: {}\n", name_of(command), entry.summary,
                        entry.usage);
   }
-  // One description per group; groups come in order, each in one piece.
+  // One description per group. Groups come in order, and the options of a group are contiguous.
   const std::vector<OptionEntry>& table = option_table();
   for (auto entry = table.begin(); entry != table.end();) {
     const std::string& group = entry->group;

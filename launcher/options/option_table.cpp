@@ -22,7 +22,7 @@ namespace {
 using Commands = std::vector<Command>;
 using Apply = OptionEntry::Apply;
 
-// A whole number of the command line that ends up in an int.
+// The limit of whole numbers that are stored in an int.
 constexpr std::int64_t kMaximumInt = std::numeric_limits<int>::max();
 
 Apply text_into(std::string Options::*field) {
@@ -44,7 +44,7 @@ Apply int_into(int Options::*field, std::int64_t least, std::int64_t most = kMax
   };
 }
 
-/// `parse`(option, text) gives the field's value.
+/// `parse`(option, text) returns the field's value.
 template <class Field, class Parse>
 Apply parsed_into(Field Options::*field, Parse parse) {
   return [=](Options& options, const std::string& option, const std::string& text) {
@@ -199,10 +199,9 @@ void add_sharding(TableBuilder& table) {
       "- for none (default: what the mesh has of fsdp+dp,sp,tp,-)");
   table.add("kv-spec", "SPEC", kPlanned, parsed_into(&Options::kv_spec, parse_spec),
             "likewise for key and value, B,S,K,D");
-  table.add(
-      "bias-spec", "SPEC", kPlanned, parsed_into(&Options::bias_spec, parse_spec),
-      "likewise for --bias, B,N,T,S; it follows from --query-spec, and another one is an error: "
-      "B, N and T have the query's axes, S and dimensions of size 1 have none");
+  table.add("bias-spec", "SPEC", kPlanned, parsed_into(&Options::bias_spec, parse_spec),
+            "likewise for --bias, B,N,T,S; it must agree with --query-spec: "
+            "B, N and T have the query's axes, S and dimensions of size 1 have none");
   table.add("mask-spec", "SPEC", kPlanned, parsed_into(&Options::mask_spec, parse_spec),
             "likewise for --mask, B,N,T,S");
   table.add(
@@ -226,7 +225,7 @@ void add_sharding(TableBuilder& table) {
       "of its size and K)");
   table.add("inner-size", "N", kPlanned, int_into(&Options::inner_size, 1),
             "ranks of an inner ring in the schedule double_ring; it divides the ranks along the "
-            "sequence (default: those of a node)");
+            "sequence (default: the ranks of a node)");
   table.add("mode", "MODE", kPlanned, parsed_into(&Options::mode, parse_mode_name),
             "train, prefill, autoregressive or insert: sets only the defaults of --query-spec and "
             "--kv-spec (default: autoregressive if T = 1, else train)");
@@ -252,19 +251,19 @@ void add_sharding(TableBuilder& table) {
             "cost model for predicted times and --schedule auto, as bench --calibrate writes it "
             "(default: assumptions for a CPU core or a Hopper GPU)");
   table.add("tuning", "POLICY", kComputing, parsed_into(&Options::tuning, parse_tuning),
-            "off, cached or measure: what auto goes by; off: the cost model; cached: what was "
-            "measured before, else the cost model; measure: what was measured before, else what is "
-            "measured now and kept in --tuning-cache; only off gives the same bits at any time "
+            "off, cached or measure: how auto decides; off: by the cost model; cached: by "
+            "earlier measurements, else the cost model; measure: by earlier measurements, else by "
+            "new ones, kept in --tuning-cache; only off gives the same bits at any time "
             "(default: off)");
   table.add("tuning-cache", "FILE", kComputing, text_into(&Options::tuning_cache),
-            "what --tuning has measured, for later jobs (default: "
+            "file for the measurements of --tuning, for later jobs (default: "
             "$XDG_CACHE_HOME/annulus/tuning-v1.json, else ~/.cache/annulus/tuning-v1.json)");
   table.add("ranks-per-node", "N", {Command::plan}, int_into(&Options::ranks_per_node, 1),
             "consecutive ranks that share a node, for predictions (default: the ranks of the mesh "
             "that have the same coordinate on its axis named node; without such an axis, all)");
   table.add("transport", "NAME", kPlanned, parsed_into(&Options::transport, parse_transport_name),
-            "auto, composite, nccl or peer: what carries data between GPUs; peer is copy engines, "
-            "inside a node; composite is peer inside nodes and nccl between them (default: auto: "
+            "auto, composite, nccl or peer: what carries data between GPUs; peer: copy engines "
+            "inside a node; composite: peer inside nodes, nccl between them (default: auto: "
             "peer where all GPUs can access each other, composite where some can, else nccl)");
   table.add("share-gpus", "", kComputing, flag_into(&Options::share_gpus),
             "let several ranks share a GPU, with transport peer by default");
@@ -292,10 +291,10 @@ void add_problem(TableBuilder& table) {
             "query i sees key j only if i + offset - L <= j <= i + offset + R; -1: no limit; one "
             "number: for both; 4k and 1e3 are sizes too (default: no limit)");
   table.add("prefix", "N", kPlanned, parsed_into(&Options::prefix, parse_size_or_file),
-            "queries see the keys j < N whatever --causal, --window and --chunk say; or a file "
+            "queries see all keys j < N despite --causal, --window and --chunk; or a file "
             "with one per batch, int32 [B] (default: 0)");
   table.add("sink-tokens", "N", kPlanned, parsed_into(&Options::sink_tokens, parse_size),
-            "queries see the keys j < N that --causal shows, whatever --window and --chunk say "
+            "queries see the keys j < N that --causal shows, despite --window and --chunk "
             "(default: none)");
   table.add("chunk", "C", kPlanned, parsed_into(&Options::chunk, parse_size),
             "query i sees key j only if (i + offset) / C and j / C, rounded down, are equal "
@@ -341,9 +340,9 @@ void add_input(TableBuilder& table) {
   table.add("cu-seqlens-q", "FILE", kPlanned, text_into(&Options::query_cu_seqlens),
             "int32 [documents + 1] from 0 to T: documents of the queries, each of which sees the "
             "document "
-            "of the same number of --cu-seqlens-kv; positions then count inside the documents");
+            "of the same number in --cu-seqlens-kv; positions then count inside the documents");
   table.add("cu-seqlens-kv", "FILE", kPlanned, text_into(&Options::kv_cu_seqlens),
-            "int32 [documents + 1] from 0 to S: likewise of the keys");
+            "int32 [documents + 1] from 0 to S: documents of the keys");
   table.add("block-mask", "FILE", kPlanned, text_into(&Options::block_mask),
             "bool or uint8, broadcastable to [B,N,T/Q,S/K] (rounded up): a query sees the keys of "
             "the blocks that are set; random:DENSITY draws blocks for each head");
@@ -390,15 +389,15 @@ void add_output(TableBuilder& table) {
       "attention weights [B,N,T,S] (tensor weights), in the softmax's dtype; computed only by "
       "--impl vanilla, on CPUs");
   table.add("grad-output", "FILE", run, text_into(&Options::grad_output),
-            "input, the gradient of a loss by the output, of the output's shape and dtype (tensor "
-            "grad_output): computes the gradients by query, key and value, too");
+            "input, gradient of the loss by the output, of the output's shape and dtype (tensor "
+            "grad_output): computes the gradients by query, key and value too");
   table.add("grad-lse", "FILE", run, text_into(&Options::grad_lse),
-            "input, the gradient by the LSE, float32 [B,N,T] (tensor grad_lse; default: 0)");
+            "input, gradient by the LSE, float32 [B,N,T] (tensor grad_lse; default: 0)");
   table.add("forward-output", "FILE", run, text_into(&Options::forward_output),
-            "input, what an earlier run of the same problem wrote to --output (tensor output): "
+            "input, --output of an earlier run of the same problem (tensor output): "
             "only the gradients are computed, with --forward-lse and in place of --output");
   table.add("forward-lse", "FILE", run, text_into(&Options::forward_lse),
-            "input, what that run wrote to --lse (tensor lse)");
+            "input, --lse of that run (tensor lse)");
   table.add("grad-query", "FILE", run, text_into(&Options::grad_query),
             "gradient by the query, of its shape and dtype (tensor grad_query)");
   table.add("grad-key", "FILE", run, text_into(&Options::grad_key), "likewise (tensor grad_key)");
@@ -421,21 +420,21 @@ void add_output(TableBuilder& table) {
             parsed_into(&Options::grad_wire, parse_grad_wire),
             "dtype in which parts of gradients of keys and values go to their owners: float32, or "
             "bfloat16 for half types, which rounds each part once and halves the bytes; needs a "
-            "schedule that adds none up on the way (default: float32)");
+            "schedule that sums none along the way (default: float32)");
   table.add("trace", "FILE", {Command::run, Command::bench, Command::plan},
             text_into(&Options::trace),
-            "what every rank did and when, as Chrome trace events (JSON), for Perfetto; of plan "
+            "timeline of every rank, as Chrome trace events (JSON), for Perfetto; with plan "
             "--simulate, up to 64 ranks");
   table.add(
       "picture", "FILE", {Command::bench, Command::plan}, text_into(&Options::picture),
-      "a .svg file: of plan --simulate, ranks x time, up to 256 ranks; of --scaling, the plot");
+      "a .svg file: with plan --simulate, ranks x time, up to 256 ranks; with --scaling, the plot");
   table.add("json", "FILE", kAll, text_into(&Options::json),
             "results as JSON; - is standard output, instead of the table");
   table.add("csv", "FILE", kPlanned, text_into(&Options::csv),
-            "results as CSV, added to the file if it is there and has the same columns; - is "
+            "results as CSV, added to an existing file with the same columns; - is "
             "standard output, instead of the table");
   table.add("wide", "", kPlanned, flag_into(&Options::wide),
-            "show all columns of a table, not only those that fit into 120 characters");
+            "show all columns of a table, not only as many as fit into 120 characters");
   table.add("legend", "", kPlanned, flag_into(&Options::legend),
             "say what the columns of a table mean");
   table.add("explain", "", kPlanned, flag_into(&Options::explain),
@@ -463,7 +462,7 @@ void add_running(TableBuilder& table) {
             fmt::format("calls before the timing starts (default: {})", defaults.warmup));
   table.add("warm-seconds", "SECONDS", {Command::bench},
             parsed_into(&Options::warm_seconds, parse_positive),
-            "go on with the calls before the timing for so long, as a GPU at rest is faster");
+            "least time of the calls before the timing, since a rested GPU is faster");
   table.add("iters", "N", {Command::bench}, int_into(&Options::iterations, 1),
             fmt::format("calls that are timed (default: {})", defaults.iterations));
   table.add("sweep", "BEGIN:END[:FACTOR]", {Command::bench},
@@ -476,16 +475,16 @@ void add_running(TableBuilder& table) {
   table.add(
       "calibrate", "FILE", {Command::bench}, text_into(&Options::calibrate),
       "measure a cost model for --cost-model instead: merges, reads, hops, and every kernel that "
-      "computes the problem (heads of --shape, rows of --sweep); what FILE holds of other "
-      "dtypes, head dimensions, masks and of the other pass stays");
+      "computes the problem (heads of --shape, rows of --sweep); FILE keeps its entries of other "
+      "dtypes, head dimensions and masks, and of the other pass");
   table.add(
       "show-ranks", "N", {Command::plan}, int_into(&Options::show_ranks, 0),
       fmt::format("print every step of the first N ranks, and list more than 32 ranks if N is more "
                   "(default: {})",
                   defaults.show_ranks));
   table.add("simulate", "", {Command::plan}, flag_into(&Options::simulate),
-            "play the plan of all ranks, up to 4096, with shared links, transfers beside kernels "
-            "and ranks that are slower than others, and show what each does");
+            "simulate the plan of all ranks, up to 4096, with shared links, overlapped transfers "
+            "and slower ranks, and show what each rank does");
   table.add("straggler-percent", "X", {Command::plan},
             parsed_into(&Options::straggler_percent, parse_percent),
             "with --simulate: each rank computes longer by a share drawn between 0 and X % "
@@ -504,11 +503,11 @@ void add_running(TableBuilder& table) {
                         [](const auto& option, const auto& text) {
                           return static_cast<double>(parse_size(option, text));
                         }),
-            "with --recommend: what a rank may need for shards and buffers, such as 80G (default: "
+            "with --recommend: limit for a rank's shards and buffers, such as 80G (default: "
             "no limit)");
   table.add("scaling", "", {Command::bench, Command::plan}, flag_into(&Options::scaling),
             "1, 2, 4, ... ranks, with one problem (strong) and with a sequence that grows with the "
-            "ranks (weak): predicted by plan up to --ranks, measured by bench on those of mpirun");
+            "ranks (weak): predicted by plan up to --ranks, measured by bench on mpirun's ranks");
   table.add(
       "tokens-per-rank", "N", {Command::bench, Command::plan},
       parsed_into(&Options::tokens_per_rank, parse_size),

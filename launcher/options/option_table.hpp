@@ -9,7 +9,7 @@
 
 namespace annulus::launcher {
 
-/// One option of the program: all that parsing, precedence and help need to know about it.
+/// One option of the program, for parsing, precedence and help.
 struct OptionEntry {
   /// Sets the field of Options from text. `option` is how the user gave it, for messages.
   using Apply = std::function<void(Options&, const std::string& option, const std::string& text)>;
@@ -25,8 +25,8 @@ struct OptionEntry {
   [[nodiscard]] bool belongs_to(Command command) const;
 };
 
-/// Every option, in order of the help. (--help and --version are not among them: they are words of
-/// the command line alone.)
+/// Every option, in order of the help. (--help and --version are not options: they exist only on
+/// the command line.)
 [[nodiscard]] const std::vector<OptionEntry>& option_table();
 /// Null if there is none.
 [[nodiscard]] const OptionEntry* find_option(std::string_view name);

@@ -14,9 +14,9 @@
 namespace annulus::launcher {
 namespace {
 
-// Beyond this, products of sizes no longer fit 63 bits, whatever memory there is.
+// Products of larger sizes would not fit 63 bits.
 constexpr std::int64_t kLargestSize = std::int64_t{1} << 48;
-// Times the largest size it still fits.
+// This factor times the largest size still fits.
 constexpr std::int64_t kLargestFactor = std::int64_t{1} << 14;
 
 template <class Number>
@@ -57,7 +57,7 @@ std::optional<std::int64_t> signed_size_of_text(std::string_view text) {
   const bool negative = text.starts_with('-');
   if (negative) text.remove_prefix(1);
   const auto size = size_of_text(text);
-  // "--5" is no number.
+  // "--5" is not a number.
   if (!size || text.starts_with('-')) return std::nullopt;
   return negative ? -*size : *size;
 }

@@ -35,7 +35,7 @@ constexpr std::array kCommands{Command::run, Command::verify, Command::bench, Co
                                Command::info};
 constexpr std::string_view kPrefix = "ANNULUS_";
 
-// Edits (insert, delete, replace a character) that make one word the other.
+// The number of edits (insert, delete, replace a character) between two words.
 std::size_t edit_distance(std::string_view a, std::string_view b) {
   std::vector<std::size_t> row(b.size() + 1);
   std::iota(row.begin(), row.end(), std::size_t{0});
@@ -49,7 +49,7 @@ std::size_t edit_distance(std::string_view a, std::string_view b) {
   return row.back();
 }
 
-// "; the nearest is --window", or nothing where no candidate looks like a typing error away.
+// "; the nearest is --window", or "" if no candidate is close enough for a typing error.
 std::string suggestion(std::string_view word, std::string_view prefix,
                        const std::vector<std::string>& candidates) {
   const std::string& nearest = *std::min_element(
@@ -79,8 +79,8 @@ Command parse_command(const std::string& word) {
                                   suggestion(word, "", names)));
 }
 
-// Boost splits words and lines into options by this list: the options of all commands, so that an
-// option of another command is told from a misspelt one.
+// The options of all commands, by which Boost splits words and lines, so that an option of another
+// command can be told from a misspelt one.
 po::options_description descriptions() {
   po::options_description all;
   for (const OptionEntry& entry : option_table()) {
@@ -93,8 +93,8 @@ po::options_description descriptions() {
 
 [[noreturn]] void throw_unknown(const std::string& option, std::string_view name, Command command) {
   const std::string program = fmt::format("annulus {}", name_of(command));
-  throw UserError(fmt::format("{0}: no option of {1}{2} ({1} --help lists all)", option, program,
-                              suggestion(name, "--", options_of(command))));
+  throw UserError(fmt::format("{0}: not an option of {1}{2} ({1} --help lists all)", option,
+                              program, suggestion(name, "--", options_of(command))));
 }
 
 void insert(GivenValues& values, const std::string& name, GivenValue value) {
@@ -104,7 +104,7 @@ void insert(GivenValues& values, const std::string& name, GivenValue value) {
   }
 }
 
-// A flag alone is on.
+// A flag without a value is on.
 std::string value_of(const po::option& option) {
   return option.value.empty() ? "true" : option.value.front();
 }
@@ -148,11 +148,11 @@ GivenValues from_command_line(const std::vector<std::string>& words, Command com
     if (option.unregistered || entry == nullptr) throw_unknown(shown, option.string_key, command);
     check_belongs(*entry, command);
     const std::string value = value_of(option);
-    // After a flag, Boost takes what is no option of ours for the flag's value.
+    // Boost takes an unknown option after a flag for the flag's value.
     if (entry->is_flag() && value.starts_with("--")) {
       throw_unknown(value, std::string_view(value).substr(2), command);
     }
-    // Where a value was forgotten, Boost takes the next option for it.
+    // Boost takes the next option for a forgotten value.
     if (value.starts_with("--")) {
       const bool file = entry->value == "FILE";
       throw ArgumentError(shown, fmt::format("'{}', which looks like the next option", value),
@@ -169,7 +169,7 @@ bool is_option_name(std::string_view text) {
   });
 }
 
-// The text of the file, in lines that are empty, a comment, or name = value.
+// The text of the file. Each line must be empty, a comment, or name = value.
 std::string read_config(const std::string& path) {
   const std::string shown = "--config " + path;
   std::istringstream file(as_option(shown, [&] { return files::read_text(path); }));
@@ -266,7 +266,7 @@ GivenValues from_environment(std::vector<std::string>& warnings) {
   return values;
 }
 
-// The value of an option in the first layer that has one; null if none has.
+// The value of an option in the first layer that has it; null if none has.
 const GivenValue* first_of(const char* name, std::initializer_list<const GivenValues*> layers) {
   for (const GivenValues* layer : layers) {
     if (const auto found = layer->find(name); found != layer->end()) return &found->second;
@@ -274,7 +274,7 @@ const GivenValue* first_of(const char* name, std::initializer_list<const GivenVa
   return nullptr;
 }
 
-// File and environment may serve several commands.
+// Drops options of other commands, as file and environment may serve several.
 void drop_foreign(GivenValues& values, Command command) {
   std::erase_if(values, [command](const auto& item) {
     const OptionEntry& entry = *find_option(item.first);
@@ -282,7 +282,7 @@ void drop_foreign(GivenValues& values, Command command) {
   });
 }
 
-// Ranks on CPUs have no transport and share no GPUs: that of environment and files is for others.
+// Drops a transport and GPU sharing of environment and files if ranks are on CPUs.
 void settle_transport(Options& options) {
   const bool plan_assumes_cpu = options.command == Command::plan && options.device == "auto";
   const bool on_cpu = options.device == "cpu" || plan_assumes_cpu;
@@ -307,7 +307,7 @@ void settle_transport(Options& options) {
   }
 }
 
-// LSE, maximum and sum.
+// Checks --lse, --maximum and --sum.
 void check_row_results(const Options& options) {
   if (options.normalize_output) {
     for (const auto& [option, file] :
@@ -426,7 +426,7 @@ std::optional<Options> parse_options(const std::vector<std::string>& words, std:
   GivenValues values = from_command_line({words.begin() + 1, words.end()}, command);
   GivenValues environment = from_environment(warnings);
   check_log_level(warnings);
-  // merge() keeps what is there already: first come, first served.
+  // merge() keeps existing values, so the first layer wins.
   drop_foreign(environment, command);
   GivenValues config;
   if (const GivenValue* file = first_of("config", {&values, &environment})) {

@@ -35,18 +35,18 @@ struct WindowSize {
   std::int64_t right = -1;
 };
 
-/// Where the diagonal of causal, window and chunk lies: the offset, or S − T for the bottom right.
+/// The position of the diagonal of causal, window and chunk: the offset, or S − T for bottom right.
 struct CausalOffset {
   bool bottom_right = false;
   std::int64_t value = 0;
   bool top_left = false;  ///< by that name
-  std::string file;       ///< empty: not one per batch
+  std::string file;       ///< one per batch; empty: none
 };
 
 /// A size, or one per batch.
 struct SizeOrFile {
   std::int64_t value = 0;
-  std::string file;  ///< empty: the value
+  std::string file;  ///< one per batch; empty: the value counts
 };
 
 /// One problem of the random generator (see draw_problem).
@@ -55,8 +55,8 @@ struct RandomCase {
   int index = 0;
 };
 
-/// Every option of the program, parsed and checked one by one; problem_setup.hpp settles what they
-/// mean together. Absent optionals were not given anywhere.
+/// Every option of the program, parsed and checked one by one; problem_setup.hpp combines them.
+/// Absent optionals were not given anywhere.
 struct Options {
   Command command = Command::info;
 
@@ -70,11 +70,11 @@ struct Options {
   std::string kv_sequence_layout = "auto";  ///< auto: as the queries'
   std::optional<std::int64_t> granule;
   std::string schedule = "auto";
-  int ulysses_degree = 0;  ///< these two as in ring::PlanOptions
+  int ulysses_degree = 0;  ///< this and the next as in ring::PlanOptions
   int inner_size = 0;
   std::string implementation = "auto";
   std::optional<std::string> mode;
-  ShardingRules rules;               ///< the user's rules, for the default specs
+  ShardingRules rules;               ///< for the default specs
   std::string sequence_axis = "sp";  ///< see AttentionMetadata::rules()
   std::string rank_order = "node";   ///< or "mpirun"
   std::string device = "auto";
@@ -115,20 +115,20 @@ struct Options {
   // Files of the backward pass, which is computed if grad_output is given.
   std::string grad_output, grad_lse, grad_query, grad_key, grad_value, grad_sinks, grad_bias;
   std::string forward_output, forward_lse;  ///< empty: the forward pass is computed
-  std::optional<bool> deterministic;        ///< true: `run`, false: `no`; if not `reproducible`
+  std::optional<bool> deterministic;        ///< true: `run`, false: `no`
   std::optional<Reproducible> reproducible;
   DType grad_wire = DType::float32;  ///< or bfloat16
-  std::string cost_model;            ///< what predictions are based on
+  std::string cost_model;            ///< file, for predictions
   std::string tuning_cache;          ///< empty: ring::default_tuning_file()
 
   // Running.
   double timeout = Watchdog::kDefault.count();  ///< seconds
   bool explain = false;
   bool wide = false;    ///< tables show all columns
-  bool legend = false;  ///< and say what they mean
+  bool legend = false;  ///< tables explain their columns
 
-  /// verify: gradients too; empty: with random problems, half of the time. bench:
-  /// that pass too. plan: that pass.
+  /// verify: gradients too; empty: for half of the random problems. bench: the backward pass too.
+  /// plan: the backward pass instead.
   std::optional<bool> backward;
 
   // verify
@@ -136,11 +136,11 @@ struct Options {
   std::optional<RandomCase> random_case;
   // bench
   int warmup = 2;
-  double warm_seconds = 0;  ///< that these calls take at least
+  double warm_seconds = 0;  ///< the least time of the warm-up calls
   int iterations = 10;
-  /// T = S from begin to end by factor; with hops: bytes; with calibrate: rows.
+  /// T = S, growing from begin to end by factor; with hops: bytes; with calibrate: rows.
   std::optional<SweepRange> sequence_sweep;
-  bool hops = false;      ///< time ring hops, nothing else
+  bool hops = false;      ///< time only ring hops
   std::string calibrate;  ///< file of the cost model to be measured
   // plan
   int show_ranks = 0;      ///< ranks whose steps are printed
@@ -157,26 +157,25 @@ struct Options {
   bool scaling = false;
   std::int64_t tokens_per_rank = 0;  ///< 0: not given
 
-  /// The options given and their values, wherever from: "--causal=true --mesh=sp=4". Must be the
+  /// The given options and their values, from all sources: "--causal=true --mesh=sp=4". Must be the
   /// same on every rank.
   std::string given;
-  /// The options of the command line, without dashes. Unlike those of environment and files, they
+  /// The options of the command line, without dashes. Unlike options of environment and files, they
   /// must have an effect.
   std::set<std::string, std::less<>> named;
   /// Warnings for the user, one sentence each.
   std::vector<std::string> warnings;
 };
 
-/// Parses the words after the program's name. A value is taken from the command line, else from the
-/// environment (--causal-offset from ANNULUS_CAUSAL_OFFSET), else from the file that --config
-/// names, else it is the default. Values from --metadata come after the command line and before the
-/// environment; ANNULUS_METADATA_* come after the option's own variable. File and environment may
-/// serve several commands: options of other commands are ignored there, but are errors on the
-/// command line.
+/// Parses the words after the program's name. A value comes from the first of these sources that
+/// has it: the command line, --metadata, the environment (ANNULUS_CAUSAL_OFFSET for
+/// --causal-offset, then ANNULUS_METADATA_*), the file that --config names, the default. File and
+/// environment may serve several commands: options of other commands are ignored there, but are
+/// errors on the command line.
 ///
-/// Throws ArgumentError naming the option, its value and what was expected, FileError for the
-/// --config file. When help or the version was
-/// asked for, returns nothing and puts the text into `help`. Does not communicate.
+/// Throws ArgumentError naming the option, its value and what was expected, and FileError for the
+/// --config file. For help or the version, returns nothing and puts the text into `help`. Does not
+/// communicate.
 [[nodiscard]] std::optional<Options> parse_options(const std::vector<std::string>& words,
                                                    std::string& help);
 

@@ -11,15 +11,15 @@ struct TimeUnit {
   double seconds = 1;
 };
 
-/// The unit in which this many seconds are a number from 1 to 1000.
+/// The unit in which this time is a number from 1 to 1000.
 [[nodiscard]] inline TimeUnit time_unit(double seconds) {
   if (seconds < 1e-3) return {"µs", 1e-6};
   if (seconds < 1) return {"ms", 1e-3};
   return {"s", 1};
 }
 
-/// From 0 to at most `end`: four to ten round numbers at equal distances; none unless `end` is
-/// a positive, normal number.
+/// Four to ten round numbers at equal distances, from 0 to at most `end`; none unless `end` is a
+/// positive, normal number.
 [[nodiscard]] inline std::vector<double> linear_ticks(double end) {
   if (end <= 0 || !std::isnormal(end)) return {};
   const double power = std::pow(10, std::floor(std::log10(end)));
@@ -33,8 +33,8 @@ struct TimeUnit {
   return ticks;
 }
 
-/// 1, 10, 100, … or 1, 2, 5, 10, … if these are few, from `least` to `most`; none unless both are
-/// positive and finite.
+/// 1, 10, 100, … or, if that gives few ticks, 1, 2, 5, 10, …, from `least` to `most`; none unless
+/// both are positive and finite.
 [[nodiscard]] inline std::vector<double> logarithmic_ticks(double least, double most) {
   if (!(least > 0) || !(most >= least) || std::isinf(most)) return {};
   std::vector<double> ticks;

@@ -30,7 +30,7 @@ constexpr std::string_view kStyle =
     ".grid{stroke:#dfe4e9;stroke-width:1}.label{font:12px sans-serif;fill:#333}"
     ".title{font:bold 14px sans-serif;fill:#111}\n";
 
-// Values of an axis and where they lie, from 0 to 1.
+// Maps values of an axis to positions from 0 to 1.
 class Axis {
  public:
   Axis(double least, double most, bool logarithmic)

@@ -8,7 +8,7 @@ namespace annulus::launcher {
 
 struct Curve {
   std::string name;
-  std::vector<std::pair<double, double>> points;  ///< x, a power of two as a rule, and y
+  std::vector<std::pair<double, double>> points;  ///< x, mostly powers of two, and y
   bool ideal = false;                             ///< thin and dashed, for comparison
 };
 

@@ -5,8 +5,8 @@
 
 namespace annulus::launcher {
 
-/// A drawing, as SVG text. Lengths are pixels; y grows downwards. How things look is said by the
-/// names of classes and a style sheet.
+/// A drawing, as SVG text. Lengths are pixels; y grows downwards. Classes and a style sheet define
+/// the look.
 class Svg {
  public:
   Svg(double width, double height) : width_(width), height_(height) {}
@@ -29,10 +29,10 @@ class Svg {
   /// `anchor`: start, middle or end, the part of the text that lies at x.
   void text(double x, double y, std::string_view text, std::string_view anchor = "start",
             std::string_view look = "label");
-  /// Text that reads upwards, its middle at (x, y).
+  /// Text rotated to read upwards, with its middle at (x, y).
   void upwards(double x, double y, std::string_view text);
 
-  /// The whole document. `style` is CSS; `title` is what it shows, in words.
+  /// The whole document. `style` is CSS; `title` describes the drawing in words.
   [[nodiscard]] std::string document(std::string_view title, std::string_view style) const;
 
  private:

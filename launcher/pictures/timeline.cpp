@@ -19,13 +19,13 @@ constexpr double kLeft = 70;
 constexpr double kRight = 20;
 constexpr double kTop = 58;
 constexpr double kBottom = 62;
-constexpr double kAllRows = 640;  // their height together, as far as rows have sensible heights
+constexpr double kAllRows = 640;  // their total height, if that leaves rows a sensible height
 constexpr double kLeastRow = 3;
 constexpr double kMaximumRow = 44;
-// The part of a row for computing; the rest is for messages, and a gap if rows are high.
+// The share of a row for computing; the rest is for messages, and for a gap if rows are high.
 constexpr double kComputing = 0.6;
 constexpr double kLeastLabel = 11;  // pixels between labels of ranks
-// Rows with more spans are drawn by pixels.
+// Rows with more spans are drawn pixel by pixel.
 constexpr std::size_t kMaximumExact = 400;
 
 enum Kind : std::uint8_t { kKernel, kOther, kWait, kTransfer, kKinds };
@@ -51,7 +51,7 @@ Kind kind_of(const TraceSpan& span) {
   }
 }
 
-// The part of a rank's row that shows some of its spans.
+// The band of a rank's row for some kinds of spans.
 class Band {
  public:
   Band(double y, double height, double end) : y_(y), height_(height), end_(end) {}

@@ -14,7 +14,7 @@ struct TimelineRow {
   const std::vector<TraceSpan>* spans = nullptr;
 };
 
-/// Most ranks of a picture. Of more, show some that are spread over all: see spread_ranks().
+/// The most ranks of a picture. If there are more, show a selection: see spread_ranks().
 inline constexpr int kMaximumPicturedRanks = 256;
 
 /// At most `most` of the ranks from 0 to `ranks` − 1, in order: the first, the last, and others at
@@ -22,8 +22,8 @@ inline constexpr int kMaximumPicturedRanks = 256;
 [[nodiscard]] std::vector<int> spread_ranks(int ranks, int most);
 
 /// Ranks × time, as SVG. Each rank has a row: its upper part shows computing and waiting, the lower
-/// part messages on their way. Where a row has more spans than pixels, each pixel shows what most
-/// of its time was spent on. `title` goes above, `note` below. Time counts from 0 ns.
+/// part messages on their way. If a row has more spans than pixels, each pixel shows the kind that
+/// took most of its time. `title` goes above, `note` below. Time counts from 0 ns.
 [[nodiscard]] std::string timeline_picture(const std::vector<TimelineRow>& rows,
                                            const std::string& title, const std::string& note);
 

@@ -44,7 +44,7 @@ ring::PlanInput PlannedCase::input(const ring::ShardedOperands& laid_out) const 
 
 namespace {
 
-// Who may compute the problem. The machine that computes need not be this one.
+// The implementations for the problem. It need not be this machine that computes.
 Selection select(const Options& options, const PlannedCase& planned, const Registry& registry) {
   return registry.select(options.implementation, planned.setup.problem, planned.place,
                          Presence::assumed, planned.backward ? Pass::backward : Pass::forward);

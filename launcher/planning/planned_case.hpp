@@ -21,9 +21,9 @@ struct PlannedCase {
   ring::ShardedOperands operands;
   std::vector<const Implementation*> candidates;
   Place place;
-  ring::CostModel model;  ///< its transport is what --transport says of ranks on these nodes
+  ring::CostModel model;  ///< its transport is the one of ranks on these nodes under --transport
   std::vector<int> node_of_rank;  ///< see ring::Prices
-  ring::PlanOptions how;          ///< with what `choice` has settled
+  ring::PlanOptions how;          ///< with the decisions of `choice`
   ring::ScheduleChoice choice;
   /// Plans of the backward pass; without a value, of the forward pass.
   std::optional<ring::BackwardRequest> backward = {};
@@ -33,17 +33,16 @@ struct PlannedCase {
   [[nodiscard]] ring::PlanInput input() const { return input(operands); }
 };
 
-/// The place of ranks that need not exist: the user says what they compute with.
+/// The place of ranks that need not exist; the user says which.
 [[nodiscard]] Place planned_place(const Options& options);
 
-/// Which ranks share a node: consecutive ones, as many as --ranks-per-node says; without that, the
-/// ranks with the same coordinate on the axis "node", if the mesh has one; else all, which is an
-/// empty list. Throws ArgumentError if --ranks-per-node is less than the number of ranks and does
-/// not divide it.
+/// The node of each rank. With --ranks-per-node, consecutive ranks share a node; else the ranks
+/// with the same coordinate on the axis "node", if the mesh has one; else all, which is an empty
+/// list. Throws ArgumentError if --ranks-per-node is less than the number of ranks and does not
+/// divide it.
 [[nodiscard]] std::vector<int> planned_nodes(const Options& options, const MeshShape& mesh);
 
-/// The basis of predictions for several cases: the model's source and the transports that they
-/// take.
+/// The basis of predictions for several cases: the model's source and the cases' transports.
 [[nodiscard]] std::string predictor_text(const ring::CostModel& model,
                                          const std::set<std::string>& transports);
 

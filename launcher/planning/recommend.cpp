@@ -96,7 +96,7 @@ void add_meta(Report& report, const Options& options, const std::string& predict
   report.add_meta("predicted by", predictor);
 }
 
-// Those that are not recommended, by reason.
+// Prints the candidates that are not recommended, by reason.
 void print_others(const std::vector<Recommendation>& candidates, std::ostream& out) {
   std::vector<std::string> reasons;
   std::map<std::string, std::vector<std::string>> by_reason;
@@ -115,7 +115,7 @@ void print_others(const std::vector<Recommendation>& candidates, std::ostream& o
   }
 }
 
-// Throws an error that says what would have been needed.
+// Throws an error that says what would be needed.
 void refuse(const Options& options, const std::vector<Recommendation>& candidates) {
   const Recommendation* least = nullptr;
   for (const Recommendation& one : candidates) {
@@ -133,7 +133,7 @@ void refuse(const Options& options, const std::vector<Recommendation>& candidate
                               candidates.front().why_not));
 }
 
-// The problem without a mesh of its own.
+// The problem without its mesh.
 AttentionOptions problem_of(const Options& options, const ring::CostModel& model) {
   const Options alone = on_mesh(options, fmt::format("dp=1,tp=1,{}=1", options.sequence_axis));
   AttentionOptions problem =

@@ -8,10 +8,10 @@
 
 namespace annulus::launcher {
 
-/// annulus plan --recommend: meshes dp × tp × sp of --ranks ranks on --nodes nodes, with every
-/// sequence layout and schedule, in order of predicted time; those that cannot run or need more
-/// than --memory with the reason. A table to `out`, and the files that the options name. For one
-/// rank. Throws UserErrors.
+/// annulus plan --recommend: compares meshes dp × tp × sp of --ranks ranks on --nodes nodes, with
+/// every sequence layout and schedule, by predicted time, and says why others cannot run or need
+/// more than --memory. Writes a table to `out`, and the files that the options name. Not
+/// collective. Throws UserErrors.
 void recommend(const Options& options, const Registry& registry, std::ostream& out);
 
 }  // namespace annulus::launcher

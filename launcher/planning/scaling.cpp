@@ -121,7 +121,7 @@ Row scaling_row(const ScalingPoint& point) {
 
 std::string scaling_picture(const std::vector<ScalingPoint>& points, const std::string& title,
                             const std::string& note) {
-  // An axis of powers has no place for 0.
+  // A logarithmic axis has no place for 0.
   const auto time = [](const ScalingPoint& point) {
     return point.seconds > 0 ? std::optional(point.seconds * 1e3) : std::nullopt;
   };
@@ -154,7 +154,7 @@ void predict_scaling(const Options& options, const Registry& registry, std::ostr
   if (!options.picture.empty()) {
     as_option("--picture " + options.picture, [&] { picture.emplace(options.picture); });
   }
-  // Ranks that do not fill their nodes fail before the work.
+  // Refuses ranks that do not fill their nodes before the work.
   static_cast<void>(planned_nodes(options, MeshShape({{options.sequence_axis, options.ranks}})));
   const ring::CostModel model = cost_model_of(options, planned_place(options));
   std::set<std::string> transports;

@@ -13,7 +13,7 @@
 
 namespace annulus::launcher {
 
-/// One number of ranks of a scaling study.
+/// A point of a scaling study: one number of ranks.
 struct ScalingPoint {
   bool weak = false;  ///< the sequence grows with the ranks
   int ranks = 1;
@@ -24,17 +24,17 @@ struct ScalingPoint {
   std::string transport;  ///< of a prediction
   double seconds = 0;
   double flops = 0;  ///< of the whole problem
-  /// Rate per rank over that of one rank, none without operations; see set_efficiencies().
+  /// Rate per rank over that of one rank; none without operations. See set_efficiencies().
   std::optional<double> efficiency = {};
 
-  /// None where there is nothing to do, so that it takes no time.
+  /// None if there is nothing to compute.
   [[nodiscard]] std::optional<double> rate_per_rank() const {
     return seconds > 0 ? std::optional(flops / seconds / ranks) : std::nullopt;
   }
 };
 
-/// The shape of a point: that of the options if it is strong, else as many keys per rank as
-/// --tokens-per-rank says, by default those of the largest strong point, and queries in proportion.
+/// The shape of a point. Strong: the shape of the options. Weak: --tokens-per-rank keys per rank,
+/// by default as in the largest strong point, and queries in proportion.
 [[nodiscard]] AttentionShape scaled_shape(const Options& options, int ranks, int most_ranks,
                                           bool weak);
 /// 1, 2, 4, … on one node, then all ranks of 1, 2, 4, … nodes, and `most`. `ranks_per_node`: 0 if
@@ -50,8 +50,8 @@ void set_efficiencies(std::vector<ScalingPoint>& points);
 [[nodiscard]] std::string scaling_picture(const std::vector<ScalingPoint>& points,
                                           const std::string& title, const std::string& note);
 
-/// annulus plan --scaling: predicts 1, 2, 4, … up to --ranks ranks. A table to `out`, and the files
-/// that the options name. For one rank. Throws UserErrors.
+/// annulus plan --scaling: predicts 1, 2, 4, … up to --ranks ranks. Writes a table to `out`, and
+/// the files that the options name. Not collective. Throws UserErrors.
 void predict_scaling(const Options& options, const Registry& registry, std::ostream& out);
 
 }  // namespace annulus::launcher

@@ -25,7 +25,7 @@
 namespace annulus::launcher {
 namespace {
 
-// Rows of the table unless --show-ranks asks for more.
+// The most rows of the table unless --show-ranks asks for more.
 constexpr int kListedRanks = 32;
 
 std::string milliseconds(double seconds) {
@@ -115,7 +115,7 @@ void simulate_plan(const PlannedCase& planned, const Options& options, std::ostr
   const int ranks = planned.setup.mesh.ranks();
   const ring::Stragglers stragglers{options.straggler_seed, options.straggler_percent / 100};
   Report report = make_report(planned, stragglers, options);
-  // Impossible names of files fail before the work.
+  // Opened first, so that impossible names of files fail before the work.
   ReportFiles files(options.json, options.csv, report);
   std::optional<files::TextFile> trace_file;
   std::optional<files::TextFile> picture_file;

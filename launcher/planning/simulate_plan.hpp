@@ -7,17 +7,17 @@
 
 namespace annulus::launcher {
 
-/// Most ranks that plan --simulate plays.
+/// The most ranks that plan --simulate takes.
 inline constexpr int kMaximumSimulatedRanks = 4096;
-/// Most ranks in its trace.
+/// The most ranks in its trace.
 inline constexpr int kMaximumTracedRanks = 64;
 
 /// Throws ArgumentError("--simulate", …) for more than kMaximumSimulatedRanks. To be called before
-/// planning, which takes long for so many.
+/// planning, which takes long for many ranks.
 void check_simulated_ranks(const MeshShape& mesh);
 
-/// annulus plan --simulate: a table of ranks to `out`, and the files that the options name. For one
-/// rank. Throws UserErrors.
+/// annulus plan --simulate: writes a table of ranks to `out`, and the files that the options name.
+/// Not collective. Throws UserErrors.
 void simulate_plan(const PlannedCase& planned, const Options& options, std::ostream& out);
 
 }  // namespace annulus::launcher

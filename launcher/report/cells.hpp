@@ -12,7 +12,7 @@
 
 namespace annulus::launcher {
 
-/// Cell formats that reports share.
+/// Formats of cells in reports.
 
 /// "1,8192,8192,8,2,64,64", for a column of unit kShapeUnit.
 [[nodiscard]] std::string shape_cell(const AttentionShape& shape);
@@ -26,7 +26,7 @@ inline constexpr const char* kShapeUnit = "B,T,S,N,K,D,Dv";
 
 /// "sp=4: 4 ranks on 1 node, 2 threads per rank, cpu".
 [[nodiscard]] std::string mesh_text(const Mesh& mesh, int threads, Place place);
-/// A line "rank order: by node: mpirun's ranks 0, 2, 1, 3", where mpirun numbers them otherwise.
+/// Adds a line "rank order: by node: mpirun's ranks 0, 2, 1, 3" if mpirun numbers ranks otherwise.
 void add_rank_order(Report& report, const MpiSession& session);
 /// "B=1 T=64 S=64 N=4 K=2 D=16 Dv=16 float32, causal; query -,sp,-,-, key/value -,sp,-,-".
 [[nodiscard]] std::string problem_text(const AttentionProblem& problem,

@@ -8,8 +8,8 @@
 
 namespace annulus::launcher {
 
-/// Readings of a rank's clock before and after barriers that it shared with all others: enough to
-/// compare the clocks of two nodes, which count from different moments.
+/// Readings of a rank's clock before and after barriers of all ranks. They serve to compare the
+/// clocks of two nodes, which count from different moments.
 struct ClockSamples {
   std::vector<std::int64_t> before;
   std::vector<std::int64_t> after;
@@ -19,8 +19,8 @@ struct ClockSamples {
 [[nodiscard]] ClockSamples sample_clock(Control& group, int rounds,
                                         const std::function<std::int64_t()>& clock);
 
-/// How far a clock is ahead of another one. Nobody leaves a barrier before everybody has entered
-/// it, so each round bounds the answer from both sides: this is the middle of what all rounds
+/// The lead of a clock over another one. No rank leaves a barrier before all have entered it, so
+/// each round bounds the answer from both sides. Returns the middle of the interval that all rounds
 /// allow.
 [[nodiscard]] std::int64_t clock_offset(const ClockSamples& clock, const ClockSamples& reference);
 

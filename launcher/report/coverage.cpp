@@ -12,7 +12,7 @@ namespace {
 
 constexpr const char* kSinks = "sinks";
 
-// Mask parts and modifiers. Sinks are passed apart: they are not a feature of kernels.
+// Mask parts and modifiers. Sinks are passed separately, as they are not a feature of kernels.
 std::vector<std::string> parts_of(const FeatureSet& features, bool sinks) {
   std::vector<std::string> parts;
   for (const Feature feature : features.missing_in({})) {

@@ -12,15 +12,15 @@
 
 namespace annulus::launcher {
 
-/// Counts the features of random problems, so that a run shows what it has not tried.
+/// Counts the features of random problems, to show what a run has not tried.
 class Coverage {
  public:
-  /// Which inputs have entries that are not finite.
+  /// The inputs with entries that are not finite.
   enum class NonFinite { none, columns, columns_and_queries };
 
   void add(const AttentionProblem& problem, const ring::OperandLayout& layout,
            std::string_view schedule, NonFinite non_finite);
-  /// The backward pass of a problem that was added.
+  /// Adds the backward pass of an added problem.
   void add_backward(std::string_view schedule, const ring::BackwardRequest& request);
 
   /// Lines of a report: "masks by position" → "causal masks 81, windows 40, …". Features that never
@@ -35,11 +35,11 @@ class Coverage {
   Counts layouts_;
   Counts dtypes_;
   Counts schedules_;
-  Counts with_rows_;  // schedules of problems whose bias or dense mask differs by row
+  Counts with_rows_;  // schedules, of problems whose bias or dense mask differs by row
   Counts backward_;   // schedules
   int gradients_of_lse_ = 0;
   int added_gradients_ = 0;
-  int other_for_keys_ = 0;  // layouts of keys that are not the queries'
+  int other_for_keys_ = 0;  // layouts of keys that differ from the queries'
   int wide_softmax_ = 0;    // in float64
   int non_finite_columns_ = 0;
   int non_finite_queries_ = 0;

@@ -13,7 +13,7 @@ namespace annulus::launcher {
 
 namespace {
 
-// "sdpa or native": each block has its own.
+// "sdpa or native", since each block has its own.
 std::string candidates_text(const Selection& selection) {
   std::string text;
   for (const Implementation* candidate : selection.candidates) {

@@ -14,22 +14,22 @@
 
 namespace annulus::launcher {
 
-/// Adds to a report what --explain asks for: the choice, and why the rest was passed over.
+/// Adds the lines of --explain to a report: the choice, and why other candidates were passed over.
 void explain(const Selection& selection, Report& report);
 void explain(const ring::ScheduleChoice& choice, Report& report);
-/// Which link of the tuning chain decided.
+/// Adds the link of the tuning chain that decided.
 void explain(const ring::Decision& decision, Report& report);
-/// Which figures the predictions are based on.
+/// Adds the sources of predictions.
 void explain(const ring::Prices& prices, Report& report);
-/// All of these.
+/// Adds all of these lines.
 void explain(const Attention& attention, Report& report);
 
-/// Of a problem whose bits are to be the same on any number of ranks: how long the schedule is
-/// predicted to take, and the one that would be taken otherwise. `pass`: "forward" or "backward".
+/// For a problem with the same bits on any number of ranks, adds the predicted times of its
+/// schedule and of the one that would be taken otherwise. `pass`: "forward" or "backward".
 void add_price_of_order(const ring::ScheduleChoice& choice, std::string_view pass, Report& report);
 
-/// Logs what was chosen and why: the main steps on rank 0 (info), and on every rank what it holds
-/// (debug). Collective over the mesh.
+/// Logs what was chosen and why: the main steps on rank 0 (info), and each rank's shards (debug).
+/// Collective over the mesh.
 void log_choices(const AttentionProblem& problem, const Attention& attention, const Mesh& mesh);
 
 /// A plan as "# " lines, with the steps of the first `ranks` ranks.

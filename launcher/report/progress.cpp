@@ -15,10 +15,10 @@
 namespace annulus::launcher {
 namespace {
 
-// Shorter work needs no line.
+// Work that takes less shows no line.
 constexpr std::chrono::milliseconds kPatience{700};
 constexpr std::chrono::milliseconds kBetweenLines{200};
-// An estimate from less says nothing.
+// An estimate from less time would be worthless.
 constexpr double kLeastElapsed = 2;  // seconds
 constexpr double kLeastPart = 0.01;
 
@@ -101,7 +101,7 @@ void Progress::set_done(double done) {
 void Progress::show() {
   const auto elapsed = Clock::now() - begin_;
   if (what_.empty() || (!shown_ && elapsed < kPatience)) return;
-  // The cursor waits at the margin, where other output begins; "\33[K" wipes what was there before.
+  // Leaves the cursor at the margin, where other output begins; "\33[K" erases the old text.
   write("\r" + line(what_, done_, total_, std::chrono::duration<double>(elapsed).count()) +
         "\33[K\r");
   shown_ = true;
@@ -112,8 +112,8 @@ void Progress::wipe() {
   shown_ = false;
 }
 
-// A terminal that is gone is no reason to stop. Nor is one that stops background jobs when they
-// write to it, which mpirun's ranks may be: with the signal blocked, they may write.
+// Failures are ignored, since the terminal may be gone. A terminal may also stop background jobs
+// that write to it, as mpirun's ranks may be; with the signal blocked, they can write.
 void Progress::write(const std::string& text) const {
   sigset_t stopping;
   sigset_t before;

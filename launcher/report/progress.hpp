@@ -13,32 +13,32 @@
 
 namespace annulus::launcher {
 
-/// The terminal that progress may be shown on: this process's standard error, or that of the mpirun
-/// that started it and reads its standard error through a pipe. Null if that is a file or a pipe.
+/// The terminal for progress: this process's standard error, or that of its mpirun, which reads the
+/// process's standard error through a pipe. Null if that is a file or a pipe.
 [[nodiscard]] files::FileDescriptor progress_terminal();
 
-/// One line on a terminal, written over and over while long work goes on: "verify: 37 of 200
-/// problems (18 %), about 2 min left". Nothing is shown in the first moments, nor without a
-/// terminal, and nothing is left behind. A thread of its own writes it, so that it stays alive
-/// during work that reports nothing; all calls may come from any thread.
+/// One line on a terminal that is rewritten during long work: "verify: 37 of 200 problems (18 %),
+/// about 2 min left". Short work, or work without a terminal, shows nothing, and nothing is left
+/// behind. A separate thread writes the line, so that it stays alive during work that does not
+/// report; calls may come from any thread.
 class Progress {
  public:
   /// Shows nothing.
   Progress() = default;
   explicit Progress(files::FileDescriptor terminal);
-  /// Wipes the line out.
+  /// Erases the line.
   ~Progress();
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
 
-  /// Begins work of `total` units, 0 if that is not known, with an estimate of its own.
+  /// Begins work of `total` units (0: unknown) with a new estimate.
   void begin(std::string what, double total = 0);
-  /// Nothing is shown until the next begin().
+  /// Shows nothing until the next begin().
   void end();
-  /// Says how many units have been done.
+  /// Sets the number of units that are done.
   void advance(double done);
   void set_done(double done);
-  /// Runs body() with the line wiped out, for output to the same terminal.
+  /// Runs body() with the line erased, for output to the same terminal.
   template <class Body>
   void aside(Body&& body) {
     const std::lock_guard lock(mutex_);

@@ -12,7 +12,7 @@
 
 namespace annulus::launcher {
 
-/// Where and how rows of a report were made: what CSV and JSON repeat in each of them.
+/// A fact about how a report's rows were made, which CSV and JSON repeat in each row.
 struct RecordField {
   std::string name;
   std::variant<std::string, std::int64_t> value;

@@ -19,7 +19,7 @@ void write_meta(std::ostream& out, const std::pair<std::string, std::string>& me
   out << "# " << meta.first << ": " << meta.second << '\n';
 }
 
-// Work of hours must not go on for a table that nobody will see.
+// Throws at once, so that long work does not go on for a table that cannot be written.
 void flush_followed(std::ostream& out) {
   if (!out.flush()) throw LibraryError("standard output: cannot be written in full");
 }

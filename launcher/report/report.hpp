@@ -18,19 +18,19 @@ namespace annulus::launcher {
 [[nodiscard]] std::string counted(std::int64_t count, const char* what);
 
 /// A table in the manner of nccl-tests: "#" lines of meta data, two header rows (names, units), one
-/// row per case, a verdict at the end. The same rows go to JSON and CSV, where each of them stands
-/// alone: it begins with the record, which says where and how it was made.
+/// row per case, a verdict at the end. The same rows go to JSON and CSV, where each is
+/// self-contained: it begins with the record, which says where and how it was made.
 class Report {
  public:
   /// Version of the JSON and CSV layout; rises when a column changes its meaning.
   static constexpr int kSchemaVersion = 2;
 
   /// `command` names the schema: "bench" makes "annulus.bench". Columns and fields of the record
-  /// have different names.
+  /// must have different names.
   Report(std::string command, Record record, std::vector<Column> columns, TableStyle style);
 
-  /// "# key: value" before the table; once follow() has begun, right where it is. A later value of
-  /// the same key replaces an earlier one in JSON; the very same pair is taken once.
+  /// Adds a line "# key: value" before the table; after follow(), prints it at once. In JSON, a
+  /// later value of a key replaces an earlier one. Equal pairs are added once.
   void add_meta(std::string key, std::string value);
   /// Throws InternalError for another number of cells than there are columns.
   void add_row(Row cells);
@@ -40,11 +40,11 @@ class Report {
   /// Meta data, then the fields of the record.
   [[nodiscard]] std::vector<std::pair<std::string, std::string>> about() const;
 
-  /// Everything at once, laid out for all rows.
+  /// Writes the whole table, laid out for all rows.
   void write_table(std::ostream& out) const;
-  /// The same line by line: prints meta data now, each row as it is added, and the verdict when it
-  /// is set. The first row, or the verdict, decides the layout. `out` must outlive the report.
-  /// Throws LibraryError once `out` cannot be written.
+  /// Writes the table line by line: meta data now, each row when it is added, and the verdict when
+  /// it is set. The first row, or the verdict, determines the layout. `out` must outlive the
+  /// report. Throws LibraryError once `out` cannot be written.
   void follow(std::ostream& out);
 
   /// {"schema": "annulus.bench", "version": 2, "meta": {…}, "columns": [{"name", "unit",

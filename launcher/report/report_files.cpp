@@ -25,12 +25,12 @@
 namespace annulus::launcher {
 namespace {
 
-// Longer than any header: what follows does not matter.
+// Longer than any header; the rest of the file does not matter.
 constexpr std::int64_t kLongestHeader = 64 << 10;
 constexpr std::string_view kLineEnd = "\r\n";
 
 std::string json_text(const Report& report) {
-  // Options may name files whose names are no UTF-8.
+  // Names of files in options need not be UTF-8.
   return report.to_json().dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + '\n';
 }
 
@@ -41,7 +41,7 @@ std::string read_text(const files::FileDescriptor& file, const std::string& path
   return text;
 }
 
-// The cells of a header line, as they stand there; commas between quotes do not separate them.
+// The raw cells of a header line; commas inside quotes do not separate cells.
 std::vector<std::string_view> cells_of(std::string_view line) {
   std::vector<std::string_view> cells;
   bool quoted = false;
@@ -56,7 +56,7 @@ std::vector<std::string_view> cells_of(std::string_view line) {
   return cells;
 }
 
-// Where two headers differ.
+// Describes the first difference between two headers.
 std::string difference(std::string_view found, std::string_view expected) {
   const auto theirs = cells_of(found);
   const auto ours = cells_of(expected);

@@ -10,15 +10,15 @@
 
 namespace annulus::launcher {
 
-/// A CSV file that rows are added to: a new one appears complete under its name or not at all, and
-/// one that exists gets all rows or none. Several jobs may add to one file at a time, except over
-/// network file systems without locks. For one rank.
+/// A CSV file that rows are added to. A new file appears complete or not at all, and an existing
+/// one gets all rows or none. Several jobs may add to one file at a time, except on network file
+/// systems without locks. Not collective.
 class CsvFile {
  public:
   /// Throws FileError at once for a path that cannot be written, or for a file whose first line is
   /// not `header`.
   CsvFile(std::string path, std::string header);
-  /// Once. Throws FileError as above, SystemError.
+  /// To be called once. Throws FileError as above, SystemError.
   void add(const std::string& rows);
 
  private:
@@ -30,16 +30,16 @@ class CsvFile {
   std::optional<files::TextFile> fresh_;  // if there was no file
 };
 
-/// Where --json and --csv send a report: a file, or standard output for "-". A JSON file is
-/// replaced, rows of CSV are added to those that are there. For one rank.
+/// The destinations of --json and --csv: files, or standard output for "-". A JSON file is
+/// replaced; CSV rows are added to existing ones. Not collective.
 class ReportFiles {
  public:
-  /// Empty paths: nowhere. Opens the files, so that an impossible name, or a CSV file with other
-  /// columns than the report's, fails before the work. Throws UserError naming the option.
+  /// Empty paths are skipped. Opens the files, so that an impossible name, or a CSV file with
+  /// columns unlike the report's, fails before the work. Throws UserError naming the option.
   ReportFiles(const std::string& json_path, const std::string& csv_path, const Report& report);
-  /// True if the table must give way on standard output.
+  /// True if standard output is not for the table.
   [[nodiscard]] bool replace_table() const noexcept { return json_to_output_ || csv_to_output_; }
-  /// Once. Throws UserError or LibraryError naming the option.
+  /// To be called once. Throws UserError or LibraryError naming the option.
   void write(const Report& report, std::ostream& out);
 
  private:

@@ -13,14 +13,14 @@
 namespace annulus::launcher {
 namespace {
 
-// A unit gives way to the next one when some cell reaches `from`.
+// A unit is replaced by the next one if a cell reaches `from`.
 struct Scale {
   std::string_view unit;
   std::string_view next;
   double divisor;
   double from;
   int digits;
-  bool together;  // for all columns of the unit, so that they can be compared at sight
+  bool together;  // for all columns of the unit, so that they are comparable
 };
 
 constexpr std::array kScales{
@@ -37,7 +37,7 @@ const Scale* scale_of(std::string_view unit) {
   return found == kScales.end() ? nullptr : found;
 }
 
-// 0 for what is no number.
+// 0 if the cell is not a number.
 double number_of(const std::string& cell) {
   double number = 0;
   const char* end = cell.data() + cell.size();
@@ -136,7 +136,7 @@ int TableLayout::total_width() const {
 void TableLayout::drop_columns() {
   const auto leaves = [&](const Shown& shown) { return columns_[shown.column].leaves; };
   while (total_width() > TableStyle::kWidth) {
-    // The last of those that leave first.
+    // The last of the columns that leave first.
     auto first = shown_.end();
     for (auto it = shown_.begin(); it != shown_.end(); ++it) {
       if (leaves(*it) > 0 && (first == shown_.end() || leaves(*it) >= leaves(*first))) first = it;

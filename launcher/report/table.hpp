@@ -8,15 +8,15 @@
 
 namespace annulus::launcher {
 
-/// A column of a report, in its table as in its records.
+/// A column of a report, in its table and in its records.
 struct Column {
   std::string name;       ///< "time", also the JSON key
   std::string unit = {};  ///< "ms", "" if it has none; records keep it, tables may scale it
-  int width = 0;          ///< at least; wider names, units and cells widen it
-  /// 0 stays in every table. Where a table is too wide, the columns with the largest number leave
+  int width = 0;          ///< minimum; wider names, units and cells widen it
+  /// 0: stays in every table. If a table is too wide, the columns with the largest number leave
   /// first.
   int leaves = 0;
-  std::string meaning = {};  ///< for --legend; empty where the name says it
+  std::string meaning = {};  ///< for --legend; empty if the name says it
 };
 
 /// One cell per column, formatted as for a record; "-" where the column does not apply.
@@ -24,21 +24,21 @@ using Row = std::vector<std::string>;
 inline constexpr const char* kNothing = "-";
 
 struct TableStyle {
-  bool wide = false;    ///< all columns, however wide that is
+  bool wide = false;    ///< show all columns
   bool legend = false;  ///< say what the columns mean
 
-  static constexpr int kWidth = 120;  ///< of a table that is not wide, as far as its rows allow
+  static constexpr int kWidth = 120;  ///< of a table without `wide`, if its rows allow
 };
 
-/// How a table looks: which columns it shows, how wide, in which units. Times, rates and memory are
-/// shown in the unit that suits the largest of the rows that the layout was made for; sizes of
-/// shapes with the suffixes that --shape takes.
+/// The columns of a table, their widths and their units. Times, rates and memory have the unit that
+/// suits the largest value in the rows that the layout was made for; sizes of shapes have the
+/// suffixes of --shape.
 class TableLayout {
  public:
   /// `columns` must outlive it.
   TableLayout(std::span<const Column> columns, std::span<const Row> rows, TableStyle style);
 
-  /// The legend, if it was asked for; what is not shown; names; units.
+  /// Writes the legend, if wanted, the hidden columns, names and units.
   void write_header(std::ostream& out) const;
   void write_row(std::ostream& out, const Row& row) const;
 

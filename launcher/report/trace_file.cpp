@@ -14,7 +14,7 @@
 namespace annulus::launcher {
 namespace {
 
-// Enough for one of them to be quick.
+// Enough rounds for one of them to be quick.
 constexpr int kClockRounds = 20;
 
 struct RankTrace {

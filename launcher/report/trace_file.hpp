@@ -12,8 +12,8 @@
 
 namespace annulus::launcher {
 
-/// The spans of all ranks, on rank 0; nothing on the others. Times are those of rank 0's clock,
-/// also for ranks on other nodes, and transfers begin when they move. Collective over the mesh.
+/// The spans of all ranks, on rank 0; nothing on the others. All times are by rank 0's clock, and
+/// transfers begin when they move. Collective over the mesh.
 [[nodiscard]] TraceOfRanks gather_trace(const std::vector<TraceSpan>& spans, Mesh& mesh);
 
 /// The file of --trace: one Chrome trace-event file of all ranks, written by rank 0.
@@ -22,8 +22,8 @@ class TraceFile {
   /// Collective over `group`. Opens a temporary file beside `path`; all ranks throw UserError if
   /// that fails.
   TraceFile(const std::string& path, Control& group);
-  /// Collective. `ranks` as gather_trace() gives them; the trace is about what the report's meta
-  /// data and record say. Throws LibraryError naming the option.
+  /// Collective. `ranks` come from gather_trace(); the report's meta data and record describe the
+  /// trace. Throws LibraryError naming the option.
   void commit(const TraceOfRanks& ranks, const Report& report);
 
  private:

@@ -19,15 +19,15 @@
 namespace annulus::launcher {
 
 /// The backward pass of annulus run: reads --grad-output and --grad-lse, and --forward-output and
-/// --forward-lse where these stand for a forward pass; writes --grad-query, --grad-key,
-/// --grad-value, --grad-sinks and --grad-bias.
+/// --forward-lse if they replace the forward pass; writes --grad-query, --grad-key, --grad-value,
+/// --grad-sinks and --grad-bias.
 class GradientFiles {
  public:
   /// Opens the inputs and makes the outputs, so that errors show before any work. Collective over
-  /// the mesh. Throws FileError naming the option. What is referred to must outlive it.
+  /// the mesh. Throws FileError naming the option. The references must outlive the object.
   GradientFiles(const Options& options, const AttentionProblem& problem, Mesh& mesh);
 
-  /// The kind of call that this is.
+  /// The kind of the backward call.
   [[nodiscard]] const ring::BackwardRequest& request() const noexcept { return request_; }
   /// True if the results of the forward pass come from files.
   [[nodiscard]] bool has_forward() const noexcept { return forward_output_.has_value(); }
@@ -36,14 +36,14 @@ class GradientFiles {
                     const TensorView& lse) const;
   /// Reads the rank's shards and takes memory for gradients. Collective.
   void read(const ring::ShardedOperands& operands, Device& device);
-  /// Computes the gradients from tensors of the forward pass, its results included, where the
-  /// device computes. Collective.
+  /// Computes the gradients from the inputs and results of the forward pass, in device memory.
+  /// Collective.
   void compute(Attention& attention, const ring::LocalTensors& forward, Device& device);
-  /// Writes the rank's shards to files that their writers have yet to complete.
+  /// Writes the rank's shards to the files, which are not complete yet.
   void write(const ring::ShardedOperands& operands);
   [[nodiscard]] std::vector<files::ArrayWriter*> writers() const;
-  /// Completes the files and gives them their names, where there are no others to wait for.
-  /// Collective.
+  /// Completes the files and gives them their names, if no output of the forward pass is written
+  /// with them. Collective.
   void commit();
 
  private:

@@ -9,7 +9,8 @@
 namespace annulus::launcher {
 namespace {
 
-// Models have this many heads; fewer positions than heads, on both sides, are hardly ever meant.
+// Models have up to this many heads. More heads than positions, on both sides, are hardly ever
+// meant.
 constexpr std::int64_t kManyHeads = 64;
 
 bool looks_swapped(const AttentionShape& shape) {
@@ -32,7 +33,7 @@ std::vector<std::string> hints(const Options& options, const AttentionShape& sha
   if (options.causal && options.bias_policy == BiasPolicy::combine && !options.causal_offset &&
       shape.query_length < shape.kv_length) {
     hints.push_back(fmt::format(
-        "--causal lets no query see the keys from {} on, as T = {} is less than S = {}: "
+        "--causal hides the keys from {} on from all queries, as T = {} is less than S = {}: "
         "if the queries are the last of the sequence, as in decoding, give "
         "--causal-offset bottom-right (--causal-offset 0 if not)",
         shape.query_length, shape.query_length, shape.kv_length));
@@ -53,7 +54,7 @@ std::string hint_of_ranks(const Options& options, int ranks) {
     return fmt::format("; mpirun -n {} annulus {} ... has as many as this mesh", wanted,
                        name_of(options.command));
   } catch (const UserError&) {
-    return {};  // something else is wrong with it
+    return {};  // the mesh has another error
   }
 }
 

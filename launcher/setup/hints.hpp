@@ -11,10 +11,9 @@
 
 namespace annulus::launcher {
 
-/// Hints at legal but seldom meant options: axes that shard nothing, a causal mask that hides the
-/// last keys
-/// from every query, files whose heads and positions look swapped. One sentence each, with a
-/// remedy.
+/// Hints about legal but suspicious options: axes that shard nothing, a causal mask that hides the
+/// last keys from every query, files whose heads and positions look swapped. One sentence each,
+/// with a remedy.
 [[nodiscard]] std::vector<std::string> hints(const Options& options, const AttentionShape& shape,
                                              const MeshShape& mesh,
                                              const ring::OperandLayout& layout);

@@ -28,7 +28,7 @@ files::ArrayFile open(const Options& options, const char* option, const std::str
   });
 }
 
-/// Sizes of one tensor, whatever the order in its file.
+/// Sizes of one tensor, independent of the order in its file.
 struct TensorSizes {
   std::int64_t batch;
   std::int64_t length;
@@ -48,7 +48,7 @@ TensorSizes sizes_of(const files::ArrayFile& file, const char* name, bool bhtd) 
   return {ordered[0], ordered[1], ordered[2], ordered[3]};
 }
 
-/// Compares one size of a tensor with the tensor that it has to fit.
+/// Compares one size of a tensor with that of the tensor that it must match.
 void check_size(const files::ArrayFile& file, const char* name, const char* what,
                 std::int64_t found, std::int64_t expected, const files::ArrayFile& other,
                 const char* other_name) {
@@ -143,7 +143,7 @@ InputTensors open_inputs(const Options& options) {
     return open_in_order(options);
   } catch (const UserError& error) {
     const std::exception_ptr original = std::current_exception();
-    // If the files fit in the other order, that is what was meant.
+    // If the files fit in the other order, the error says so.
     Options swapped = options;
     swapped.bhtd = !options.bhtd;
     try {

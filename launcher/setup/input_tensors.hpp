@@ -12,7 +12,8 @@
 
 namespace annulus::launcher {
 
-/// Query, key and value of annulus run, open for reading, and what their headers say together.
+/// Query, key and value of annulus run, open for reading, and the shape and dtype from their
+/// headers.
 struct InputTensors {
   files::ArrayFile query;
   files::ArrayFile key;

@@ -31,7 +31,7 @@ ContextOptions context_options(const Options& options, const MeshShape& mesh) {
   return asked;
 }
 
-// The library names what it was asked for; users know the option of that name.
+// Rethrows an error of the library, which names what was asked for, under the option of that name.
 [[noreturn]] void throw_as_option(const std::string& message) {
   constexpr std::array<std::string_view, 3> kAsked{"device ", "share-gpus:", "transport "};
   constexpr std::string_view kSomeGpus = "device auto:";

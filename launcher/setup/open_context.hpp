@@ -8,8 +8,9 @@
 
 namespace annulus::launcher {
 
-/// The ranks of the job on this mesh, and this one's device for --device, --transport and
-/// --share-gpus. Collective over them; throws UserErrors naming the options on all ranks.
+/// The context of all ranks of the job on this mesh, with this rank's device for --device,
+/// --transport and --share-gpus. Collective over all ranks; throws UserErrors naming the options on
+/// all of them.
 [[nodiscard]] std::unique_ptr<Context> open_context(const CommandContext& command,
                                                     const MeshShape& mesh);
 /// On the mesh that the options ask for.

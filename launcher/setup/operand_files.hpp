@@ -14,7 +14,7 @@ struct OperandFile {
   [[nodiscard]] bool empty() const { return path.empty(); }
 };
 
-/// The files of masks, bias and sinks: each operand has its own option, or else is in --input.
+/// The files of masks, bias and sinks. Each operand has its own option, or else is in --input.
 class OperandFiles {
  public:
   explicit OperandFiles(const Options& options);
@@ -28,7 +28,7 @@ class OperandFiles {
   std::vector<std::string> input_tensors_;
 };
 
-/// The number after "random:" in a value such as "random:0.5"; null if it is a file's name.
+/// The number after "random:" in a value such as "random:0.5"; null if the value is a file's name.
 [[nodiscard]] const char* random_value(const std::string& given);
 
 }  // namespace annulus::launcher

@@ -55,7 +55,7 @@ OutputFiles::OutputFiles(const Options& options, const AttentionProblem& problem
 
 namespace {
 
-// True if rows of a striped sequence, each of which is a write of its own, are less than a page.
+// True if rows of a striped sequence, each of which needs its own write, are less than a page.
 bool is_scattered(const NamedSharding& sharding, int sequence, DType dtype, bool bhtd) {
   constexpr std::int64_t kPage = 4096;
   const Distribution& distribution = sharding.distribution(sequence);
@@ -69,7 +69,7 @@ bool is_scattered(const NamedSharding& sharding, int sequence, DType dtype, bool
   return row < kPage;
 }
 
-// The same with neighbouring rows on each rank.
+// The same sharding, but with neighbouring rows on each rank.
 NamedSharding without_stripes(const NamedSharding& sharding, int sequence) {
   std::vector<Distribution> distributions;
   for (int dim = 0; dim < sharding.dimensions(); ++dim) {

@@ -27,7 +27,7 @@
 namespace annulus::launcher {
 namespace {
 
-// For a mesh that need not exist: the plans of all its ranks are held in memory.
+// The limit for a mesh that need not exist, since the plans of all its ranks are held in memory.
 constexpr int kMaximumPlannedRanks = 1 << 16;
 
 // The most random sinks per head.
@@ -56,7 +56,7 @@ std::vector<std::int32_t> read_cu_seqlens(const std::string& path, const char* t
   return file.read();
 }
 
-// The same packing for every batch row.
+// Sets one packing for every batch row.
 void set_packing(Mask& mask, const OperandFile& file, const AttentionShape& shape) {
   if (shape.query_length != shape.kv_length) {
     throw ArgumentError("--cu-seqlens",
@@ -72,7 +72,7 @@ void set_packing(Mask& mask, const OperandFile& file, const AttentionShape& shap
   mask.set_segments(shape.batch, ids, ids);
 }
 
-// Packings of queries and of keys: false if neither is given.
+// Sets packings of queries and of keys. Returns false if neither is given.
 bool set_packings(Mask& mask, const OperandFiles& files, const Options& options,
                   const AttentionShape& shape) {
   const OperandFile queries =
@@ -361,7 +361,8 @@ ProblemSetup set_up_problem(const Options& options, const AttentionShape& shape,
   };
   given(layout.query_spec, options.query_spec, "--query-spec");
   given(layout.kv_spec, options.kv_spec, "--kv-spec");
-  // Specs of the environment may be meant for other problems.
+  // Specs are used only if they apply, since specs of the environment may be meant for other
+  // problems.
   if (setup.fills.bias) given(layout.bias_spec, options.bias_spec, "--bias-spec");
   if (setup.fills.mask) given(layout.mask_spec, options.mask_spec, "--mask-spec");
   if (options.named.contains("bias-spec") && !setup.fills.bias) {
@@ -409,7 +410,7 @@ ring::ShardedOperands shard_operands(const ProblemSetup& setup) {
     const auto dim = static_cast<std::size_t>(error.dimension());
     const AttentionShape& shape = setup.problem.shape;
     const std::array query{shape.batch, shape.query_length, shape.heads, shape.head_dim};
-    // Query is checked first, so an error that fits its dimension is about that dimension.
+    // Query is checked first, so an error that matches its dimension is about the query.
     const bool of_query =
         error.axes() == setup.layout.query[error.dimension()] && error.size() == query.at(dim);
     constexpr std::array kNames{"batch", "length", "heads", "head dimension"};

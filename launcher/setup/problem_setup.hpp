@@ -14,25 +14,25 @@
 
 namespace annulus::launcher {
 
-/// The problem that the options state together, and how it lies on the mesh.
+/// The problem that the options describe, and its layout on the mesh.
 struct ProblemSetup {
-  AttentionOptions problem;  ///< with its layout, and with what the options choose
+  AttentionOptions problem;  ///< with its layout and the choices of the options
   MeshShape mesh;
   ring::OperandLayout layout;
   verification::OperandFills fills;   ///< of bias and dense mask
   std::vector<std::string> warnings;  ///< one sentence each
 };
 
-/// The mesh that the options ask for; by default all `ranks` on sp. `ranks` = 0: no communicator,
-/// the mesh must be given in full, with 65536 ranks at most. Depends on nothing else, so that all
-/// ranks agree without communicating.
+/// The mesh of the options; by default all `ranks` are on sp. With `ranks` = 0 there is no
+/// communicator, and the mesh must be given in full, with at most 65536 ranks. It depends on
+/// nothing else, so all ranks agree without communicating.
 [[nodiscard]] MeshShape set_up_mesh(const Options& options, int ranks);
 
-/// These options with another mesh, which a command makes itself, and without their specs, which
-/// name axes of their own mesh.
+/// The options with a mesh that a command makes itself, and without specs, which would name axes of
+/// the old mesh.
 [[nodiscard]] Options on_mesh(Options options, std::string mesh);
 
-/// Settles mesh, specs (given, else the sharding rules of the mode), sequence layout, dtype and
+/// Determines mesh, specs (given, or by the sharding rules of the mode), sequence layout, dtype and
 /// mask of a problem of `shape`. Reads the small files that the mask needs (segment ids,
 /// cu_seqlens, lengths, blocks) whole, on every rank, and only the headers of bias and dense mask.
 /// --bias-policy is applied to the problem's mask. Does not communicate. Throws UserErrors.
@@ -45,11 +45,11 @@ struct ProblemSetup {
 /// ring::shard_operands() with errors that name options and dimensions.
 [[nodiscard]] ring::ShardedOperands shard_operands(const ProblemSetup& setup);
 
-/// How to decide what the options leave open.
+/// The options of the tuning chain.
 [[nodiscard]] ring::TuningOptions tuning_options(const Options& options);
 
-/// Throws UserErrors naming --schedule, --impl or --weights if what they name cannot do this. Does
-/// not communicate.
+/// Throws UserErrors naming --schedule, --impl or --weights if their value cannot serve the
+/// problem. Does not communicate.
 void check_choices(const AttentionOptions& problem, const ring::ShardedOperands& operands,
                    const Registry& registry, Place place, Presence presence = Presence::required);
 

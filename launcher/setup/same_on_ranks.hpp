@@ -10,8 +10,8 @@
 
 namespace annulus::launcher {
 
-/// Collective. Throws a UserError on every rank, naming the first rank whose `text` is not rank
-/// 0's.
+/// Collective. Throws a UserError on every rank, naming the first rank whose `text` differs from
+/// rank 0's.
 inline void require_same(Control& ranks, std::string_view what, const std::string& text) {
   const auto other = ranks.first_difference(text, what);
   if (!other) return;

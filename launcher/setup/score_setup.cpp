@@ -21,7 +21,8 @@ namespace {
 
 using verification::FillPart;
 
-/// A bias or a mask: its shape [B,N,T,S], with 1 where it is broadcast, and what fills its entries.
+/// A bias or a mask: its shape [B,N,T,S], with 1 where it is broadcast, and the function that fills
+/// it.
 struct Scores {
   Extents shape;
   FillPart fill;
@@ -45,7 +46,7 @@ void read_part(const files::ArrayFile& file, const TensorView& part,
   }
 }
 
-// Opens the file of a bias or a mask. Leading dimensions that it lacks are 1.
+// Opens the file of a bias or a mask. Missing leading dimensions count as 1.
 Scores open_scores(const OperandFile& from, const char* tensor,
                    const std::vector<DType>& accepted) {
   return as_option(from.shown, [&] {

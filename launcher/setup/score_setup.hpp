@@ -11,14 +11,14 @@
 
 namespace annulus::launcher {
 
-/// Sets bias and dense mask of `problem`, whose shape is valid, as the options ask, and returns
-/// functions that fill a rank's part of them, from slices of files or with random numbers. Reads
-/// only the headers of the files. Throws UserErrors.
+/// Sets bias and dense mask of `problem`, whose shape must be valid, from the options. Returns
+/// functions that fill a rank's part, from slices of files or with random numbers. Reads only the
+/// headers of the files. Throws UserErrors.
 [[nodiscard]] verification::OperandFills set_up_scores(const OperandFiles& files,
                                                        const Options& options,
                                                        AttentionProblem& problem);
 
-/// A rank's parts of bias and dense mask; without dimensions where there is none.
+/// A rank's parts of bias and dense mask; without dimensions if there is none.
 struct ScoreShards {
   ScoreShards() = default;
   /// Allocates and fills the parts. Throws UserErrors that name options.

@@ -51,7 +51,7 @@ CalledValues::CalledValues(const ShardedCase& sharded_case, const ring::ShardedO
   const CallArguments& arguments = problem.call_arguments;
   Device& device = context.device();
   const auto copies = device.make_stream("copies", context.mesh().watchdog(), nullptr);
-  // Those on the host are read there.
+  // Host values are not copied.
   const auto twin = [&](DType dtype, const Extents& shape, const void* data, bool on_device) {
     Tensor host(dtype, shape, host_);
     std::memcpy(host.view().data(), data, host.bytes());

@@ -12,11 +12,11 @@
 
 namespace annulus::verification {
 
-/// The problem of a case without the values that come with its calls: with whole sequences in place
-/// of their lengths, and with other offsets, sinks and seeds than those of the calls.
+/// The problem of a case as it is planned, before values come with the calls: with full lengths,
+/// and with offsets, sinks and seeds unlike those of the calls.
 [[nodiscard]] AttentionProblem planned_problem(const ShardedCase& sharded_case);
 
-/// The values that come with the calls of a case on one rank, and others that are as legal.
+/// The values that come with the calls of a case on one rank, and other legal ones.
 class CalledValues {
  public:
   /// `rank` of the mesh. The context must outlive it.
@@ -28,7 +28,7 @@ class CalledValues {
   [[nodiscard]] ring::CallValues others() const { return values_of(others_); }
 
  private:
-  // A tensor without dimensions: not passed.
+  // A tensor without dimensions is not passed.
   struct Values {
     DeviceTwin query_lengths, kv_lengths, offsets, sinks, seed;
   };

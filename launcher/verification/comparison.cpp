@@ -38,7 +38,7 @@ double row_deviation(double truth, double value) {
 }
 
 // The deviation of an output element whose truth is NaN or infinite. Partial results whose weight
-// underflows turn an infinity into NaN, so both stand for an infinity.
+// underflows turn an infinity into NaN, so NaN is accepted for an infinity.
 double non_finite_deviation(double truth, double value) {
   return std::isnan(value) || truth == value ? 0 : kInfinity;
 }
@@ -55,7 +55,7 @@ void Deviation::add(const Deviation& other) {
 
 namespace {
 
-// No error is no part even of a bound of 0.
+// No error is a share of 0 even if the bound is 0.
 double share_of(double error, double bound) {
   return error == 0 ? 0 : error / bound;
 }
@@ -67,7 +67,8 @@ struct Row {
   std::optional<double> maximum = {};
 };
 
-// `row_of`(b, n, t) is what was computed; `rows` has the shape of what it reads.
+// `row_of`(b, n, t) returns the computed results of a row; `rows` is the shape of the tensors that
+// it reads.
 template <class RowOf>
 Deviation compare_rows(const AttentionProblem& problem, const OracleOutput& truth,
                        const ConstTensorView& output, const Extents& rows, const RowOf& row_of) {
@@ -136,7 +137,8 @@ Deviation compare(const AttentionProblem& problem, const OracleOutput& truth,
                       [&](std::int64_t b, std::int64_t n, std::int64_t t) {
                         const double largest = maximum.at<float>({b, n, t});
                         const double total = sum.at<float>({b, n, t});
-                        // A row of nothing, or of NaN, must be so in both its maximum and its sum.
+                        // A row that sees nothing, or is NaN, must be so in both its maximum and
+                        // its sum.
                         if (std::isnan(total) != std::isnan(largest)) {
                           return Row{1, kInfinity, largest};
                         }

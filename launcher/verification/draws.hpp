@@ -9,8 +9,8 @@
 
 namespace annulus::verification {
 
-/// The random choices of one problem, in order. (Those of <random> differ between libraries.)
-/// Beware of two draws among the arguments of one call: their order is not defined.
+/// The random choices of one problem, in order. (Distributions of <random> differ between
+/// libraries.) Two draws must not be arguments of one call, as their order is undefined.
 class Draws {
  public:
   Draws(std::uint64_t seed, int index)

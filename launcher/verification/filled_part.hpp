@@ -13,15 +13,15 @@ namespace annulus::verification {
 
 [[nodiscard]] const char* name_of(Operand operand);
 
-/// A tensor's entries at `index`, positions along each of its four dimensions. Where memory lacks,
-/// the error names the tensor.
+/// A tensor's entries at `index`, positions along each of its four dimensions. If memory lacks, the
+/// error names the tensor.
 [[nodiscard]] Tensor filled_part(const char* name, const std::vector<PositionRanges>& index,
                                  DType dtype, const FillPart& fill, MemoryPool& memory);
 
 /// `given`, or random numbers of the seed.
 [[nodiscard]] FillPart operand_fill(const FillPart& given, const Extents& global_shape,
                                     std::uint64_t seed, Operand operand, int threads = 1);
-/// The same of a bias, and of a dense mask.
+/// The same for a bias, and for a dense mask.
 [[nodiscard]] FillPart bias_fill(const OperandFills& fills, const Extents& global_shape,
                                  std::uint64_t seed, int threads = 1);
 [[nodiscard]] FillPart mask_fill(const OperandFills& fills, const Extents& global_shape,

@@ -76,7 +76,7 @@ void ForwardRun::run(int unwritten, const ring::CallValues& values) {
 
 double allowed_error(std::int64_t rows, double unsharded, int shards, double rounding,
                      double merge) {
-  // A rounding is off by up to a unit roundoff, evenly spread: by 1/√3 of that in the mean square.
+  // A rounding error is uniform up to a unit roundoff, so its root mean square is 1/√3 of that.
   const double partial = rounding * rounding / 3;
   const double combination = merge * unit_roundoff(DType::float32);
   const double combined = std::max(1, shards - 1) * combination * combination;

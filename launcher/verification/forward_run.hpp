@@ -19,27 +19,27 @@ inline constexpr int kOtherBytes = 0x3f;  // neither NaN nor 0 in any
 /// case.
 struct ForwardRun {
   ForwardRun(const ShardedCase& sharded_case, Context& context);
-  /// Elements that it does not write keep `unwritten` bytes. Where they must be NaN, only a further
-  /// run that begins with other bytes shows them.
+  /// Unwritten elements keep `unwritten` bytes. If the correct result is NaN, only another run with
+  /// other bytes shows them.
   void run(int unwritten = kNanBytes) { run(unwritten, called.own()); }
-  /// Computes with other values in the place of those that come with calls.
+  /// Computes with values other than the calls' own.
   void run_others() { run(kNanBytes, called.others()); }
-  /// Of a call, where the device computes.
+  /// The tensors of a call, in device memory.
   [[nodiscard]] ring::LocalTensors tensors() const { return with(called.own()); }
   [[nodiscard]] ring::LocalTensors with(const ring::CallValues& values) const;
 
   HostMemoryPool host;
   Attention attention;
   CaseShards shards;
-  DeviceTensors moved;  ///< the shards where the device computes
+  DeviceTensors moved;  ///< the shards in device memory
   CalledValues called;
 
  private:
   void run(int unwritten, const ring::CallValues& values);
 };
 
-/// See verify_sharded(), for results of so many rows; `rounding` is that of partial results, and
-/// `merge` what merging two of them adds, in float32 roundings.
+/// The error allowed by verify_sharded() for this many rows. `rounding` is that of partial results;
+/// `merge` is the error of merging two of them, in float32 roundings.
 [[nodiscard]] double allowed_error(std::int64_t rows, double unsharded, int shards, double rounding,
                                    double merge = 3);
 

@@ -14,7 +14,7 @@
 namespace annulus::verification {
 namespace {
 
-constexpr float kBefore = 0.25F;  // what gradients are added to: exact in every dtype
+constexpr float kBefore = 0.25F;  // the value that gradients are added to; exact in every dtype
 
 std::vector<double> numbers_of(const Tensor& tensor) {
   const ConstTensorView view = tensor.view();
@@ -45,7 +45,7 @@ struct Squares {
   double magnitude = 0;
 };
 
-// `before`: the size of the numbers that the gradient was added to.
+// `before`: the size of the number that the gradient was added to.
 void add_entry(Squares& sum, double found, double truth, double magnitude, double before) {
   double difference = found - truth;
   if (magnitude == 0 && difference != 0) difference = std::numeric_limits<double>::infinity();
@@ -231,7 +231,7 @@ GradientErrors GradientShards::errors(const OracleGradients& truth, Control& gro
   add(grad_key_, operands_.key, truth.key);
   add(grad_value_, operands_.value, truth.value);
   Squares of_sinks;
-  // Sums over rows are float32 in every dtype, but the bound is in roundings of the dtype.
+  // Sums over rows are float32 in every dtype, while the bound is in roundings of the dtype.
   const double float32 = unit_roundoff(DType::float32);
   const double narrow = float32 / std::max(float32, unit_roundoff(grad_output_.host.dtype()));
   if (request_.grad_sinks) {

@@ -64,7 +64,7 @@ Tensor rows_of(const std::optional<Extents>& scores, const FillPart& fill, DType
   return part;
 }
 
-// How many pairs of a query head and a row see each key.
+// The number of pairs of a query head and a row that see each key.
 ByColumn<std::int64_t> viewers_of(const AttentionProblem& problem, const OperandFills& fills) {
   constexpr std::int64_t kRows = 64;
   const AttentionShape& shape = problem.shape;
@@ -106,7 +106,7 @@ std::int64_t half_seen(const AttentionShape& shape, const ByColumn<std::int64_t>
   return candidates.empty() ? -1 : candidates[draw % candidates.size()];
 }
 
-// One entry of the queries.
+// A replaced entry of the queries.
 struct SpoiltQuery {
   float value = 0;  // 0: none is replaced
   std::int64_t batch = 0, position = 0, head = 0, dim = 0;
@@ -173,7 +173,7 @@ SpoiltQuery spoilt_query(const AttentionProblem& problem, std::uint64_t seed, Pl
           drawn(17, shape.query_length), drawn(19, shape.heads), drawn(23, shape.head_dim)};
 }
 
-// Finds the columns when a part is first filled: many problems are drawn and never run.
+// Finds the columns only when a part is first filled, since many problems are drawn and never run.
 class Spoiler {
  public:
   explicit Spoiler(std::function<SpoiltColumns()> make) : make_(std::move(make)) {}

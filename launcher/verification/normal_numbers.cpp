@@ -11,8 +11,8 @@
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
 
-// Only operations that IEEE 754 rounds, so that numbers are the same on every instruction set: no
-// multiply-add (the build keeps the compiler from making one), no function of a library.
+// Uses only operations that IEEE 754 rounds, so that numbers are the same on every instruction set:
+// no multiply-add (the build keeps the compiler from making one), no library function.
 
 HWY_BEFORE_NAMESPACE();
 namespace annulus::verification::HWY_NAMESPACE {
@@ -23,12 +23,12 @@ using UnsignedTag = hn::RebindToUnsigned<Tag>;
 using Floats = hn::Vec<Tag>;
 using Words = hn::Vec<UnsignedTag>;
 
-// √(−2 ln u), u = (word + ½) / 2³². The logarithm is that of FreeBSD's e_logf.c.
+// √(−2 ln u), u = (word + ½) / 2³². The logarithm follows FreeBSD's e_logf.c.
 HWY_INLINE Floats radius(Words word) {
   const Tag f32;
   const SignedTag i32;
   const auto number = [&](float value) HWY_ATTR { return hn::Set(f32, value); };
-  // h = u or, where that is beyond ½, 1 − u, which keeps its digits however small.
+  // h = u, or 1 − u if u > ½, which keeps its digits even if it is tiny.
   const auto sign = hn::BroadcastSignBit(hn::BitCast(i32, word));
   const auto beyond = hn::RebindMask(f32, hn::Lt(sign, hn::Zero(i32)));
   const auto folded = hn::ConvertTo(f32, hn::Xor(hn::BitCast(i32, word), sign));
@@ -57,7 +57,7 @@ HWY_INLINE Floats radius(Words word) {
   return hn::Sqrt(hn::Mul(number(-2), log));
 }
 
-// Cosine and sine of 2π word / 2³². The polynomials are those of Cephes' sinf.c.
+// Cosine and sine of 2π word / 2³². The polynomials are from Cephes' sinf.c.
 HWY_INLINE void turn(Words word, Floats& cosine, Floats& sine) {
   const Tag f32;
   const SignedTag i32;

@@ -12,9 +12,8 @@ namespace annulus::verification {
 /// Standard normal numbers by index, four to a counter of Philox 4x32-10, by the transform of Box &
 /// Muller (1958) in float32.
 ///
-/// A number depends on nothing but seed, operand and index, bit for bit: not on the run that it is
-/// asked in, nor on the instruction set that computes it (x86-64 and AArch64). Ranks on different
-/// CPUs see the same tensor.
+/// A number's bits depend only on seed, operand and index, not on the requested run or the
+/// instruction set (x86-64 and AArch64), so ranks on different CPUs see the same tensor.
 class NormalNumbers {
  public:
   NormalNumbers(std::uint64_t seed, Operand operand) : key_(philox_key(seed)), operand_(operand) {}
@@ -22,7 +21,7 @@ class NormalNumbers {
   /// The numbers of the indices [first, first + count), valid until the next call.
   const float* run(std::uint64_t first, std::int64_t count);
 
-  /// Counters that are worked on at once; vectors are no longer.
+  /// The number of counters in a batch; no vector is longer.
   static constexpr std::size_t kBatch = 16;
   /// Keeps these counters apart from other uses of the same seed.
   static constexpr std::uint32_t kTensorStream = 0x74656e73;

@@ -46,7 +46,7 @@ void draw_backward(Draws& draws, RandomProblem& drawn, int kv_shards, Place::Kin
   const auto planned = [&](const std::string& schedule) {
     return is_planned(drawn, schedule, backward.request, backward.grad_wire);
   };
-  // Every schedule that plans the backward pass refuses what the ring refuses.
+  // The ring can plan every backward pass that another schedule can.
   if (!drawn.problem.normalize_output || drawn.fills.key || !planned("ring")) return;
   if (backward.schedule != "auto" && !planned(backward.schedule)) backward.schedule = "ring";
   if (rounds && size_of(drawn.problem.dtype) == size_of(DType::bfloat16)) {

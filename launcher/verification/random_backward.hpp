@@ -11,14 +11,13 @@
 
 namespace annulus::verification {
 
-/// True if the schedule, by name, plans the problem as it is drawn so far: the forward pass, or the
-/// backward pass.
+/// True if the named schedule can plan the forward or backward pass of the problem as drawn so far.
 [[nodiscard]] bool is_planned(const RandomProblem& drawn, const std::string& schedule,
                               const std::optional<ring::BackwardRequest>& backward = {},
                               DType grad_wire = DType::float32);
 
-/// Draws the backward pass of a problem that is drawn otherwise. The draws come last, so that
-/// problems stay what they are.
+/// Draws the backward pass of an otherwise complete problem. Its draws come last, so that they do
+/// not change other parts of problems.
 void draw_backward(Draws& draws, RandomProblem& drawn, int kv_shards, Place::Kind device);
 
 }  // namespace annulus::verification

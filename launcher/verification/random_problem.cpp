@@ -22,7 +22,7 @@
 namespace annulus::verification {
 namespace {
 
-/// The limits of a problem's cost.
+/// Limits for the cost of a problem.
 struct Size {
   double work;           ///< multiplications of the oracle, all ranks together
   std::int64_t longest;  ///< sequence
@@ -34,7 +34,7 @@ constexpr Size kLarge{1.2e9, 2048};
 /// The kind of problem that is drawn.
 struct Kind {
   Size size = kSmall;
-  bool fast = false;  ///< such as fast kernels of GPUs take
+  bool fast = false;  ///< suits fast GPU kernels
 };
 
 MeshShape draw_mesh(Draws& draws, int ranks) {
@@ -53,7 +53,7 @@ MeshShape draw_mesh(Draws& draws, int ranks) {
   }
   const bool sequence = draws.chance(80) && !with_sequence.empty();
   const Sizes sizes = draws.pick(std::span<const Sizes>(sequence ? with_sequence : all));
-  // Axes of size one are sometimes named and sometimes not there at all.
+  // Axes of size one are sometimes named and sometimes left out.
   const bool terse = draws.chance(50);
   const std::array names{"dp", "fsdp", "tp", "sp"};
   std::vector<MeshAxis> axes;
@@ -63,7 +63,7 @@ MeshShape draw_mesh(Draws& draws, int ranks) {
   return MeshShape(std::move(axes));
 }
 
-// Which mesh axes each kind of dimension is laid on.
+// The mesh axes of each kind of dimension.
 struct Placement {
   AxisNames batch;
   AxisNames heads;
@@ -120,7 +120,7 @@ bool is_prime(std::int64_t n) {
   return n > 1;
 }
 
-// Rows and columns of the tiles of fast kernels, or half of them, or twice.
+// Rows and columns of the tiles of fast kernels; some have half or twice as many.
 constexpr std::int64_t kTile = 128;
 
 std::int64_t draw_length_around_tiles(Draws& draws, std::int64_t longest) {
@@ -177,7 +177,7 @@ AttentionShape draw_shape(Draws& draws, const Kind& kind, const MeshShape& mesh,
   return shape;
 }
 
-// Ids of one batch row: tidy runs with padding at the end, runs in any order, or anything anywhere.
+// Ids of one batch row: ordered runs with padding at the end, runs in any order, or random ids.
 void append_segment_ids(Draws& draws, std::int64_t length, std::vector<std::int32_t>& ids) {
   const std::int64_t kinds = draws.between(1, 4);
   const std::int64_t manner = draws.below(3);
@@ -208,7 +208,7 @@ void draw_segments(Draws& draws, const AttentionShape& shape, Mask& mask) {
   mask.set_segments(shape.batch, std::move(query_ids), std::move(kv_ids));
 }
 
-// Packed documents, some of them empty: the same in every batch row, or others in each.
+// Packed documents, some of them empty: the same in every batch row, or different ones.
 void draw_documents(Draws& draws, const AttentionShape& shape, Mask& mask) {
   const bool same = draws.chance(50);
   std::int64_t documents = draws.between(1, 6);
@@ -273,7 +273,7 @@ std::int64_t draw_offset(Draws& draws, const AttentionShape& shape) {
   return roll < 83 ? -distance : distance;
 }
 
-// Two packings of as many documents, alike in all batches, aligned in one way or the other.
+// Two packings with the same number of documents, alike in all batches, with either alignment.
 void draw_packings(Draws& draws, const AttentionShape& shape, Mask& mask) {
   const std::int64_t documents = draws.between(1, 5);
   const auto packing = [&](std::int64_t length) {
@@ -292,7 +292,7 @@ void draw_packings(Draws& draws, const AttentionShape& shape, Mask& mask) {
       draws.chance(50) ? DocumentAlignment::top_left : DocumentAlignment::bottom_right);
 }
 
-// The parts that one band does not describe.
+// Draws the parts of a mask that one band does not describe.
 void draw_positions(Draws& draws, const AttentionShape& shape, Mask& mask) {
   if (draws.chance(30))
     mask.set_chunk(draws.between(1, std::max<std::int64_t>(1, shape.kv_length)));
@@ -352,7 +352,7 @@ Mask draw_mask(Draws& draws, const Kind& kind, const AttentionShape& shape) {
   return mask;
 }
 
-// Entries for each batch, head and block, or the same for all of some of them.
+// Entries for each batch, head and block, broadcast over some of these dimensions.
 BlockMask draw_block_mask(Draws& draws, const Kind& kind, const AttentionShape& shape) {
   const auto draw_size = [&](std::int64_t length) {
     if (kind.fast) return draws.pick<std::int64_t>({64, 96, 128, 128, 128, 256});
@@ -369,14 +369,13 @@ BlockMask draw_block_mask(Draws& draws, const Kind& kind, const AttentionShape& 
   if (draws.chance(5)) entries[3] = 1;
   std::vector<std::uint8_t> visible(static_cast<std::size_t>(entries.product()));
   int percent = draws.pick({6, 25, 50, 80});
-  // Few blocks that are all hidden leave a fast kernel nothing to compute.
+  // If a few blocks were all hidden, a fast kernel would have nothing to compute.
   if (kind.fast && visible.size() < 8) percent = std::max(percent, 50);
   for (std::uint8_t& one : visible) one = draws.chance(percent) ? 1 : 0;
   return BlockMask(entries, size, visible);
 }
 
-// Sinks for each head, or for all heads alike: small ones, ones as large as any logit, and some of
-// −∞.
+// Sinks for each head, or for all heads alike: small ones, some as large as any logit, and some −∞.
 Sinks draw_sinks(Draws& draws, std::int64_t heads) {
   const std::int64_t per_head = draws.between(1, 4);
   const Extents shape = draws.chance(70) ? Extents{heads, per_head} : Extents{per_head};
@@ -436,7 +435,7 @@ int draw_divisor(Draws& draws, int number) {
       draws.between(0, static_cast<std::int64_t>(divisors.size()) - 1))];
 }
 
-// Another layout for the keys.
+// Draws another layout for the keys.
 void draw_kv_layout(Draws& draws, ring::OperandLayout& layout) {
   std::vector<LayoutKind> others{LayoutKind::contiguous, LayoutKind::zigzag, LayoutKind::striped,
                                  LayoutKind::balanced};
@@ -445,7 +444,7 @@ void draw_kv_layout(Draws& draws, ring::OperandLayout& layout) {
   layout.kv_sequence = draws.pick(std::span<const LayoutKind>(others));
 }
 
-// The implementation that is written to be read, in the precision that only it has, or not.
+// Draws `vanilla`, in the precision that only it has or in another.
 void draw_vanilla(Draws& draws, RandomProblem& drawn) {
   drawn.implementation = "vanilla";
   if (draws.chance(50)) drawn.problem.softmax_dtype = DType::float64;
@@ -464,7 +463,7 @@ ring::PlanOptions draw_plan(Draws& draws, int kv_shards) {
   return plan;
 }
 
-// Some of the values that may come with calls.
+// Draws which values come with calls.
 void draw_called(Draws& draws, RandomProblem& drawn, bool on_gpus) {
   if (!draws.chance(50)) return;
   AttentionProblem& problem = drawn.problem;

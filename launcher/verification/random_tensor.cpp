@@ -22,8 +22,8 @@ class Filler {
         numbers_(seed, operand),
         digits_(~seed, operand) {}
 
-  /// Fills what lies under one index of the dimensions before `dim`: `local` is its offset in
-  /// elements of the view, `global` its row-major index in the whole tensor.
+  /// Fills the dimensions from `dim` on, for one index of the dimensions before it. `local` is the
+  /// offset in elements of the view, `global` the row-major index in the whole tensor.
   void fill(int dim, std::int64_t local, std::int64_t global) {
     const bool last = dim + 1 == view_.rank();
     std::int64_t i = 0;
@@ -49,7 +49,7 @@ class Filler {
       from_float32(numbers, view_.dtype(), destination, run);
       return;
     }
-    // Digits that float32 cannot hold, so that whoever rounds to it is found out.
+    // Adds digits that float32 cannot hold, so that a rounding to float32 shows.
     const float* const digits = digits_.run(position, run);
     auto* const wide = static_cast<double*>(destination);
     for (std::int64_t i = 0; i < run; ++i) wide[i] = numbers[i] + 0x1p-25 * digits[i];

@@ -5,8 +5,8 @@
 
 namespace annulus::verification {
 
-/// True if a rank's part of a tensor, contiguous in host memory, has the bits that the whole one
-/// has there.
+/// True if a rank's part of a tensor, contiguous in host memory, has the same bits as the whole
+/// one.
 [[nodiscard]] bool is_part_of(const Tensor& part, const NamedSharding& sharding, int rank,
                               const Tensor& whole);
 

@@ -13,7 +13,7 @@ namespace {
 
 constexpr double kMinusInfinity = -std::numeric_limits<double>::infinity();
 
-// One row of a rank: entries of its shards, and what they are in the whole.
+// One row of a rank: its indices in the shards and in the whole problem.
 struct Sample {
   std::int64_t batch = 0;
   std::int64_t row = 0;
@@ -27,7 +27,7 @@ struct Sample {
   [[nodiscard]] ScoreTensors of(const ScoreTensors& scores) const {
     return scores.slice(0, batch, 1).slice(1, first_head, heads).slice(2, row, 1);
   }
-  // LSE, maximum or sum.
+  // The row's LSE, maximum or sum.
   [[nodiscard]] ConstTensorView row_result(const Tensor& tensor) const {
     return tensor.view().slice(0, batch, 1).slice(1, first_head, heads).slice(2, row, 1);
   }
@@ -83,7 +83,7 @@ Deviation sampled_deviation(const AttentionProblem& problem, const ring::Sharded
   const std::int64_t first_head =
       operands.query.positions(rank, 2).global(LocalPosition(0)).value();
 
-  // A key/value head of a long sequence is large: its columns are made piece by piece, on all
+  // A key/value head of a long sequence is large, so its columns are made piece by piece, on all
   // threads.
   const std::int64_t length = problem.shape.kv_length;
   const std::int64_t pieces = (length + kSampledColumns - 1) / kSampledColumns;

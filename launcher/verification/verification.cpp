@@ -57,8 +57,8 @@ struct WholeColumns {
   Tensor key, value;
 };
 
-// The oracle's output of the rank's rows, normalised in any case, a few rows at a time, so that its
-// progress can be told.
+// The oracle's output of the rank's rows, always normalised, a few rows at a time, to report
+// progress.
 OracleOutput oracle_of_rank(AttentionProblem problem, const ring::ShardedOperands& operands,
                             int rank, const CaseShards& shards, const WholeColumns& columns,
                             const Phase& phase) {
@@ -99,8 +99,8 @@ OracleOutput oracle_of_rank(AttentionProblem problem, const ring::ShardedOperand
   return whole;
 }
 
-// The same case with all keys and values on every rank, by the implementation that was chosen; with
-// the whole problem on every rank if bits are compared. The name of a strategy that decides the
+// The same case with all keys and values on every rank, computed by the chosen implementation; with
+// the whole problem on every rank if bits are compared. An implementation name that implies a
 // schedule becomes `auto`.
 ShardedCase unsharded_case(const ShardedCase& sharded_case, const Selection& selection,
                            const std::string& preferred, Place place) {
@@ -272,8 +272,8 @@ Verification verify_sharded(const ShardedCase& sharded_case, Context& context, c
   const Attention& attention = sharded_run.attention;
   const ring::ShardedOperands& operands = attention.operands();
   const CaseShards& shards = sharded_run.shards;
-  // No run may profit from what the one before leaves behind: in between, other keys and values are
-  // used, and others of the values that come with a call.
+  // No run may profit from leftovers of the previous one, so a call with other keys, values and
+  // call values comes between.
   const auto run_others = [&] {
     const std::vector<std::byte> key = bytes_of(shards.key);
     const std::vector<std::byte> value = bytes_of(shards.value);

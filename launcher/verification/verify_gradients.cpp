@@ -20,7 +20,8 @@
 namespace annulus::verification {
 namespace {
 
-// The whole sequences on every rank, by the implementation that was chosen, if it was one alone.
+// The case with whole sequences on every rank, computed by the chosen implementation if it was a
+// single one.
 ShardedCase unsharded_case(const ShardedCase& with_all_columns, const std::string& chosen,
                            Place place) {
   ShardedCase whole = with_all_columns;
@@ -35,8 +36,8 @@ ShardedCase unsharded_case(const ShardedCase& with_all_columns, const std::strin
   return whole;
 }
 
-// Of the unsharded backward pass. `reproduces`: whether it gives the bits of the sharded one, where
-// the problem asks for that.
+// The errors of the unsharded backward pass. Sets `reproduces` to false if its bits differ from the
+// sharded one's and the problem asks for equal bits.
 GradientErrors unsharded_errors(const ShardedCase& whole, const OracleGradients& truth,
                                 Context& context, const GradientShards& sharded, bool& reproduces) {
   ForwardRun forward(whole, context);
@@ -50,11 +51,10 @@ GradientErrors unsharded_errors(const ShardedCase& whole, const OracleGradients&
   return gradients.errors(truth, context.mesh().world());
 }
 
-// In the errors of planner and registry where no implementation can compute something, in any
-// schedule.
+// Part of all errors of planner and registry that say that no implementation can compute something.
 constexpr const char* kRefusal = "no implementation can";
 
-// True if the rank merges partial results of rows: those of several kernels, or of one that
+// True if the rank merges partial results of rows: a reduction of several, or a kernel that
 // continues another's.
 bool merges(const ring::RankPlan& plan) {
   const auto reductions = plan.all<ring::Reduce>();
@@ -68,8 +68,8 @@ bool merges(const ring::RankPlan& plan) {
                      [](const ring::Block* block) { return block->state.has_value(); });
 }
 
-// True if the backward pass computes the logits of some tile that the forward pass has not computed
-// as a whole: sums of products are rounded in another order where tiles have other sizes.
+// True if the backward pass has a tile that the forward pass did not compute as a whole. Logits
+// then differ, since sums of products are rounded in another order in tiles of other sizes.
 bool cuts_otherwise(const ring::RankPlan& forward, const ring::RankPlan& backward) {
   const std::vector<const ring::Tile*> tiles = forward.tiles();
   return std::ranges::any_of(backward.tiles(), [&](const ring::Tile* tile) {
@@ -85,8 +85,8 @@ double root_mean_square(double sum, std::int64_t count) {
   return count == 0 ? 0 : std::sqrt(sum / static_cast<double>(count));
 }
 
-// The largest LSE, in the mean square of a rank. Merging rounds LSE, and weights are
-// exp(logit − LSE): a rounding of LSE is one of weights, |LSE| times as large.
+// The root mean square of a rank's LSE. Merging rounds the LSE, and weights are exp(logit − LSE),
+// so the rounding appears in weights, |LSE| times as large.
 double size_of(const Tensor& lse) {
   const auto* const values = static_cast<const float*>(lse.view().data());
   double sum = 0;
@@ -99,7 +99,7 @@ double size_of(const Tensor& lse) {
   return root_mean_square(sum, count);
 }
 
-// The root mean square of the norms of [b,t,n,D] vectors, of what is finite.
+// The root mean square of the norms of [b,t,n,D] vectors, over finite entries.
 double norm_of(const Tensor& vectors) {
   const ConstTensorView view = vectors.view();
   std::vector<float> values(static_cast<std::size_t>(view.elements()));
@@ -109,10 +109,10 @@ double norm_of(const Tensor& vectors) {
   return root_mean_square(sum, view.elements() / std::max<std::int64_t>(1, view.size(3)));
 }
 
-// What merging partial results of the forward pass adds to errors of weights, and what computing
-// their logits in other tiles does, in float32 roundings. A product q·k is off by scale · ‖q‖‖k‖ /
-// √6 of them, if its terms are added one after the other. Where both passes compute the same tiles,
-// logit − LSE is free of that in a row that sees few keys.
+// The errors of weights, in float32 roundings, from merging partial results of the forward pass and
+// from computing logits in other tiles. A product q·k is off by scale · ‖q‖‖k‖ / √6 roundings if
+// its terms are added one after the other. If both passes compute the same tiles, this cancels in
+// logit − LSE for rows that see few keys.
 double roundings_of_weights(const ShardedCase& sharded_case, const ring::RankPlan& forward,
                             const ring::RankPlan& backward, const CaseShards& shards,
                             Control& world) {

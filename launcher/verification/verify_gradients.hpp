@@ -8,10 +8,10 @@
 
 namespace annulus::verification {
 
-/// Computes the gradients of a case from its forward pass, twice, and once more from a forward pass
-/// of its own with both sequences whole on every rank; see verify_sharded(). `with_all_columns` is
-/// the case with whole keys and values. `rounded`: partial results of the forward pass were
-/// rounded. Collective over the context.
+/// Computes the gradients of a case twice from its forward pass, and once from an unsharded forward
+/// pass, with both sequences whole on every rank; see verify_sharded(). `with_all_columns` is the
+/// case with whole keys and values. `rounded`: partial results of the forward pass were rounded.
+/// Collective over the context.
 [[nodiscard]] GradientVerification verify_gradients(const ShardedCase& sharded_case,
                                                     const ShardedCase& with_all_columns,
                                                     ForwardRun& forward, bool rounded,

@@ -22,7 +22,7 @@ std::int64_t entries_of(const AttentionProblem& problem, const ring::BackwardReq
          (request.grad_bias ? problem.bias->product() : 0);
 }
 
-// Unsharded.
+// The unsharded operands.
 struct WholeTensors {
   WholeTensors(const ShardedCase& sharded_case, MemoryPool& memory) {
     const AttentionProblem& problem = sharded_case.problem;
@@ -74,7 +74,7 @@ void add_to(std::vector<double>& sum, const std::vector<double>& part, std::size
   for (std::size_t i = 0; i < part.size(); ++i) sum[first + i] += part[i];
 }
 
-// Those of all rows, 0 so far.
+// Gradients of all rows, initially 0.
 OracleGradients no_gradients(const AttentionProblem& problem,
                              const ring::BackwardRequest& request) {
   const AttentionShape& s = problem.shape;
@@ -93,7 +93,7 @@ OracleGradients no_gradients(const AttentionProblem& problem,
   return gradients;
 }
 
-// Adds the gradients that `count` rows have, from `begin` on.
+// Adds the gradients of `count` rows from `begin` on.
 void add_rows(OracleGradients& whole, const OracleGradients& part, const AttentionProblem& problem,
               std::int64_t begin, std::int64_t count) {
   const AttentionShape& s = problem.shape;
@@ -115,7 +115,7 @@ void add_rows(OracleGradients& whole, const OracleGradients& part, const Attenti
     place(part.query.magnitudes, whole.query.magnitudes);
   }
   if (whole.bias.values.empty()) return;
-  // Those of these rows, or of what all rows share.
+  // The bias's gradient for these rows, or for all rows if they share it.
   const Extents& bias = *problem.bias;
   const bool by_row = bias[2] != 1;
   const std::int64_t size = (by_row ? count : 1) * bias[3];

@@ -22,8 +22,8 @@ std::unique_ptr<Stream> make_side_stream(Place place, const Watchdog& watchdog) 
   return make_cuda_device(place.device)->make_stream(kName, watchdog, nullptr, true);
 }
 
-/// Runs `inside` on a stream and `across` beside it, on a stream of the group; either may be empty.
-/// Work that the stream gets afterwards starts after both.
+/// Runs `inside` on the given stream and, at the same time, `across` on a stream of the group;
+/// either may be empty. Later work on the given stream starts after both.
 class SideBySide {
  public:
   SideBySide(Place place, const Watchdog& watchdog) : side_(make_side_stream(place, watchdog)) {}
@@ -55,9 +55,8 @@ class CompositeExchange final : public PreparedExchange {
   void offer(Stream& stream) override {
     for_each_part([&](PreparedExchange& part) { part.offer(stream); });
   }
-  // Reclaims too, so that the exchange is two-sided as a whole. It does so after both parts: where
-  // devices run the parts one after the other, ranks that have them in different orders would wait
-  // for each other.
+  // Reclaims too, so that the whole exchange is two-sided. It does so after both parts: if devices
+  // ran the parts one after the other, ranks with different orders would wait for each other.
   void take(Stream& stream) override {
     const auto taking = [](PreparedExchange* part) -> std::function<void(Stream&)> {
       if (part == nullptr) return {};
@@ -121,8 +120,8 @@ class CompositeGroup final : public DeviceGroup {
     inside_->check();
     across_->check();
   }
-  // Work of either group may wait for the other's, so both give up at the same time. Copies go
-  // first: NCCL frees memory when it gives up, and that waits for work that waits for a copy.
+  // Work of either group may wait for the other's, so both give up at the same time. Copies give up
+  // first: NCCL frees memory when it gives up, which waits for work that waits for a copy.
   void give_up() noexcept override {
     constexpr std::chrono::milliseconds kHeadStart{500};
     try {
@@ -135,7 +134,7 @@ class CompositeGroup final : public DeviceGroup {
       inside_->give_up();
       released.set_value();
       given_up.wait();
-    } catch (const std::exception&) {  // no thread to be had
+    } catch (const std::exception&) {  // no thread available
       inside_->give_up();
       across_->give_up();
     }

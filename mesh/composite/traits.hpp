@@ -6,7 +6,7 @@
 
 namespace annulus {
 
-/// Copy engines inside a node, NCCL between nodes. An exchange ends when both have sent and
+/// Copy engines inside a node, NCCL between nodes. An exchange ends when both parts have sent and
 /// received.
 inline constexpr TransportTraits kCompositeTraits{.name = "composite",
                                                   .choice = Transport::composite,

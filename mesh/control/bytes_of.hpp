@@ -6,7 +6,7 @@
 
 namespace annulus {
 
-/// Plain values in texts that travel between processes of one program.
+/// Plain values as bytes of texts that processes of one program exchange.
 template <class Value>
 void append(std::string& text, const Value& value) {
   text.append(reinterpret_cast<const char*>(&value), sizeof(Value));

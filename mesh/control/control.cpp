@@ -17,7 +17,7 @@ namespace {
 
 const char* const kGiveText = "give its text";
 
-// A run of neighbouring ranks with the same text: how many, the text's length, and the text.
+// A run of neighbouring ranks with the same text: their number, the text's length, and the text.
 struct Run {
   std::uint64_t ranks;
   std::uint64_t bytes;
@@ -39,7 +39,7 @@ void for_each_run(const std::string& runs, const Each& each) {
   }
 }
 
-// The runs of later ranks behind those of earlier ones. A run that goes on is one.
+// Appends the runs of later ranks, joining a run that continues.
 void add_runs(std::string& whole, const std::string& later) {
   std::size_t last = 0;
   for_each_run(whole, [&](std::size_t at, const Run&) { last = at; });
@@ -98,7 +98,7 @@ std::set<std::string> Control::distinct_texts(const std::string& text, std::stri
   return texts_of(merge_text(run_of(text), add_distinct, what));
 }
 
-// Processes of one job may hash differently (another build), so only texts tell that ranks differ.
+// Processes of different builds may hash differently, so only texts prove that ranks differ.
 std::optional<Control::Difference> Control::first_difference(const std::string& text,
                                                              std::string_view what) {
   std::string hash;

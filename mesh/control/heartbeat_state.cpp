@@ -9,14 +9,14 @@ namespace annulus {
 namespace {
 
 constexpr double kMissed = 2.5;        // intervals without a heartbeat that make a rank silent
-constexpr double kFresh = 0.75;        // intervals after which it is news that somebody computes
+constexpr double kFresh = 0.75;        // intervals after which a computing rank is news
 constexpr double kMaximumOften = 0.1;  // intervals between two messages at least
-constexpr int kMentions = 3;           // messages that tell of a rank's return
+constexpr int kMentions = 3;           // messages that mention a rank's return
 
 struct Head {
   std::uint32_t mesh;
   std::uint32_t number;
-  float computed_before;  // seconds since somebody is known to have computed
+  float computed_before;  // seconds since a rank is known to have computed
 };
 
 // A finding in a message. The time is relative, as clocks of ranks differ.
@@ -65,7 +65,7 @@ void HeartbeatState::find(int rank, std::uint32_t number, bool silent, double si
     finding.number = number;
     finding.silent = silent;
   } else if (silent != finding.silent) {
-    // Somebody has missed what this rank knows.
+    // The sender has missed what this rank knows.
     finding.mentions = std::max(finding.mentions, 1);
     news_ = true;
   }
@@ -81,7 +81,7 @@ void HeartbeatState::take(int from, const std::string& message, double now) {
   }
   for (std::size_t at = sizeof(Head); at < message.size(); at += sizeof(News)) {
     const auto news = value_at<News>(message, at);
-    if (news.rank == rank_) continue;  // its neighbours know better
+    if (news.rank == rank_) continue;  // this rank knows that it is alive
     const bool silent = news.silent_for >= 0;
     const Neighbour* const known = neighbour(news.rank);
     if (known != nullptr && silent && known->number > news.number &&

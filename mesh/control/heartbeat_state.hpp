@@ -12,17 +12,17 @@
 
 namespace annulus {
 
-/// The heartbeats of one rank: when it sends them, what they say, and what it knows from those of
-/// others. Its owner carries the messages and tells the time, in seconds.
+/// The heartbeats of one rank: when to send them, their contents, and what it has learned from
+/// others. Its owner carries the messages and supplies the time, in seconds.
 ///
 /// Ranks r and r ± 2^k are neighbours: at most 2·log2 P of them. A rank sends to all of its
-/// neighbours once per interval, and passes on at once that somebody computes. A neighbour that has
-/// missed two heartbeats is silent; that spreads from rank to rank, as does its return. A few ranks
-/// that do not listen for a while do not cut the others off from each other. A message has 12
-/// bytes, and 12 for each of at most kMaximumNews ranks that are silent or have been silent.
+/// neighbours once per interval, and passes on at once the news that a rank computes. A neighbour
+/// that has missed two heartbeats is silent; this news spreads from rank to rank, as does its
+/// return. A few ranks that do not listen for a while do not cut off the others. A message has 12
+/// bytes, and 12 more for each of at most kMaximumNews ranks that are or were silent.
 class HeartbeatState {
  public:
-  /// `mesh` tells the ranks' messages from those of an earlier mesh that are still on their way.
+  /// `mesh` excludes messages of an earlier mesh that are still on their way.
   HeartbeatState(std::uint32_t mesh, int rank, int size, double interval, double now);
 
   [[nodiscard]] const std::vector<int>& neighbours() const noexcept { return neighbours_; }
@@ -33,8 +33,8 @@ class HeartbeatState {
 
   /// Takes a message of a neighbour.
   void take(int from, const std::string& message, double now);
-  /// The message that is due to all neighbours, if one is. To be called often, after all messages
-  /// that have come were taken. `computing`: whether this rank makes progress of its own.
+  /// The message that is due to all neighbours, if any. To be called often, after taking all
+  /// messages that have arrived. `computing`: this rank makes progress of its own.
   [[nodiscard]] std::optional<std::string> due(bool computing, double now);
 
   /// See Heartbeats.
@@ -43,16 +43,16 @@ class HeartbeatState {
 
  private:
   struct Neighbour {
-    double heard;              // when its last heartbeat came
+    double heard;              // time of its last heartbeat
     std::uint32_t number = 0;  // of that heartbeat
   };
-  /// The state of a rank that is silent or has been silent. The heartbeat's number tells which
-  /// of two such findings is newer; of those with the same number, silence is.
+  /// The state of a rank that is silent or has been silent. Of two findings, the one with the
+  /// larger heartbeat number is newer; of equal numbers, silence is newer.
   struct Finding {
     std::uint32_t number;
     bool silent;
     double since;      // if it is silent
-    int mentions = 0;  // in how many more messages, if it is not
+    int mentions = 0;  // remaining messages that mention it, if it is not
   };
 
   [[nodiscard]] Neighbour* neighbour(int rank);

@@ -22,7 +22,8 @@ class Messenger {
   /// "rank 1", for messages.
   [[nodiscard]] virtual std::string name_of(int rank) const = 0;
 
-  /// For messages: a purpose, and what the peer, or every rank, should do for it ("give 8 B").
+  /// For error messages: a purpose, and what the peer, or every rank, should do for it ("give 8
+  /// B").
   struct Call {
     std::string_view what;
     std::string deed;
@@ -30,10 +31,10 @@ class Messenger {
   };
   /// Sends a text to some ranks. Throws TimeoutError when one does not take it.
   virtual void send(std::string_view what, std::span<const int> to, const std::string& text) = 0;
-  /// Throws TimeoutError, which says who has not come to a call, and what for.
+  /// Throws TimeoutError, which names the missing rank and the call.
   [[nodiscard]] virtual std::string receive(const Call& call, int from) = 0;
 
-  /// Those of Control.
+  /// See Control::computing().
   [[nodiscard]] virtual Computing computing(double timeouts) const = 0;
   [[noreturn]] virtual void abort(int exit_code) noexcept = 0;
 };

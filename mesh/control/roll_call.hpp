@@ -8,19 +8,18 @@
 
 namespace annulus {
 
-/// Finds out, once a wait has lasted too long, which rank has not come to it: the one at the end of
-/// the chain of ranks that wait for each other. A rank asks the one that it waits for, which passes
-/// the question on and the answer back: three messages at most between two ranks, however many of
-/// them ask. Nothing is sent as long as nobody asks.
+/// Finds the missing rank when a wait has lasted too long: the one at the end of the chain of ranks
+/// that wait for each other. A rank asks the one that it waits for, which passes on the question
+/// and returns the answer. Two ranks exchange at most three messages, however many ranks ask.
+/// Nothing is sent until a rank asks.
 class RollCall {
  public:
   /// A rank that does not respond within `patience` seconds counts as absent.
   RollCall(double patience, std::unique_ptr<ShortMessages> messages);
 
-  /// Responds to questions that have come meanwhile, while this rank waits for `awaited`. Never
-  /// blocks.
+  /// Responds to questions that have arrived, while this rank waits for `awaited`. Never blocks.
   void respond(int awaited);
-  /// The rank that has not come; nothing if the ranks wait for each other.
+  /// The missing rank; nothing if the ranks wait for each other.
   [[nodiscard]] std::optional<int> absent(int awaited);
 
  private:
@@ -35,7 +34,7 @@ class RollCall {
 
   double patience_;
   std::unique_ptr<ShortMessages> messages_;
-  std::set<int> askers_;  // that have no answer yet
+  std::set<int> askers_;  // ranks without an answer yet
   std::optional<Question> question_;
   std::optional<int> found_;  // the answer to the last question
 };

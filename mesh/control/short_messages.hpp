@@ -4,7 +4,7 @@
 
 namespace annulus {
 
-/// Short messages that nobody waits for, between the ranks of a communicator.
+/// Short messages between the ranks of a communicator, without waiting.
 class ShortMessages {
  public:
   virtual ~ShortMessages() = default;
@@ -14,9 +14,9 @@ class ShortMessages {
 
   enum class Kind { question, answer };
   virtual void post(int to, Kind kind, const std::string& text) = 0;
-  /// Takes one that has come, if any, and says from whom. Neither call blocks.
+  /// Takes a message that has arrived, if any, and its sender. Neither call blocks.
   [[nodiscard]] virtual bool take(Kind kind, int& from, std::string& text) = 0;
-  /// Seconds, and a while in which messages may come.
+  /// The time in seconds; some time passes, in which messages may arrive.
   [[nodiscard]] virtual double now() const = 0;
   virtual void pause() = 0;
 };

@@ -48,7 +48,7 @@ std::string TreeControl::combine(const Call& call, std::string part, const Merge
       error = failure.what();
     }
   }
-  // An error goes the same way as a result, so that it is everybody's.
+  // An error goes the same way as a result, so that all ranks get it.
   if (parent_ >= 0) {
     messenger_->send(call.what, std::array{parent_},
                      error.empty() ? kGood + head_of(call.what) + whole : kError + error);
@@ -60,7 +60,7 @@ std::string TreeControl::combine(const Call& call, std::string part, const Merge
   std::string message = error.empty() ? kGood + whole : kError + error;
   if (where == Result::on_all) {
     if (parent_ >= 0) message = messenger_->receive({call.what, call.deed}, parent_);
-    // The ranks of the largest subtree have the longest way.
+    // The largest subtree first, as its ranks are farthest away.
     const std::vector<int> largest_first(children_.rbegin(), children_.rend());
     messenger_->send(call.what, largest_first, message);
   }
@@ -75,8 +75,7 @@ std::string TreeControl::head_of(std::string_view what) const {
   return head.append(what);
 }
 
-// Ranks that are out of step must not take each other's parts: what they would make of them is
-// anything but what went wrong.
+// Ranks that are out of step must not take each other's parts, which would hide the real error.
 std::string TreeControl::body_of(const std::string& part, std::string_view what, int from) const {
   const std::string expected = head_of(what);
   if (part.starts_with(expected)) return part.substr(expected.size());

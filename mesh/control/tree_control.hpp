@@ -12,7 +12,7 @@
 
 namespace annulus {
 
-/// Control calls as texts along a binomial tree over the ranks: up to rank 0, and down again.
+/// Control calls as texts along a binomial tree over the ranks, up to rank 0 and down again.
 class TreeControl final : public Control {
  public:
   explicit TreeControl(std::unique_ptr<Messenger> messenger);
@@ -37,7 +37,7 @@ class TreeControl final : public Control {
   std::unique_ptr<Messenger> messenger_;
   std::uint64_t calls_ = 0;    // begun so far
   int parent_ = -1;            // rank 0 has none
-  std::vector<int> children_;  // in order of rank: each stands for the ranks up to the next
+  std::vector<int> children_;  // in order of rank; each stands for the ranks up to the next child
 };
 
 }  // namespace annulus

@@ -16,11 +16,11 @@
 namespace annulus {
 namespace {
 
-// Sent on the caller's communicators, so the tags must be unlikely ones. MPI guarantees tags up to
+// Used on the caller's communicators, so the tags must be unlikely ones. MPI guarantees tags up to
 // 32767.
 constexpr MpiMessenger::Tags kTags{32650, 32651, 32652};
 
-// All ranks have begun the call. If one of them stops within it, the others meet to name it.
+// Completes a call that all ranks have begun. If one stops within it, the others meet to name it.
 void finish(MPI_Request& request, MPI_Comm communicator, const Watchdog& watchdog,
             std::string_view what) {
   constexpr Watchdog::Seconds kPatience{2};
@@ -51,8 +51,8 @@ Communicator duplicate(MPI_Comm communicator, const Watchdog& watchdog, std::str
   return owned;
 }
 
-// MPI has no split that returns at once, so only the end of the process bounds it. Ranks that are
-// missing are named before it begins.
+// MPI has no nonblocking split, so only the end of the process bounds it. Missing ranks are named
+// before it begins.
 Communicator split(MPI_Comm communicator, int color, int key, const Watchdog& watchdog,
                    std::string_view what, Deadline::LastWord last_word) {
   meet(communicator, watchdog, what);

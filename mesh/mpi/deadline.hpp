@@ -11,14 +11,13 @@
 namespace annulus {
 
 /// Ends this process if a call that cannot be interrupted does not return in time. Construct it
-/// before the call, destroy it after. When a process ends like this, the launcher ends the rest of
-/// the job.
+/// before the call, destroy it after. The launcher then ends the rest of the job.
 class Deadline {
  public:
   using LastWord = std::function<void(const std::string& text)>;
 
-  /// After `most`, or Watchdog::kLongest, says `text` by `last_word` (which may be empty) and exits
-  /// with `exit_code`.
+  /// After `most`, or Watchdog::kLongest, passes `text` to `last_word` (which may be empty) and
+  /// exits with `exit_code`.
   Deadline(Watchdog::Seconds most, std::string text, LastWord last_word, int exit_code);
   ~Deadline();
   Deadline(const Deadline&) = delete;

@@ -15,7 +15,7 @@ namespace {
 // neither.
 constexpr std::array kRankVariables{"PMIX_RANK", "PMI_RANK", "MV2_COMM_WORLD_RANK"};
 
-// The number that a text starts with; 1 if it starts with none.
+// The number at the beginning of a text; 1 if there is none.
 int count_of(const char* text) {
   const std::string_view digits(text);
   int count = 1;
@@ -23,7 +23,7 @@ int count_of(const char* text) {
   return count;
 }
 
-// Nothing if the variable is not set, or is no number.
+// The number in a variable; nothing if it is not set or not a number.
 std::optional<ProcessNumber> number_in(const char* variable, bool of_mpi,
                                        const EnvironmentLookup& lookup) {
   const char* const text = lookup(variable);
@@ -35,12 +35,12 @@ std::optional<ProcessNumber> number_in(const char* variable, bool of_mpi,
   return ProcessNumber{number, variable, of_mpi};
 }
 
-// How many tasks the Slurm step of this process has; 1 outside a step.
+// The number of tasks of this process's Slurm step; 1 outside a step.
 int slurm_tasks(const EnvironmentLookup& lookup) {
   if (lookup("SLURM_PROCID") == nullptr) return 1;
   const char* tasks = lookup("SLURM_STEP_NUM_TASKS");
   if (tasks == nullptr) {
-    // A batch script has a SLURM_PROCID too, but srun did not start what runs directly in it.
+    // A batch script has a SLURM_PROCID too, but srun did not start its direct children.
     const char* kind = lookup("ENVIRONMENT");
     if (kind != nullptr && std::string_view(kind) == "BATCH") return 1;
     tasks = lookup("SLURM_NTASKS");
@@ -53,13 +53,13 @@ int world_size(const EnvironmentLookup& lookup) {
   return processes == nullptr ? 1 : count_of(processes);
 }
 
-// How many processes torchrun has started; 1 if it did not start this one.
+// The number of processes that torchrun started; 1 if it did not start this one.
 int torchrun_processes(const EnvironmentLookup& lookup) {
   const bool torchrun = lookup("TORCHELASTIC_RUN_ID") != nullptr || lookup("GROUP_RANK") != nullptr;
   return torchrun ? world_size(lookup) : 1;
 }
 
-// How many processes something else has started that sets PyTorch's variables; 1 if nothing did.
+// The number of processes according to PyTorch's variables; 1 without them.
 int pytorch_processes(const EnvironmentLookup& lookup) {
   const bool pytorch = lookup("MASTER_ADDR") != nullptr && lookup("RANK") != nullptr;
   return pytorch ? world_size(lookup) : 1;
@@ -69,7 +69,7 @@ int pytorch_processes(const EnvironmentLookup& lookup) {
 
 bool started_by_launcher(const EnvironmentLookup& lookup) {
   if (lookup("OMPI_COMM_WORLD_SIZE") != nullptr) return true;
-  // Before the variables of srun, which every process of a torchrun that srun started inherits.
+  // Checked before srun's variables, which the processes of a torchrun under srun inherit.
   if (const int processes = torchrun_processes(lookup); processes > 1) {
     throw LibraryError(fmt::format(
         "torchrun started {} processes but gave MPI no way to connect them, so each would run "
@@ -86,10 +86,10 @@ bool started_by_launcher(const EnvironmentLookup& lookup) {
         "this cluster has) or with `mpirun -n {} ...` inside the allocation",
         tasks, tasks));
   }
-  // Last, as jobs of srun set them for PyTorch.
+  // Checked last, as jobs of srun set them for PyTorch.
   if (const int processes = pytorch_processes(lookup); processes > 1) {
     throw LibraryError(fmt::format(
-        "MASTER_ADDR, RANK and WORLD_SIZE tell of {} processes, which MPI has no way to connect, "
+        "MASTER_ADDR, RANK and WORLD_SIZE announce {} processes, which MPI has no way to connect, "
         "so each would run alone; start them with `mpirun -n {} ...`",
         processes, processes));
   }
@@ -97,7 +97,7 @@ bool started_by_launcher(const EnvironmentLookup& lookup) {
 }
 
 void check_connected(int ranks, const EnvironmentLookup& lookup) {
-  // mpirun connects its ranks itself, whatever Slurm says of the step in which its daemons run.
+  // mpirun connects its ranks itself; Slurm's variables describe only the step of its daemons.
   if (ranks > 1 || lookup("OMPI_COMM_WORLD_SIZE") != nullptr) return;
   int tasks = slurm_tasks(lookup);
   for (const char* variable : {"PMI_SIZE", "MV2_COMM_WORLD_SIZE"}) {

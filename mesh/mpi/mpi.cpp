@@ -96,7 +96,7 @@ MpiSession::MpiSession(int* argc, char*** argv, Watchdog::Seconds timeout, LastW
 
 MpiSession::~MpiSession() {
   if (!owner_ || !mpi_is_running()) return;
-  // A rank that fails alone must not hold back its error until the others have come.
+  // A rank that fails alone must not hold back its error until the others arrive.
   constexpr Watchdog::Seconds kFailing{5};
   const bool failing = std::uncaught_exceptions() > exceptions_;
   try {
@@ -157,7 +157,7 @@ void abort_job(int exit_code) noexcept {
   try {
     deadline.emplace(kPatience, "", Deadline::LastWord(), exit_code);
   } catch (const std::system_error&) {
-    // No memory for a thread, which may be why the job is aborted.
+    // There is no memory for a thread, which may be why the job is aborted.
   }
   if (mpi_is_running()) MPI_Abort(MPI_COMM_WORLD, exit_code);
   std::_Exit(exit_code);

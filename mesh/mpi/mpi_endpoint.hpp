@@ -11,10 +11,10 @@ namespace annulus {
 /// Tags of the messages that share a group's communicator.
 enum class MpiTag : int { heartbeat = 1, data, text, roll_call, here };
 
-/// The numbers in MPI_COMM_WORLD of ranks of `communicator`.
+/// The ranks in MPI_COMM_WORLD of these ranks of `communicator`.
 [[nodiscard]] std::vector<int> ranks_in_world(MPI_Comm communicator, const std::vector<int>& ranks);
 
-/// "rank 1"; "rank 1 (mpirun rank 5)" where mpirun's number is another.
+/// "rank 1"; "rank 1 (mpirun rank 5)" if mpirun's number differs.
 [[nodiscard]] std::string rank_name(int rank, int mpirun_rank);
 
 /// The ranks of a group on a communicator, which must outlive it.
@@ -41,7 +41,7 @@ struct MpiRanks {
 /// All ranks of a communicator, in its order.
 [[nodiscard]] std::vector<int> all_members(MPI_Comm communicator);
 
-/// The ranks of a group on a communicator of their own.
+/// The ranks of a group on their own communicator.
 struct MpiEndpoint : MpiRanks {
   MpiEndpoint(Communicator ranks, std::vector<int> members, std::size_t chunk_bytes);
 

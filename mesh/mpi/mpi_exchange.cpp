@@ -16,7 +16,8 @@
 namespace annulus {
 namespace {
 
-// Calls piece(offset, bytes) for each MPI message that `bytes` travel in; an empty message is one.
+// Calls piece(offset, bytes) for each MPI message that carries a part of `bytes`; an empty message
+// counts as one.
 template <class Piece>
 void for_each_piece(std::size_t bytes, std::size_t chunk_bytes, Piece&& piece) {
   std::size_t offset = 0;
@@ -44,14 +45,15 @@ MpiExchange::~MpiExchange() {
   if (finalized != 0) return;
   for (std::size_t i = 0; i < requests_.size(); ++i) {
     if (requests_[i] == MPI_REQUEST_NULL) continue;
-    // A receive must not write into a buffer that is about to be freed. A send cannot be recalled.
+    // Cancels receives, which must not write into a buffer that is about to be freed. A send cannot
+    // be cancelled.
     if (pieces_[i].direction == Direction::receive) MPI_Cancel(&requests_[i]);
     MPI_Request_free(&requests_[i]);
   }
 }
 
 void MpiExchange::start() {
-  // Room for all of them first: nothing may fail between posting a request and keeping it.
+  // Reserves room first, since nothing may fail between posting a request and storing it.
   std::size_t pieces = 0;
   const auto count = [&](std::size_t bytes) {
     for_each_piece(bytes, endpoint_.chunk_bytes, [&](std::size_t, std::size_t) { ++pieces; });
@@ -62,7 +64,7 @@ void MpiExchange::start() {
   pieces_.reserve(pieces);
   finished_ns_.assign(receives_.size() + sends_.size(), 0);
   std::int64_t* finished_ns = finished_ns_.data();
-  // Receives first, so that no message arrives unexpected because of this rank's own order.
+  // Posts receives first, so that no message arrives unexpectedly because of this rank's own order.
   for (const Receive& receive : receives_) {
     if (receive.peer != endpoint_.rank) post_receive(receive, *finished_ns);
     ++finished_ns;

@@ -14,13 +14,13 @@
 
 namespace annulus {
 
-/// Nonblocking sends and receives that count as one operation.
+/// Nonblocking sends and receives as one operation.
 class MpiExchange final : public HostOperation {
  public:
   /// `endpoint` must outlive the operation's work.
   MpiExchange(const MpiEndpoint& endpoint, std::vector<Send> sends, std::vector<Receive> receives,
               ExchangeLabel label);
-  /// Withdraws what is still pending, as after a timeout.
+  /// Cancels pending requests, as after a timeout.
   ~MpiExchange() override;
   MpiExchange(const MpiExchange&) = delete;
   MpiExchange& operator=(const MpiExchange&) = delete;
@@ -31,7 +31,7 @@ class MpiExchange final : public HostOperation {
   [[nodiscard]] std::string describe() const override;
   [[nodiscard]] std::vector<int> peers() const override;
   [[nodiscard]] TraceLabel label() const override;
-  /// A span for every message to or from another rank, from its post to its completion.
+  /// Records a span for every message to or from another rank, from its post to its completion.
   void trace(Tracer& tracer, const std::string& stream, std::int64_t begin_ns,
              std::int64_t end_ns) const override;
 
@@ -48,7 +48,7 @@ class MpiExchange final : public HostOperation {
   void post_receive(const Receive& receive, std::int64_t& finished_ns);
   void post_send(const Send& send, std::int64_t& finished_ns);
   void check_length(const Piece& piece, const MPI_Status& status) const;
-  /// Bytes still pending with every peer in one direction; −1 where nothing is.
+  /// Bytes still pending with every peer in one direction; −1 if nothing is pending.
   [[nodiscard]] std::vector<std::int64_t> pending(Direction direction) const;
   [[noreturn]] void fail(int code, int completed) const;
 

@@ -26,7 +26,7 @@ double seconds_now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-// MPI may give a new communicator the identity of one that was freed.
+// A number is agreed on, since MPI may give a new communicator the identity of a freed one.
 std::uint32_t mesh_number(const std::shared_ptr<const MpiRanks>& ranks, const Watchdog& watchdog) {
   static std::atomic<std::uint32_t> meshes = 0;
   std::string number;

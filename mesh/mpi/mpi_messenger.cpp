@@ -21,7 +21,7 @@ namespace {
 // The first message carries the length and this much of the text; the rest follows in pieces.
 constexpr std::size_t kFirstBytes = 4096;
 
-// Polls between two checks for questions of a roll call.
+// The number of polls between two checks for questions of a roll call.
 constexpr int kPollsPerAnswer = 8;
 constexpr Watchdog::Seconds kRollCall{2};
 
@@ -82,7 +82,7 @@ std::string MpiMessenger::receive(const Call& call, int from) {
         return done != 0;
       });
     } catch (...) {
-      // A late message must not be written to memory that is gone.
+      // A late message must not be written to freed memory.
       if (request != MPI_REQUEST_NULL) {
         MPI_Cancel(&request);
         MPI_Request_free(&request);

@@ -15,7 +15,7 @@
 
 namespace annulus {
 
-/// Plain messages of MPI rather than its collectives, so that no wait is without the watchdog.
+/// Plain MPI messages instead of collectives, so that every wait is under the watchdog.
 class MpiMessenger final : public Messenger {
  public:
   /// The tags of its messages, which nothing else may use on the communicator.
@@ -24,10 +24,10 @@ class MpiMessenger final : public Messenger {
     int question = static_cast<int>(MpiTag::roll_call);
     int answer = static_cast<int>(MpiTag::here);
   };
-  /// Ranks of the communicator are those of the watchdog's heartbeats.
+  /// The communicator and the watchdog's heartbeats must have the same ranks.
   MpiMessenger(std::shared_ptr<const MpiRanks> ranks, Watchdog watchdog)
       : MpiMessenger(std::move(ranks), std::move(watchdog), Tags(), true) {}
-  /// `of_mesh`: whether they are.
+  /// `of_mesh`: true if they are.
   MpiMessenger(std::shared_ptr<const MpiRanks> ranks, Watchdog watchdog, Tags tags, bool of_mesh);
 
   [[nodiscard]] int rank() const noexcept override { return ranks_->rank; }

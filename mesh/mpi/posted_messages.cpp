@@ -15,7 +15,7 @@ PostedMessage::~PostedMessage() {
   int finalized = 0;
   MPI_Finalized(&finalized);
   if (finalized != 0 || request_ == MPI_REQUEST_NULL) return;
-  // A send cannot be recalled.
+  // A send cannot be cancelled.
   static std::mutex mutex;
   static std::list<std::vector<char>> untaken;
   const std::lock_guard lock(mutex);

@@ -11,7 +11,7 @@
 
 namespace annulus {
 
-/// A short message that nobody waits for. Its bytes live until it has been taken, or until the
+/// A short message, sent without waiting. Its bytes live until it has been taken, or until the
 /// process ends.
 class PostedMessage {
  public:
@@ -22,7 +22,7 @@ class PostedMessage {
 
   /// True if another one may be posted. Never blocks.
   [[nodiscard]] bool is_free();
-  /// Only if is_free().
+  /// Requires is_free().
   void post(MPI_Comm communicator, int to, int tag, const std::string& bytes);
 
  private:
@@ -30,12 +30,13 @@ class PostedMessage {
   std::vector<char> bytes_;
 };
 
-/// The message that has come with this tag, if any, and from whom; nothing longer than `most`.
-/// Never blocks.
+/// Takes a message that has arrived with this tag, if any, and its sender. Messages have at most
+/// `most` bytes. Never blocks.
 [[nodiscard]] bool take_message(MPI_Comm communicator, int tag, std::size_t most, int& from,
                                 std::string& bytes);
 
-/// On a communicator that outlives the object, where nothing else uses the two tags.
+/// Uses a communicator that must outlive the object, and on which nothing else may use the two
+/// tags.
 class PostedMessages final : public ShortMessages {
  public:
   PostedMessages(MPI_Comm communicator, int question_tag, int answer_tag)

@@ -4,7 +4,7 @@
 
 namespace annulus {
 
-/// Host memory over MPI: messages advance only when they are polled, mostly between blocks.
+/// Host memory over MPI. Messages advance only when they are polled, mostly between blocks.
 inline constexpr TransportTraits kMpiTraits{.name = "mpi"};
 
 }  // namespace annulus

@@ -43,34 +43,34 @@ ncclConfig_t non_blocking() {
   return config;
 }
 
-// State shared by the communicators of a mesh. Once one has failed, none can be finalised in order.
+// State shared by the communicators of a mesh. Once one has failed, none can be finalised normally.
 struct Failure {
   std::atomic<bool> noted = false;
-  // Time left for the aborts of all communicators: each may wait for a peer that hangs.
+  // Time left for aborting all communicators, each of which may wait for a peer that hangs.
   std::chrono::duration<double> patience{5};
   std::mutex mutex;  // of `patience`
 };
 
-// Gives NCCL this long for `what`, on a thread of its own: it may wait for a peer that hangs, and
-// would hold up the report of the failure.
+// Runs `what` on a separate thread for at most this long: NCCL may wait for a peer that hangs, and
+// would delay the report of the failure.
 template <class What>
 void within(std::chrono::duration<double> patience, int device, What what) noexcept {
   try {
     auto done = std::make_shared<std::promise<void>>();
     const std::future<void> end = done->get_future();
     std::thread([device, what, done] {
-      (void)cudaSetDevice(device);  // the thread's own choice, which ends with it
+      (void)cudaSetDevice(device);  // affects only this thread
       what();
       done->set_value();
     }).detach();
     (void)end.wait_for(patience);
   } catch (const std::exception&) {
-    what();  // no thread to be had
+    what();  // no thread available
   }
 }
 
-// Owns a communicator. Its destruction is collective, in the same order on every rank, as long as
-// all goes well. A watching thread may abort it at any time.
+// Owns a communicator. Without failures, its destruction is collective, in the same order on every
+// rank. A watching thread may abort it at any time.
 class NcclCommunicator {
  public:
   NcclCommunicator(ncclComm_t raw, int device, Watchdog watchdog, std::shared_ptr<Failure> failure)
@@ -79,7 +79,7 @@ class NcclCommunicator {
   NcclCommunicator& operator=(const NcclCommunicator&) = delete;
   ~NcclCommunicator() {
     // Peers may free what this rank still uses, so all ranks finalise together. Ranks that have
-    // failed, or are leaving with an error, do not take part, and nobody waits for them.
+    // failed, or leave with an error, do not take part and are not waited for.
     if (!failure_->noted && std::uncaught_exceptions() <= exceptions_ && finalized()) {
       within(watchdog_.timeout(), device_, [raw = raw_] { (void)ncclCommDestroy(raw); });
     } else {
@@ -87,7 +87,8 @@ class NcclCommunicator {
     }
   }
 
-  // Calls `use` with the communicator, which is not aborted meanwhile. Throws if it has been.
+  // Calls `use` with the communicator, which is not aborted meanwhile. Throws if it was aborted
+  // earlier.
   template <class Use>
   void with(Use use) const {
     const std::scoped_lock lock(mutex_);
@@ -96,7 +97,7 @@ class NcclCommunicator {
     }
     use(raw_);
   }
-  // The state of the work so far. Throws if some of it has failed.
+  // The state of the work so far. Throws if any of it has failed.
   [[nodiscard]] ncclResult_t state(const std::string& what) const {
     ncclResult_t state = ncclInProgress;
     with([&](ncclComm_t raw) {
@@ -129,7 +130,7 @@ class NcclCommunicator {
   }
 
  private:
-  // Flushes what was posted; a non-blocking communicator does so in the background.
+  // Flushes posted work, which a non-blocking communicator does in the background.
   [[nodiscard]] bool finalized() const noexcept {
     try {
       const DeviceGuard guard(device_);
@@ -137,7 +138,7 @@ class NcclCommunicator {
       settle("end of NCCL");
       return true;
     } catch (const std::exception&) {
-      return false;  // the missing peer reports its own error
+      return false;  // the missing peer reports the error itself
     }
   }
 
@@ -149,8 +150,8 @@ class NcclCommunicator {
   int exceptions_ = std::uncaught_exceptions();
 };
 
-/// Calls of NCCL that go together. An error between them ends the group too: an open one would take
-/// in all later calls of the thread.
+/// A group of NCCL calls. An error between them ends the group too, as an open group would swallow
+/// all later calls of the thread.
 class NcclCalls {
  public:
   NcclCalls() { check_nccl(ncclGroupStart(), "ncclGroupStart"); }
@@ -205,8 +206,8 @@ class NcclGroup final : public DeviceGroup {
   std::unique_ptr<NcclCommunicator> communicator_;
 };
 
-// NCCL itself reports only "invalid usage", and only on some ranks. What it takes for one host is
-// what NCCL_HOSTID calls so.
+// NCCL itself reports only "invalid usage", and only on some ranks. For NCCL, NCCL_HOSTID defines a
+// host.
 void check_devices_differ(Control& world, Place place) {
   const char* const host = std::getenv("NCCL_HOSTID");
   const auto shared =

@@ -4,8 +4,8 @@
 
 namespace annulus {
 
-/// NCCL's kernels on a stream of their own, one per exchange. NCCL matches calls by their order on
-/// all ranks, and does not match captured calls with eager ones.
+/// NCCL's kernels on their own stream, one per exchange. NCCL matches calls by their order on all
+/// ranks, and does not match captured calls with eager ones.
 inline constexpr TransportTraits kNcclTraits{.name = "nccl",
                                              .choice = Transport::nccl,
                                              .ahead = true,

@@ -12,9 +12,9 @@
 namespace annulus::peer {
 namespace {
 
-// Taken at once.
+// The number of flags allocated at once.
 constexpr std::size_t kFlags = 4096;
-// Each flag in a memory sector of its own.
+// Each flag has its own memory sector.
 constexpr std::size_t kStrideBytes = 32;
 
 FlagWords* flag_of(const Buffer& memory, std::size_t index) {
@@ -22,7 +22,7 @@ FlagWords* flag_of(const Buffer& memory, std::size_t index) {
                                       index * kStrideBytes);
 }
 
-// True if all work of the current device ends within this time. An error is no sign that it does.
+// True if all work of the current device ends within this time; false on an error.
 bool is_idle_within(std::chrono::steady_clock::duration most) {
   using Clock = std::chrono::steady_clock;
   CUcontext context = nullptr;
@@ -73,7 +73,7 @@ Flag FlagBlock::take() {
   return {this, flag};
 }
 
-// Waits until they are down: a peer may raise them at once.
+// Waits until the new flags are lowered, since a peer may raise them at once.
 void FlagBlock::add_flags() {
   const DeviceGuard guard(pool_.place().device);
   Buffer added = pool_.allocate(kFlags * kStrideBytes, "flags of transport peer");
@@ -103,7 +103,7 @@ void FlagBlock::abandon() noexcept {
     stream_.flush();
     (void)is_idle_within(kLongest);
   } catch (const Error&) {
-    unusable_ = true;  // the device takes no work, so that it cannot be told either
+    unusable_ = true;  // the device takes no more work, so it cannot be released
   }
 }
 

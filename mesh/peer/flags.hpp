@@ -14,13 +14,13 @@
 
 namespace annulus::peer {
 
-/// A flag in device memory. One rank raises and another one waits and lowers, both by stream
-/// operations on the low word. Waits look at both words and pass when their 64-bit number is at
-/// least 1, so a high word that is not 0 lets all waits pass for ever: the group has failed.
+/// A flag in device memory. One rank raises it, another waits for it and lowers it, both by stream
+/// operations on the low word. Waits compare both words as a 64-bit number with 1, so a nonzero
+/// high word, set when the group has failed, lets all waits pass for ever.
 ///
-/// The low word is 0 or 1, not the number of the call: recorded CUDA graphs have the operands of
-/// stream operations baked in, a caller launches his graphs without us, and stream operations
-/// cannot count. A flag that is lowered by the one that waits serves posts and replays alike.
+/// The low word is 0 or 1, not a call number: operands of stream operations are fixed in recorded
+/// CUDA graphs, callers launch their graphs without our code, and stream operations cannot count.
+/// Since the waiting rank lowers the flag, it serves posts and replays alike.
 struct FlagWords {
   std::uint32_t raised;
   std::uint32_t abandoned;
@@ -33,7 +33,7 @@ void wait_and_lower(FlagWords* flag, CudaStream& stream);
 
 class FlagBlock;
 
-/// One flag of a block: down when taken, and it must be down when given back. Move-only.
+/// One flag of a block. It is lowered when taken, and must be lowered when returned. Move-only.
 class Flag {
  public:
   Flag() = default;
@@ -57,19 +57,19 @@ class Flag {
   FlagWords* address_ = nullptr;
 };
 
-/// The flags of a group, in device memory that is taken when they are.
+/// The flags of a group, in device memory that is allocated as flags are taken.
 class FlagBlock {
  public:
-  /// Also tries whether the device can write and wait for flags in stream order; throws
-  /// LibraryError if it cannot.
+  /// Also tests that the device can write and wait for flags in stream order; throws LibraryError
+  /// if it cannot.
   FlagBlock(MemoryPool& pool, const Watchdog& watchdog);
 
-  /// Throws LibraryError without memory for another one.
+  /// Throws LibraryError if there is no memory for another flag.
   [[nodiscard]] Flag take();
   /// For use after a failure of the group, when work that waits for a peer would block every call
-  /// that frees memory, for ever. If the device does not finish its work soon, abandons all flags:
-  /// what waits for them now or later goes on, and the flags are unusable. Copies that go on read
-  /// and write memory that stays mapped.
+  /// that frees memory for ever. If the device does not finish its work soon, abandons all flags:
+  /// present and later waits pass, and the flags are unusable. Released copies access memory that
+  /// stays mapped.
   void abandon() noexcept;
   /// Throws LibraryError if the flags have become unusable.
   void check() const;

@@ -21,7 +21,7 @@
 namespace annulus::peer {
 namespace {
 
-/// Text of bounded length, as messages of the handshake carry it.
+/// Text of bounded length, for messages of the handshake.
 class ShortText {
  public:
   void set(const std::string& text) {
@@ -89,7 +89,7 @@ class Handshake {
   }
 
  private:
-  // Both sides list their messages in the order of the calls, those of a sender first.
+  // Both sides list their messages in the order of the calls, sent ones first.
   void list_messages(const std::vector<Send>& sends, const std::vector<Receive>& receives) {
     for (const Send& send : sends) {
       if (send.peer == host_.rank()) continue;
@@ -103,7 +103,7 @@ class Handshake {
     for (const Message& message : messages_) peers_.insert(message.peer);
   }
 
-  // The first error stays.
+  // Keeps the first error.
   template <class Body>
   void attempt(Body&& body) {
     try {
@@ -118,8 +118,8 @@ class Handshake {
       message.mine.side = message.side;
       message.mine.bytes = message.bytes;
     }
-    // One flag for all messages to a peer, and one for all from it. Where there is nothing to send,
-    // there is not even a flag.
+    // One flag for all messages to a peer, and one for all messages from it; none if there are no
+    // messages.
     std::set<std::pair<Side, int>> flagged;
     for (Message& message : messages_) {
       if (message.bytes == 0) continue;
@@ -192,7 +192,7 @@ class Handshake {
     }
   }
 
-  // Agrees on whether all succeeded: nobody posts an exchange that a peer cannot.
+  // Agrees on success, so that no rank posts an exchange that a peer cannot.
   void agree_with_peers() {
     ShortText mine;
     mine.set(error_);

@@ -12,9 +12,9 @@
 
 namespace annulus::peer {
 
-/// Prepares an exchange between the ranks of `host`: every pair tells each other where data and
-/// flags are, in memory that then counts as shared. Collective over the ranks that the messages
-/// name. An error on one rank is passed on to its peers, so that both throw LibraryError.
+/// Prepares an exchange between the ranks of `host`: the two ranks of a pair exchange the addresses
+/// of data and flags, in memory that counts as shared from then on. Collective over the ranks that
+/// the messages name. An error on one rank is passed to its peers, which throw LibraryError too.
 [[nodiscard]] std::unique_ptr<PeerExchange> shake_hands(Group& host, const Watchdog& watchdog,
                                                         const std::vector<Send>& sends,
                                                         const std::vector<Receive>& receives,

@@ -28,9 +28,9 @@ class PeerCopyGroup final : public DeviceGroup {
         memory_(place.device),
         flags_(memory_, watchdog_),
         mappings_(place.device) {}
-  // As with communicators, ranks end their groups together, so that nobody frees what is mapped
-  // elsewhere. Not after a failure, when the others may never come; then, device work that waits
-  // for them would keep what is freed here.
+  // As with communicators, ranks end their groups together, so that no rank frees memory that is
+  // mapped elsewhere. After a failure they do not, since the others may never come, and device work
+  // that waits for them would block freeing.
   ~PeerCopyGroup() override {
     const bool failing = std::uncaught_exceptions() > exceptions_;
     if (failing) flags_.abandon();

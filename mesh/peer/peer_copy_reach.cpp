@@ -24,10 +24,10 @@
 namespace annulus {
 namespace {
 
-// Far more than a device that can wait for flags needs.
+// Far more time than a working device needs.
 constexpr Watchdog::Seconds kTrial{30};
 
-/// The facts that every rank tells the others about its device.
+/// The facts about a rank's device that it sends to the others.
 struct Seat {
   std::string node;
   std::string bus_id;
@@ -56,7 +56,7 @@ Seat decoded(const std::string& text) {
   return seat;
 }
 
-// A device that this process does not see cannot be queried; opening its memory will tell.
+// A device that this process does not see cannot be queried, so its memory is opened as a test.
 bool access_is_denied(int device, const std::string& other_bus_id) {
   int other = 0;
   if (cudaDeviceGetByPCIBusId(&other, other_bus_id.c_str()) != cudaSuccess) {
@@ -107,7 +107,7 @@ PeerReach::Finding finding_of(const std::string& text) {
 
 PeerReach peer_copy_reach(Group& host, Place place) {
   Seat mine;
-  // Lives until all have tried to open it.
+  // Lives until all ranks have tried to open it.
   std::optional<peer::SharedMemoryPool> pool;
   std::optional<peer::FlagBlock> flags;
   std::optional<DeviceGuard> guard;

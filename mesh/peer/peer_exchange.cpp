@@ -14,7 +14,7 @@ std::ptrdiff_t distance(const void* from, const void* to) {
   return static_cast<const std::byte*>(to) - static_cast<const std::byte*>(from);
 }
 
-// How many copies from the first on are equally long and equally far apart: rows of one copy.
+// The number of leading copies with equal lengths and distances, which form rows of one 2D copy.
 std::size_t rows_of(std::span<const MemoryCopy> copies) {
   constexpr std::ptrdiff_t kMaximumPitch = std::int64_t{1} << 31;
   std::size_t rows = 1;

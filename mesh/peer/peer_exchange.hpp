@@ -15,7 +15,7 @@ struct OutgoingMessages {
   FlagWords* peer_ready = nullptr;  ///< the peer's flag: the data may be read
 };
 
-/// A copy inside this rank's memory, or from a peer's that is mapped.
+/// A copy inside this rank's memory, or from a peer's mapped memory.
 struct MemoryCopy {
   const void* source = nullptr;
   void* destination = nullptr;
@@ -29,9 +29,9 @@ struct IncomingMessages {
   std::vector<MemoryCopy> copies;
 };
 
-/// An exchange with all its memory mapped. All flags are down between two posts: a post, or a
-/// replay of a captured one, leaves no trace for the next. To be destroyed when no post is under
-/// way, or after the group has been given up.
+/// An exchange with all its memory mapped. All flags are lowered between two posts, so a post or a
+/// replay leaves no state for the next. To be destroyed when no post is under way, or after the
+/// group has been given up.
 class PeerExchange final : public PreparedExchange {
  public:
   PeerExchange(FlagBlock& flags, std::vector<OutgoingMessages> outgoing,

@@ -13,24 +13,23 @@
 
 namespace annulus::peer {
 
-/// An address in device memory, as other processes can find it.
+/// An address in device memory, in a form that other processes can map.
 struct SharedAddress {
   cudaIpcMemHandle_t allocation{};
   std::uint64_t offset = 0;
 };
 
-/// `address` may lie anywhere in memory from cudaMalloc; throws LibraryError for other memory.
+/// `address` may point anywhere into memory from cudaMalloc; throws LibraryError for other memory.
 [[nodiscard]] SharedAddress share(const void* address);
 
-/// Device memory that can be shared. Blocks that were are kept until the pool ends, so that nothing
-/// is freed that a peer has mapped.
+/// Device memory that can be shared. Shared blocks are kept until the pool ends, since peers have
+/// them mapped.
 class SharedMemoryPool final : public MemoryPool {
  public:
   explicit SharedMemoryPool(int device) : MemoryPool(Place::cuda(device)) {}
   ~SharedMemoryPool() override;
 
-  /// As share(), for an address that peers may map from now on. Other memory than the pool's may be
-  /// shared too.
+  /// As share(), and marks the memory as mapped by peers. Also accepts memory outside the pool.
   [[nodiscard]] SharedAddress share(const void* address);
 
  protected:
@@ -52,7 +51,8 @@ class PeerMappings {
  public:
   /// For use by the CUDA device `device`.
   explicit PeerMappings(int device) : device_(device) {}
-  /// The peer's address as it is here. Maps the allocation the first time; throws LibraryError.
+  /// The peer's address as mapped in this process. Maps the allocation on first use; throws
+  /// LibraryError.
   [[nodiscard]] void* map(int peer, const SharedAddress& address);
   /// Unmaps all.
   void clear() { mapped_.clear(); }

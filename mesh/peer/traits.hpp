@@ -5,7 +5,7 @@
 namespace annulus {
 
 /// The receiver's copy engines pull from the sender's memory, mapped by CUDA IPC. Copies of one
-/// exchange follow each other with hardly a pause.
+/// exchange follow each other almost without a pause.
 inline constexpr TransportTraits kPeerTraits{.name = "peer",
                                              .choice = Transport::peer,
                                              .ahead = true,

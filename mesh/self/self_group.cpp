@@ -10,7 +10,7 @@
 namespace annulus {
 namespace {
 
-// A copy, in the order of the stream.
+// A copy in the order of the stream.
 class SelfExchange final : public HostOperation {
  public:
   SelfExchange(std::span<const Send> sends, std::span<const Receive> receives, ExchangeLabel label)

@@ -7,8 +7,8 @@
 
 namespace annulus {
 
-/// Calls pair(const Send*, const Receive*) for the messages of `rank` to itself, in order; a side
-/// that has run out is null.
+/// Calls pair(const Send*, const Receive*) for the messages of `rank` to itself, in order; null for
+/// a side that has no more messages.
 template <class Pair>
 void for_each_self_message(std::span<const Send> sends, std::span<const Receive> receives, int rank,
                            Pair&& pair) {

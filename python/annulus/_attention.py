@@ -22,7 +22,7 @@ _PER_CALL = ("query_lengths", "kv_lengths")
 
 
 class Gradients(NamedTuple):
-    """Of the loss, of the shapes of what they belong to; None: not asked for."""
+    """Gradients of the loss, each with the shape of its operand; None: not requested."""
 
     query: Any
     key: Any
@@ -32,7 +32,7 @@ class Gradients(NamedTuple):
 
 
 def _stream_of(array: Any) -> int | None:
-    """The stream that torch would use now."""
+    """torch's current stream."""
     place = place_of(array, "query")
     if place == HOST:
         return None
@@ -153,11 +153,11 @@ class Attention:
         return self.mesh.gather(local, shape, held.__getitem__)
 
     def plan(self, ranks: int = 0) -> str:
-        """What every rank will do, with every task of so many of them."""
+        """The plan of every rank, with the tasks of this many ranks."""
         return self._text("plan_text", ranks)
 
     def explain(self) -> str:
-        """Why it is done so; only rank 0 knows why schedules were passed over."""
+        """The reasons of the plan; only rank 0 knows why schedules were passed over."""
         return self._text("explanation")
 
     def _text(self, name: str, *arguments: Any) -> str:
@@ -220,7 +220,7 @@ class Attention:
                  seed: int | None = None, query_lengths: Any = None, kv_lengths: Any = None,
                  offset: Any = None, grad_sinks: bool | None = None, grad_bias: bool = False,
                  stream: int | None = None) -> Gradients:
-        """The gradients, from what run() has taken and returned. Collective.
+        """The gradients, from the arguments and results of run(). Collective.
 
         grad_sinks: whether those of the sinks are wanted; None: if there are sinks.
         """
@@ -258,7 +258,7 @@ def _operand(name: str) -> int:
 
 
 def _scores(array: Any, name: str, local: Sequence[int]) -> tuple[int, ...]:
-    """Which of [B,N,T,S] a bias or a mask has. A dimension of 1 that the shard has 1 of is its own."""
+    """The dimensions of [B,N,T,S] that a bias or a mask has, with a size of 1 where the shard has 1."""
     if array.ndim != 4:
         raise ValueError(f"{name}: got {array.ndim} dimensions, expected [b,n,t,S], 1 where "
                          "broadcast")
@@ -268,7 +268,7 @@ def _scores(array: Any, name: str, local: Sequence[int]) -> tuple[int, ...]:
 
 def attention_for(query: Any, key: Any, value: Any, *, mesh: "AnyMesh" = None, sinks: Any = None,
                   bias: Any = None, mask: Any = None, **options: Any) -> Attention:
-    """The kept object for calls with such shards and options; collective where it is made."""
+    """The cached object for calls with such shards and options; collective when it is made."""
     on = mesh_of(mesh)
     error: Exception | None = None
     calls: list[Call] = []
@@ -303,7 +303,7 @@ def attention_for(query: Any, key: Any, value: Any, *, mesh: "AnyMesh" = None, s
 
 
 def _call_values(options: Mapping[str, Any]) -> dict[str, Any]:
-    """What options say of the call alone."""
+    """The options of the call alone."""
     varying = options.get("call_arguments") or ()
     values: dict[str, Any] = {}
     if "lengths" in varying:
@@ -314,7 +314,7 @@ def _call_values(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _refuse_gradients(**arrays: Any) -> None:
-    """TypeError for a tensor whose gradients would be lost in silence."""
+    """TypeError for a tensor whose gradients would be lost silently."""
     for name, array in arrays.items():
         if getattr(array, "requires_grad", False) and sys.modules["torch"].is_grad_enabled():
             raise TypeError(f"{name}: a tensor that requires gradients, which only "
@@ -325,7 +325,7 @@ def _refuse_gradients(**arrays: Any) -> None:
 def compute(query: Any, key: Any, value: Any, *, mesh: "AnyMesh" = None, sinks: Any = None,
             bias: Any = None, mask: Any = None, seed: int | None = None, out: Any = None,
             stream: int | None = None, **options: Any) -> tuple[Any, Any]:
-    """attention(), for callers that see to gradients themselves."""
+    """attention(), for callers that handle gradients themselves."""
     made = attention_for(query, key, value, mesh=mesh, sinks=sinks, bias=bias, mask=mask, **options)
     return made.run(query, key, value, sinks=sinks, bias=bias, mask=mask, seed=seed, out=out,
                     stream=stream, **_call_values(options))
@@ -338,7 +338,7 @@ def attention(query: Any, key: Any, value: Any, *, mesh: "AnyMesh" = None, sinks
 
     query [b,t,n,D], key [b,s,k,D], value [b,s,k,Dv]: this rank's shards, NumPy arrays or torch
     tensors, of any strides that leave the last dimension contiguous. `Options` lists the keywords.
-    A call like an earlier one plans nothing.
+    A repeated call plans nothing.
     """
     _refuse_gradients(query=query, key=key, value=value, sinks=sinks, bias=bias)
     return compute(query, key, value, mesh=mesh, sinks=sinks, bias=bias, mask=mask, seed=seed,
@@ -358,12 +358,12 @@ def attention_backward(grad_output: Any, query: Any, key: Any, value: Any, outpu
 
 
 def plan(query: Any, key: Any, value: Any, *, ranks: int = 0, **keywords: Any) -> str:
-    """What every rank does in attention() with these keywords. Collective."""
+    """The plan of every rank in attention() with these keywords. Collective."""
     return attention_for(query, key, value, **keywords).plan(ranks)
 
 
 def explain(query: Any, key: Any, value: Any, **keywords: Any) -> str:
-    """Why attention() with these keywords is computed as it is. Collective."""
+    """The reasons of that plan. Collective."""
     return attention_for(query, key, value, **keywords).explain()
 
 

@@ -16,7 +16,7 @@ class Error(Exception):
 
 
 class UserError(Error):
-    """The caller's input is wrong. Also what every rank gets where one of them has erred."""
+    """The caller's input is wrong. All ranks raise it if one rank is at fault."""
 
 
 class ArgumentError(UserError, ValueError):
@@ -186,7 +186,7 @@ def function(name: str) -> Any:
 
 
 def create(name: str, *arguments: Any) -> Handle:
-    """A new handle, of a function whose last parameter is where to put it."""
+    """A new handle, which the function stores in its last parameter."""
     handle = Handle()
     function(name)(*arguments, ctypes.byref(handle))
     return handle
@@ -205,5 +205,5 @@ def mpi_library() -> str:
 
 
 def is_launched() -> bool:
-    """Whether a launcher has started this process as one of several."""
+    """True if a launcher has started this process as one of several."""
     return bool(_library.annulus_is_launched())

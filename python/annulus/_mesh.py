@@ -1,4 +1,4 @@
-"""Ranks on named axes, and what they compute with."""
+"""Ranks on named axes, and their devices."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ._library import LibraryError, UserError
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-# Objects of attention that a mesh keeps: the one that was used longest ago goes first.
+# The most attention objects that a mesh keeps; the least recently used one is dropped first.
 _MOST_KEPT = 64
 
 
@@ -95,7 +95,7 @@ class Mesh:
         return size.value
 
     def agree(self, error: BaseException | None) -> None:
-        """Raises on all ranks if one of them has an error: its own there, a UserError elsewhere."""
+        """Raises on all ranks if one has an error: its own error there, a UserError elsewhere."""
         text = None if error is None else f"{type(error).__name__}: {error}".encode()
         try:
             _library.function("context_agree")(self.handle, text)
@@ -134,7 +134,7 @@ class Mesh:
 
     def gather(self, local: np.ndarray, shape: Sequence[int],
                positions: Callable[[int], list[np.ndarray]]) -> np.ndarray:
-        """The whole array, on all ranks, of the shards of all ranks. Collective."""
+        """The whole array, from the shards of all ranks, on all ranks. Collective."""
         shards = [local] if self.comm is None else self.comm.allgather(np.ascontiguousarray(local))
         whole = np.empty(tuple(shape), local.dtype)
         for rank, shard in enumerate(shards):
@@ -187,7 +187,7 @@ _settings: dict[str, Any] | None = None
 
 def init(comm: "MPI.Comm | None" = None, *, device: str | int | None = None, threads: int = 0,
          timeout: float | None = None, share_gpus: bool = False, transport: str = "auto") -> None:
-    """Says which ranks compute, and with what; closes earlier meshes. Collective.
+    """Sets the ranks that compute, and their devices; closes earlier meshes. Collective.
 
     comm: of mpi4py. None: all ranks that mpirun has started, or this process alone.
     device: "cpu" or "cuda:N". None: the CUDA device that is current, or the CPU where there is none.

@@ -97,7 +97,7 @@ def unknown(names: Iterable[str]) -> None:
 
 
 def calls_of(options: dict[str, Any]) -> list[Call]:
-    """The setters to be called; TypeError or ValueError for what no setter takes."""
+    """The setters to be called; TypeError or ValueError for values that no setter takes."""
     unknown(options)
     given = {name: value for name, value in options.items() if value is not None}
     calls: list[Call] = []

@@ -53,7 +53,7 @@ def dtype_name(array: Any) -> str:
 
 
 def check_array(array: Any, name: str) -> None:
-    """TypeError for what is neither an array nor a tensor."""
+    """TypeError unless it is an array or a tensor."""
     if not isinstance(array, np.ndarray) and not hasattr(array, "data_ptr"):
         raise TypeError(f"{name}: got {type(array).__name__}, expected a NumPy array or a torch "
                         "tensor")
@@ -68,7 +68,7 @@ def place_of(array: Any, name: str) -> int:
 
 
 def view(array: Any, name: str) -> View:
-    """Of an array or a tensor, without a copy."""
+    """The view of an array or a tensor, without a copy."""
     check_array(array, name)
     if not isinstance(array, np.ndarray):
         return View(array.data_ptr(), _number_of(array.dtype), place_of(array, name),
@@ -83,7 +83,7 @@ def view(array: Any, name: str) -> View:
 
 
 def empty(like: Any, shape: tuple[int, ...], dtype: str | None = None) -> Any:
-    """New memory of the kind and at the place of `like`, and of its dtype unless another is named."""
+    """New memory of the same kind and place as `like`, with its dtype unless another is given."""
     if isinstance(like, np.ndarray):
         return np.empty(shape, like.dtype if dtype is None else dtype)
     if dtype is None:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def _plain(value: Any) -> Any:
-    """What json takes: lists in place of arrays and tensors."""
+    """A value for json: lists in place of arrays and tensors."""
     if isinstance(value, Tensor):
         value = value.detach().cpu().numpy()
     if isinstance(value, (np.ndarray, np.generic)):

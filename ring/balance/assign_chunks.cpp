@@ -10,14 +10,14 @@
 namespace annulus::ring {
 namespace {
 
-// An arc that is off by less than this may be chosen for cheaper cuts. A share of a rank's work,
-// summed over all splits that lead to the rank.
+// An arc whose work is off by less than this may be chosen for cheaper cuts. It is a share of a
+// rank's work, summed over all splits that lead to the rank.
 constexpr double kTolerance = 0.01;
 // Ranks that exceed the mean by more than this share exchange chunks.
 constexpr double kUneven = 0.01;
 constexpr std::size_t kMaximumExchanges = 1024;  // and at most one per rank
 constexpr std::size_t kMaximumPartners = 16;     // of the rank with most work; least work first
-// The cost of one more range, as a share of a rank's work.
+// The cost of an additional range, as a share of a rank's work.
 constexpr double kRangeWorth = 0.0005;
 // The cost of sending a whole sequence across cuts, as a share of a rank's work.
 constexpr double kSendingWorth = 0.01;
@@ -205,7 +205,7 @@ class Mender {
     return *std::max_element(loads.begin(), loads.end());
   }
 
-  // By how much the number of ranges grows if a chunk goes to another rank.
+  // The change in the number of ranges if a chunk goes to another rank.
   [[nodiscard]] int more_ranges(std::int64_t chunk, int to) const {
     int borders = 0;
     for (const std::int64_t neighbour : {chunk - 1, chunk + 1}) {
@@ -243,7 +243,7 @@ class Mender {
     return best;
   }
 
-  // Makes one exchange; returns whether there was one to make.
+  // Makes one exchange. Returns false if none helps.
   bool exchange_one() {
     const auto less = [&](int a, int b) {
       return std::pair(most_of(loads_of(a)), a) < std::pair(most_of(loads_of(b)), b);

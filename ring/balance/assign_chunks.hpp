@@ -34,8 +34,7 @@ struct Chunks {
 /// more than 1 % above the mean, it exchanges one chunk with a rank that has little, at most P
 /// times. So there are fewer than 6P ranges.
 ///
-/// With several groups, the one that is farthest off counts; there may be no arc that suits all of
-/// them.
+/// With several groups, the worst one counts, since no arc may suit all of them.
 [[nodiscard]] Assignment assign_chunks(const Chunks& chunks, int ranks);
 
 }  // namespace annulus::ring

@@ -139,7 +139,7 @@ std::optional<double> tile_imbalance(const AttentionProblem& problem, const Name
     for (int shard = 0; shard < shards.sequence; ++shard) {
       double tiles = 0;
       for (const PositionRange& range : query.shard(shard, 1).ranges()) {
-        // From chunk to chunk, without those that a wide stride leaps over.
+        // Steps from chunk to chunk; a wide stride leaps over some.
         for (std::int64_t begin = 0; begin < range.length;) {
           const std::int64_t i = range.at(begin).value() / chunks.granule;
           const PositionRange rows = chunk(chunks, i);

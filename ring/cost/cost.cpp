@@ -51,8 +51,7 @@ double all_columns(const Tile& block) {
 }
 
 // Bytes that a kernel must read at least once: K, V, bias and dense mask. With few rows, reading
-// takes
-// longer than computing.
+// takes longer than computing.
 double bytes_read(const RankPlan& plan, const Tile& block, double columns) {
   const auto kv_heads = static_cast<double>(plan.kv_heads_of(block.heads).count);
   return columns * kv_heads * static_cast<double>(plan.local.head_dim + plan.local.value_dim) *
@@ -74,7 +73,7 @@ bool has_few_rows(const RankPlan& plan, const Block& block, const KernelCost& ke
 double seconds_of(const RankPlan& plan, const Block& block, const Prices& prices) {
   const KernelCost& kernel =
       prices.kernel(plan.implementations[static_cast<std::size_t>(block.implementation)]);
-  // A kernel for few rows reads the columns that they see, others may read more.
+  // A kernel for few rows reads only the columns that they see; other kernels may read more.
   const bool few_rows = has_few_rows(plan, block, kernel);
   const double columns =
       few_rows ? static_cast<double>(block.pairs) / static_cast<double>(block.rows.count)

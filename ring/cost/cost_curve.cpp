@@ -83,7 +83,7 @@ double crossover(const CostCurve& a, const CostCurve& b) {
   const double begin = std::max(a.points().front().size, b.points().front().size);
   const double end = std::min(a.points().back().size, b.points().back().size);
   if (begin > end) return -1;
-  // Between neighbouring sizes of the two together, both curves are straight.
+  // Between neighbouring sizes of the two point lists, both curves are straight.
   std::vector<double> sizes{begin, end};
   for (const CostCurve* curve : {&a, &b}) {
     for (const Point& point : curve->points()) {

@@ -11,11 +11,11 @@ namespace annulus::ring {
 namespace {
 
 constexpr double kMiB = 1 << 20;
-// Where reading was not measured: kernels on GPUs read at 4.4 TB/s where merges, which write as
-// well, move 3.3 TB/s.
+// For reading rates that were not measured: kernels on GPUs read at 4.4 TB/s, while merges, which
+// write as well, move 3.3 TB/s.
 constexpr double kReadingOnGpus = 0.75;
 
-// The key of the times of messages inside a node; empty for a name that no transport has.
+// The key in CostModel::transports for messages inside a node; empty for an unknown transport.
 std::string key_of(std::string_view transport) {
   for (const TransportTraits* traits : transports()) {
     if (traits->name == transport) return std::string(traits->inside_node());

@@ -28,7 +28,7 @@ using nlohmann::json;
 
 constexpr const char* kSchema = "annulus.cost_model";
 constexpr int kVersion = 7;
-// Which are read too: kernels had no pass before, all of them being forward kernels.
+// Older versions are read too. All kernels were forward kernels then, without a key for the pass.
 constexpr int kVersionWithoutPass = 6;
 constexpr int kVersionWithoutReading = 5;
 constexpr const char* kReading = "read_bytes_per_second";
@@ -45,7 +45,7 @@ Place::Kind parse_device(const std::string& name) {
   throw ArgumentError("device", fmt::format("'{}'", name), "cpu or cuda");
 }
 
-/// The name of the kernel of the implementation that has this name.
+/// The kernel name of the implementation of this name.
 std::string parse_kernel(const std::string& name) {
   static const Registry registry = Registry::standard();
   std::vector<std::string> known;
@@ -60,7 +60,7 @@ std::string parse_kernel(const std::string& name) {
                       fmt::format("one of {}", fmt::join(known, ", ")));
 }
 
-/// The transports that ranks on such a device can have, and that have times of their own.
+/// The transports of ranks on this kind of device that have times of their own.
 std::vector<std::string_view> transports_of(Place::Kind device) {
   if (device == Place::Kind::host) return {"mpi"};
   std::vector<std::string_view> names;
@@ -88,7 +88,7 @@ json curve_json(const CostCurve& curve, const char* size, const char* value) {
   return points;
 }
 
-/// Limits of a number, such that no prediction overflows.
+/// Limits of a number, so that no prediction overflows.
 struct Bounds {
   double least;
   double most;
@@ -109,7 +109,7 @@ class Reader {
     if (!object.is_object()) fail(where_.empty() ? "the file" : where_, "is not an object");
   }
 
-  /// Throws unless the object has these keys, perhaps the `optional` one, and no others.
+  /// Throws unless the object has these keys and no others, apart from the `optional` one.
   void expect_keys(std::initializer_list<const char*> keys, std::string_view optional = {}) const {
     for (const char* key : keys) {
       if (!object_.contains(key)) fail(name(key), "is missing");
@@ -117,7 +117,7 @@ class Reader {
     for (const auto& item : object_.items()) {
       bool known = !optional.empty() && item.key() == optional;
       for (const char* key : keys) known = known || item.key() == key;
-      if (!known) fail(name(item.key()), "is no key of a cost model");
+      if (!known) fail(name(item.key()), "is not a key of a cost model");
     }
   }
 
@@ -154,7 +154,7 @@ class Reader {
     return static_cast<std::int64_t>(number(key, bounds));
   }
 
-  /// parse(text), whose ArgumentError says what was expected.
+  /// parse(text); the message quotes what its ArgumentError expected.
   template <class Parse>
   [[nodiscard]] auto parsed(const char* key, const Parse& parse) const {
     try {
@@ -285,7 +285,7 @@ std::string to_json(const CostModel& model) {
 CostModel parse_cost_model(std::string_view text, const std::string& path) {
   const json data = parse_json_file(text, path);
   const Reader file(data, "", path);
-  // First, since files of other versions have other keys.
+  // Checked first, since files of other versions have other keys.
   const json schema = data.value("schema", json());
   const json version = data.value("version", json());
   const bool knows_pass = version == kVersion;
@@ -317,7 +317,7 @@ CostModel parse_cost_model(std::string_view text, const std::string& path) {
   for (const auto& item : file.at("transports").items()) {
     if (std::find(possible.begin(), possible.end(), item.key()) == possible.end()) {
       file.fail("transports." + item.key(),
-                fmt::format("is no transport of device {}, expected {}", name_of(model.device),
+                fmt::format("is not a transport of device {}, expected {}", name_of(model.device),
                             fmt::join(possible, " or ")));
     }
     model.transports.emplace(item.key(), transports.messages(item.key()));

@@ -17,14 +17,14 @@ namespace {
 
 using Classes = std::map<ProblemClass, KernelCost>;
 
-// Seconds of a call, where that was not measured.
+// Seconds of a call that was not measured.
 constexpr double kHostCall = 1e-6;
 constexpr double kDeviceCall = 9e-6;
 
-// Kernels whose assumed rates differ by more than this use other units of the device.
+// Kernels whose assumed rates differ by more than this factor use different units of the device.
 constexpr double kAlike = 4;
 
-// Small for a class whose figures say much of the wanted one's.
+// The smaller the distance, the more a class's figures say about the wanted class.
 auto distance(const ProblemClass& other, const ProblemClass& wanted) {
   const auto dims = [](const ProblemClass& c) { return c.head_dim + c.value_dim; };
   const int dtype = other.dtype == wanted.dtype                     ? 0
@@ -35,29 +35,29 @@ auto distance(const ProblemClass& other, const ProblemClass& wanted) {
                     other.soft_cap != wanted.soft_cap);
 }
 
-// end() if none was measured.
+// Returns end() if none was measured.
 Classes::const_iterator nearest(const Classes& measured, const ProblemClass& wanted) {
   return std::min_element(measured.begin(), measured.end(), [&](const auto& a, const auto& b) {
     return distance(a.first, wanted) < distance(b.first, wanted);
   });
 }
 
-// The ratio of another kernel's measured rate to the one assumed of it, which says how fast the
-// device is.
+// The ratio of another kernel's measured rate to its assumed rate, which says how fast the device
+// is.
 struct Comparison {
   std::string source;
   double factor = 1;
 };
 
-// By the nearest class of any kernel that is alike; of several, the one whose assumed rate is the
-// most similar. None if nothing was measured.
+// Compares by the nearest class of any kernel with a similar assumed rate; of several, the most
+// similar. None if nothing was measured.
 std::optional<Comparison> compare(const ProblemClass& wanted, double assumed,
                                   const CostModel& model, Place place) {
   static const Registry registry = Registry::standard();
   std::optional<Comparison> best;
   std::pair<decltype(distance(wanted, wanted)), double> least;
   for (const auto& [name, classes] : model.kernels) {
-    // Nothing is assumed of implementations that a program has added.
+    // Implementations that a program has added have no assumed rate.
     if (std::ranges::find(registry.names(), name) == registry.names().end()) continue;
     const auto near = nearest(classes, wanted);
     if (near == classes.end()) continue;
@@ -124,7 +124,7 @@ std::string Prices::to_text() const {
 const KernelCost& Prices::kernel(const std::string& implementation) const {
   const auto found = kernels.find(implementation);
   if (found == kernels.end()) {
-    throw InternalError(fmt::format("prices without one of '{}'", implementation));
+    throw InternalError(fmt::format("prices lack implementation '{}'", implementation));
   }
   return found->second;
 }

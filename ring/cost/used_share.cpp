@@ -13,8 +13,9 @@ std::int64_t tiles_of(std::int64_t rows, std::int64_t tile) {
   return (rows + tile - 1) / tile;
 }
 
-// How much longer a kernel takes because its multiprocessors do not end together. With a tile each,
-// it takes as long as the longest; the more tiles each has, the more these even out.
+// The factor by which a kernel takes longer because its multiprocessors do not end together. With
+// one tile each, the kernel takes as long as the longest tile; with more tiles each, times even
+// out.
 double unevenness(Place::Kind device, const BlockExtent& block) {
   if (device == Place::Kind::host || block.pairs == 0) return 1;
   const auto all =
@@ -23,7 +24,7 @@ double unevenness(Place::Kind device, const BlockExtent& block) {
   return 1 + (longest_tile(block) - 1) / (each * each);
 }
 
-// The part of the computed rows that are not there to fill up the last tile.
+// The share of the computed rows that do not just fill up the last tile.
 double visible_rows(const BlockExtent& block, std::int64_t row_tile) {
   return static_cast<double>(block.rows) /
          static_cast<double>(tiles_of(block.rows, row_tile) * row_tile);

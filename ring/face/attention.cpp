@@ -62,14 +62,14 @@ Tensor initial_bias(const AttentionOptions& options, const ring::ShardedOperands
 ring::ShardedOperands operands_of(const AttentionOptions& options, const MeshShape& mesh) {
   const AttentionProblem problem = problem_of(options);
   problem.validate();
-  // Values of a call are not under the policy.
+  // The policy cannot apply to values of a call.
   if (problem.bias && options.bias_policy != BiasPolicy::combine &&
       options.call_arguments.change_visibility()) {
     throw ArgumentError("call arguments", to_string(options.call_arguments),
                         "no lengths or offsets under a bias policy other than combine");
   }
   ring::LayoutOptions layout = options;
-  // Their tensors may not be used after all.
+  // The layout must not name scores that the policy drops.
   if (options.init_bias && !problem.bias) layout.bias_spec.reset();
   if (options.dense_mask && !problem.dense_mask) layout.mask_spec.reset();
   return ring::shard_operands(problem, mesh, ring::default_layout(problem, mesh, layout));
@@ -120,7 +120,7 @@ class Attention::Impl {
     add_weights(tensors);
   }
 
-  // Makes `stream` the caller's.
+  // Makes `stream` the caller's stream.
   ForeignStream& look_at(void* stream) {
     if (!caller_ || raw_caller_ != stream) {
       caller_ = make_foreign_cuda_stream(stream, context_.place().device);
@@ -135,7 +135,7 @@ class Attention::Impl {
     add_weights(tensors);
   }
 
-  // The caller's stream, which only a later call may be capturing.
+  // The caller's stream. Only a later call may be captured.
   ForeignStream& caller_of(void* stream, bool prepared) {
     ForeignStream& caller = look_at(stream);
     if (!prepared && caller.is_captured()) {
@@ -252,8 +252,8 @@ class Attention::Impl {
     }
   }
 
-  // True if the results are those that the options ask for. The ranks agree on errors of the first
-  // call, as for the other tensors.
+  // Checks that the results are the ones that the options ask for. The ranks agree on errors of the
+  // first call, as for the other tensors.
   void check_results(const AttentionTensors& tensors) {
     const auto check_one = [](const char* name, const void* data, bool wanted, const Extents& shape,
                               const char* what) {
@@ -310,8 +310,8 @@ class Attention::Impl {
     return output;
   }
 
-  // The order of a stream does not tell when a captured call runs: its results live as long as the
-  // graph, so that any memory will do.
+  // The order of a stream does not tell when a captured call runs. Its results live as long as the
+  // graph, so they need no pool that is ordered by the stream.
   [[nodiscard]] MemoryPool& memory_for_results(void* stream) {
     Device& device = context_.device();
     if (context_.place().is_host() || look_at(stream).is_captured()) return device.memory();
@@ -364,20 +364,20 @@ class Attention::Impl {
  private:
   [[nodiscard]] TensorView sinks_view(float* data) const {
     if (data == nullptr) return {};
-    // Refused when the pass is planned.
+    // Without sinks, the call is refused when the pass is planned.
     const Extents shape = problem_.sinks ? sinks_shape() : Extents{0};
     return {data, DType::float32, shape, context_.place()};
   }
 
   [[nodiscard]] TensorView bias_gradient_view(float* data) const {
     if (data == nullptr) return {};
-    // Refused when the pass is planned.
+    // Without a bias, the call is refused when the pass is planned.
     const Extents shape = operands_.bias ? this->shape(*operands_.bias) : Extents{0};
     return {data, DType::float32, shape, context_.place()};
   }
 
-  // An empty view is left out. A tensor that the problem does not have is refused by a later check,
-  // except for a mask that the policy ignores.
+  // An empty view means no tensor. A later check refuses a tensor that the problem does not have,
+  // except a mask that the policy ignores.
   [[nodiscard]] ConstTensorView scores_view(const void* data, DType dtype,
                                             const std::optional<NamedSharding>& sharding,
                                             bool given_elsewhere) const {

@@ -17,11 +17,11 @@ class BackwardCalls {
   BackwardCalls(Context& context, const ring::ShardedOperands& operands,
                 ring::ShardedAttentionOptions options);
 
-  /// Plans for this problem unless that is done, for calls with this mask. Collective over the
+  /// The pass for this problem and this mask, planned if it is not yet. Collective over the
   /// context: all ranks throw the same error.
   ring::ShardedAttention& of(const AttentionProblem& problem, const Mask& mask,
                              const ring::BackwardRequest& request);
-  /// See ShardedAttention::set_values, where it returns true.
+  /// See ShardedAttention::set_values; only for masks where that returns true.
   void set_values(const Mask& mask);
   /// Null before the first use.
   [[nodiscard]] ring::ShardedAttention* planned(
@@ -33,7 +33,8 @@ class BackwardCalls {
   void wait();
 
  private:
-  // By whether the LSE has a gradient, those of sinks and bias are wanted, and gradients are added.
+  // Four flags: the LSE has a gradient, the gradients of sinks and of the bias are wanted,
+  // gradients are added.
   static constexpr std::size_t kKinds = 16;
   [[nodiscard]] static std::size_t index(const ring::BackwardRequest& request) noexcept {
     return (request.grad_bias ? 8U : 0U) + (request.grad_sinks ? 4U : 0U) +
@@ -44,7 +45,7 @@ class BackwardCalls {
   const ring::ShardedOperands& operands_;
   ring::ShardedAttentionOptions options_;
   std::array<std::unique_ptr<ring::ShardedAttention>, kKinds> planned_;
-  // Passes of earlier masks, whose calls graphs of the caller hold.
+  // Passes for earlier masks that the caller's graphs still hold.
   std::vector<std::unique_ptr<ring::ShardedAttention>> captured_;
 };
 

@@ -18,13 +18,13 @@
 namespace annulus {
 namespace {
 
-// One rank's may be wrong, which is told once the ranks can talk.
+// An invalid timeout of one rank is reported later, when the ranks can communicate.
 Watchdog start_watchdog(double timeout) {
   return Watchdog(timeout > 0 ? Watchdog::Seconds(timeout) : Watchdog::kDefault);
 }
 
-// Who names a transport between GPUs does not want to compute on the CPU; nor does who has GPUs,
-// unless he says so.
+// A caller who names a transport between GPUs does not want to compute on the CPU. Neither does one
+// who has GPUs, unless he asks for the CPU.
 void check_cpu_is_meant(const ContextOptions& options, const GpuBinding& gpus) {
   if (options.share_gpus) {
     throw UnsupportedError("share-gpus: needs GPU ranks: " + gpus.obstacle);
@@ -52,7 +52,7 @@ std::unique_ptr<Device> open_assigned(const ContextOptions& options, Mesh& mesh)
   });
 }
 
-// Ranks under different rules would wait for each other in different places.
+// Ranks with different rules would wait for each other at different points.
 void check_same_rule(const ContextOptions& options, Control& ranks) {
   const bool assigned = options.devices != DeviceRule::named;
   const double mine =

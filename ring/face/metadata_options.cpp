@@ -5,7 +5,7 @@
 namespace annulus {
 namespace {
 
-// Device 0 if there is no GPU: the error of Context then says why.
+// Device 0 if there is no GPU; Context then throws the reason.
 Place current_device() {
   return Place::cuda(cuda_unavailable_reason().empty() ? current_cuda_device() : 0);
 }

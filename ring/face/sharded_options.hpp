@@ -6,7 +6,7 @@
 
 namespace annulus {
 
-/// The options of ShardedAttention that those of Attention ask for: forward and backward.
+/// The options of ShardedAttention, forward or backward, from Attention's options.
 [[nodiscard]] ring::ShardedAttentionOptions sharded_options(const AttentionOptions& options,
                                                             Context& context);
 [[nodiscard]] ring::ShardedAttentionOptions backward_options(const AttentionOptions& options,

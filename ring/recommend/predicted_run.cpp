@@ -25,8 +25,8 @@ void add_traffic(PredictedRun& run, const RankPlan& rank, const Prices& prices) 
   }
 }
 
-// How far ranks that exchange keys and values reach, if those of a node reach each other. Of real
-// ranks, Mesh finds it out.
+// The peer extent of ranks that exchange keys and values, assuming that the ranks of a node reach
+// each other. For real ranks, Mesh finds it out.
 PeerExtent extent_inside_nodes(const NamedSharding& key, const std::vector<int>& node_of_rank) {
   std::vector<PeerExtent> extents;
   for (int rank = 0; rank < key.mesh().ranks(); ++rank) {

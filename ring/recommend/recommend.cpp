@@ -31,8 +31,8 @@ struct Candidate : Recommendation {
   const LaidOut* laid_out = nullptr;  // null for a mesh that the problem cannot be laid on
 };
 
-// Sizes of dp, tp and sp. Only exchanges along sp belong to attention, so it is laid inside nodes
-// as far as it goes.
+// Sizes of dp, tp and sp. Attention exchanges data only along sp, so sp is laid inside nodes as far
+// as possible.
 std::vector<MeshShape> meshes_of(const AttentionShape& shape, const WantedRanks& wanted) {
   const int ranks = wanted.ranks;
   std::vector<MeshShape> meshes;
@@ -66,7 +66,7 @@ std::string too_much(double bytes, double limit, const char* how_much) {
                      limit / kMiB);
 }
 
-/// All candidates, of which as few as possible are played.
+/// Compares all candidates, simulating as few as possible.
 class Search {
  public:
   Search(const AttentionOptions& problem, const WantedRanks& wanted, const Registry& registry)
@@ -165,7 +165,7 @@ class Search {
     return input;
   }
 
-  // From the plan of one rank.
+  // Finds lower bounds from the plan of one rank.
   void find_bounds(Candidate& candidate, int rank) {
     const PlanInput input = input_of(candidate);
     try {

@@ -12,20 +12,20 @@
 
 namespace annulus::ring {
 
-/// Which columns of the blocks that await them have arrived: a number for each such block, which
-/// its kernel reads while it runs (AttentionBlock::arrived_from).
+/// Tells running kernels which of their columns have arrived: each block that awaits columns has a
+/// number in device memory, which its kernel reads (AttentionBlock::arrived_from).
 class Arrivals {
  public:
-  /// Allocates memory only if some block awaits columns.
+  /// Allocates memory only if a block awaits columns.
   Arrivals(const RankPlan& plan, MemoryPool& memory);
 
   [[nodiscard]] bool any() const noexcept { return !beginnings_.empty(); }
   /// The number of the block that is task `task`; null if it awaits no columns.
   [[nodiscard]] const std::int32_t* number_of(std::size_t task) const { return numbers_[task]; }
-  /// Call before the exchanges of a call: says that only the rank's own columns are there. Ordered
-  /// by `stream`.
+  /// To be called before the exchanges of a call: only the rank's own columns are there. Ordered by
+  /// `stream`.
   void begin(const LocalOperations& operations, Stream& stream) const;
-  /// Call after the exchange that is task `task`, with its stream: says that its columns are there.
+  /// To be called after the exchange that is task `task`, with its stream: its columns are there.
   void announce(std::size_t task, const LocalOperations& operations, Stream& stream) const;
 
  private:
@@ -36,7 +36,7 @@ class Arrivals {
 
   Tensor memory_;
   std::vector<std::int32_t*> numbers_;         // by task
-  std::vector<std::vector<Announcement>> of_;  // by task: those of an exchange
+  std::vector<std::vector<Announcement>> of_;  // by task, for exchanges
   std::vector<Announcement> beginnings_;
 };
 

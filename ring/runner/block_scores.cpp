@@ -3,7 +3,7 @@
 namespace annulus::ring {
 namespace {
 
-// The entries of these keys, of a bias or a mask of all keys.
+// The entries for `keys` of a bias or a mask over all keys.
 ConstTensorView keys_of(const ConstTensorView& scores, const PositionRange& keys) {
   const std::int64_t span = (keys.length - 1) * keys.stride + 1;
   const ConstTensorView all = scores.slice(3, keys.start.value(), span);

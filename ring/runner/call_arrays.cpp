@@ -74,7 +74,7 @@ void CallArrays::write(const AttentionProblem& called, const CallValues& values,
     CallArgumentWrite write;
     write.first_batch = static_cast<std::int32_t>(first);
     write.batches = static_cast<std::int32_t>(count);
-    // `of_batch` says the numbers of `called`.
+    // `of_batch` returns the number of `called` for a batch.
     const auto set = [&](CallArgumentWrite::Numbers& numbers, Row to, const ConstTensorView& view,
                          const auto& of_batch) {
       numbers.to = row(to, first);

@@ -14,23 +14,22 @@
 
 namespace annulus::ring {
 
-/// The call arguments of a rank where the kernels of its device read them. They stay where they
-/// are, so that recorded calls serve all values.
+/// The call arguments of a rank, in memory that its kernels read. Their addresses never change, so
+/// recorded calls serve all values.
 class CallArrays {
  public:
-  /// For `planned`, whose lengths are the largest that calls may have, and the global `batches` of
-  /// the rank. Holds nothing, and does nothing, for CPUs and where the problem has no call
-  /// arguments.
+  /// For the global `batches` of the rank. The lengths of `planned` are the largest allowed ones.
+  /// Does nothing on CPUs, or if the problem has no call arguments.
   CallArrays(const AttentionProblem& planned, BatchRange batches, Device& device, Stream& stream);
 
   /// The addresses that kernels read.
   [[nodiscard]] const CallArgumentArrays& arrays() const noexcept { return arrays_; }
-  /// Sets the arguments of the next call: those of `called`, except for `values` in the memory of
-  /// the device, which are read in the order of `stream`.
+  /// Sets the arguments of the next call, in the order of `stream`: `values` in device memory,
+  /// everything else from `called`.
   void write(const AttentionProblem& called, const CallValues& values,
              const LocalOperations& operations, Stream& stream) const;
-  /// Throws ArgumentError for a length that was not allowed, of those read from the memory of the
-  /// device since the last check. Calls must be done.
+  /// Throws ArgumentError if a length read from device memory since the last check was not allowed.
+  /// Calls must be done.
   void check() const;
 
  private:
@@ -49,7 +48,7 @@ class CallArrays {
   Tensor numbers_;                                   // int32 [kRows, B], by Row
   Tensor dropout_key_;                               // two words
   annulus::Buffer
-      refused_;  // two words of host memory that the device writes: of queries and of keys
+      refused_;  // two words of host memory that the device writes, for queries and for keys
   CallArgumentArrays arrays_;
 };
 

@@ -18,7 +18,8 @@
 namespace annulus::ring {
 namespace {
 
-// Calls body(first element of a row in every view) for all rows: runs of the last dimension.
+// Calls body(first element of a row in every view) for all rows, which are runs of the last
+// dimension.
 template <class Body>
 void for_each_row(const TensorView& view, const Body& body) {
   std::int64_t rows = 1;
@@ -52,7 +53,7 @@ void read_row(const void* from, DType dtype, std::span<T> to) {
   }
 }
 
-// T: what is added in.
+// T is the type of the sum.
 template <class T>
 void sum_rows(std::span<const ConstTensorView> parts, const TensorView& result) {
   const std::int64_t width = result.size(result.rank() - 1);
@@ -76,7 +77,7 @@ void sum_rows(std::span<const ConstTensorView> parts, const TensorView& result) 
   });
 }
 
-// On the CPU a stream is immediate.
+// On the CPU, a stream runs work at once.
 class HostOperations final : public LocalOperations {
  public:
   void combine(std::span<const PartialState> parts, const SoftmaxState& result, SoftmaxForm form,

@@ -23,7 +23,7 @@ bool is_scores(Content content) {
          content == Content::grad_bias;
 }
 
-// The token dimension of a view from shape_of() or the like.
+// The dimension of tokens in a view of this content.
 int token_dim(Content content) {
   return by_heads(content) || is_scores(content) ? 2 : 1;
 }
@@ -47,7 +47,7 @@ PlanMemory::PlanMemory(const RankPlan& plan, std::span<Group* const> groups, Dev
 }
 
 void PlanMemory::allocate(std::span<Group* const> groups, Device& device) {
-  // By the first buffer of a chain: its group, and its bytes.
+  // Group and bytes, by the first buffer of a chain.
   std::map<int, std::size_t> group_of;
   for (const Exchange* exchange : plan_.all<Exchange>()) {
     for (const auto* side : {&exchange->sends, &exchange->receives}) {
@@ -55,7 +55,7 @@ void PlanMemory::allocate(std::span<Group* const> groups, Device& device) {
         const auto group = static_cast<std::size_t>(exchange->group);
         const int memory = plan_.memory_of(transfer.buffer);
         if (group_of.try_emplace(memory, group).first->second != group) {
-          throw InternalError("memory that two groups exchange");
+          throw InternalError("two groups exchange the same memory");
         }
       }
     }
@@ -70,7 +70,7 @@ void PlanMemory::allocate(std::span<Group* const> groups, Device& device) {
   }
   std::vector<CallMemory::Request> requests;
   for (Group* group : groups) requests.push_back({group->exchange_memory(device.memory()), 0});
-  requests.push_back({device.memory(), 0});  // what nobody exchanges
+  requests.push_back({device.memory(), 0});  // for buffers that are not exchanged
   std::map<int, std::size_t> offsets;
   const auto index_of = [&](int memory) {
     const auto group = group_of.find(memory);
@@ -115,7 +115,7 @@ TensorView PlanMemory::in_records(const Buffer& buffer, void* data, Content cont
     if (one == content) before = record;
     record += buffer.heads.count * plan_.width(buffer, one);
   }
-  // As a number, for the same reason as in TensorView: there may be no memory yet.
+  // Computed as a number, as in TensorView, since there may be no memory yet.
   auto* const begin =
       reinterpret_cast<void*>(reinterpret_cast<std::intptr_t>(data) +
                               before * static_cast<std::int64_t>(size_of(buffer.dtype)));

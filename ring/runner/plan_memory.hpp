@@ -17,27 +17,27 @@ namespace annulus::ring {
 /// The memory behind the buffers of a plan, and views of it.
 class PlanMemory {
  public:
-  /// Takes memory for all buffers that are not the caller's, from what the calls of the device use
-  /// one after the other. Buffers that a group exchanges come from its exchange memory, in one
-  /// piece, so that a transport registers or maps it once; the others in another one. `groups` are
-  /// those of the plan. The references must outlive it.
+  /// Takes memory for all buffers that are not the caller's, from memory that the device's calls
+  /// use one after the other. Buffers that a group exchanges lie in one piece of its exchange
+  /// memory, so that a transport registers or maps it once; the others lie in another piece.
+  /// `groups` are the plan's. The references must outlive the object.
   PlanMemory(const RankPlan& plan, std::span<Group* const> groups, Device& device);
 
-  /// The caller's tensors, one for each such buffer, in their order.
+  /// Sets the caller's tensors, one for each caller buffer, in the order of the buffers.
   void bind(std::vector<TensorView> tensors) { caller_ = std::move(tensors); }
   [[nodiscard]] const std::vector<TensorView>& bound() const noexcept { return caller_; }
-  /// The shapes that they must have: contiguous, without memory.
+  /// The required shapes of the caller's tensors: contiguous, without memory.
   [[nodiscard]] std::vector<TensorView> expected() const;
 
-  /// One content of a region: [batch, tokens, heads, width]; [batch, heads, tokens] of an LSE or
-  /// the like; [batch, heads, tokens, keys] of a bias, its gradient or a mask.
+  /// One content of a region: [batch, tokens, heads, width]; [batch, heads, tokens] for an LSE and
+  /// the like; [batch, heads, tokens, keys] for a bias, its gradient or a mask.
   [[nodiscard]] TensorView view(const Region& region, Content content) const;
-  /// Appends what a copy copies.
+  /// Appends the tensor copies that make up a copy task.
   void add_copies(const Copy& copy, std::vector<TensorCopy>& copies) const;
   [[nodiscard]] SoftmaxState state(const Result& result) const;
   /// See block_scores().
   [[nodiscard]] ScoreTensors scores(const Tile& block, std::int64_t kv_length) const;
-  /// Where tokens of an exchange buffer begin.
+  /// The address of the first of these tokens of an exchange buffer.
   [[nodiscard]] void* address(int buffer, LocalRange tokens) const;
   /// Bytes beyond the caller's tensors.
   [[nodiscard]] std::size_t bytes() const noexcept;
@@ -51,7 +51,7 @@ class PlanMemory {
   const RankPlan& plan_;
   Place place_;
   std::vector<CallMemory::Piece> memory_;
-  std::vector<void*> data_;  // by buffer; of the caller's, unused
+  std::vector<void*> data_;  // by buffer; unused for the caller's
   std::vector<TensorView> caller_;
   std::vector<std::size_t> caller_index_;  // by buffer
 };

@@ -5,9 +5,9 @@
 namespace annulus::ring {
 namespace {
 
-// Sets of tensors that are used in turn, such as those of a model's layers.
+// Sets of tensors that are used in turn, such as a model's layers.
 constexpr std::size_t kMaximumEntries = 256;
-// An entry that was used within so many calls is in use.
+// An entry that was used within this many calls counts as in use.
 constexpr std::size_t kInUse = 4 * kMaximumEntries;
 
 }  // namespace
@@ -47,10 +47,10 @@ Recordings::Entry* Recordings::known(std::span<const TensorView> tensors) {
   return nullptr;
 }
 
-// Makes room by forgetting the entry that was not used for longest. If even that one is in use, as
-// where more sets than fit take turns, the new one is not recorded: to forget one each time would
-// record every call anew. Where calls are uniform, all must be recorded: then the entry that was used
-// last goes, which a cycle asks for latest.
+// Makes room by forgetting the least recently used entry. If even that one is in use, because more
+// sets than fit take turns, the new call is not recorded: forgetting an entry each time would
+// record every call anew. Uniform calls must all be recorded, so there the most recently used entry
+// goes, since a cycle needs it last.
 Recordings::Entry* Recordings::add(std::span<const TensorView> tensors) {
   if (entries_.size() == kMaximumEntries) {
     const auto [oldest, newest] = std::ranges::minmax_element(entries_, {}, &Entry::used);

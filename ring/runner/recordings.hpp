@@ -11,20 +11,21 @@
 
 namespace annulus::ring {
 
-/// Recorded calls, by their tensors. Layers that take turns each find their own.
+/// Recorded calls, by their tensors, so that layers which take turns each find their own.
 class Recordings {
  public:
-  /// `uniform`: whether all ranks must agree, without communicating, on which calls are recorded.
-  /// Then only the number of the call decides.
+  /// `uniform`: all ranks must agree, without communicating, on which calls are recorded, so only
+  /// the number of the call decides.
   explicit Recordings(bool uniform) : uniform_(uniform) {}
 
-  /// The recording to submit for these tensors; null if the call is to run unrecorded. `record`
-  /// makes one, or null where work cannot be recorded.
+  /// The recording to submit for these tensors; null if the call must run unrecorded. `record`
+  /// makes a recording, or null if the work cannot be recorded.
   [[nodiscard]] Recording* find(std::span<const TensorView> tensors,
                                 const std::function<std::unique_ptr<Recording>()>& record);
   /// Forgets all recordings.
   void clear() noexcept;
-  /// Forgets all, and begins anew with a first call: on all ranks or none, where calls are uniform.
+  /// Forgets all recordings; the next call counts as the first. With uniform calls, on all ranks or
+  /// none.
   void restart() noexcept;
 
  private:
@@ -38,7 +39,7 @@ class Recordings {
 
   bool uniform_;
   std::vector<Entry> entries_;
-  std::size_t next_ = 0;  // probably the next to be asked for
+  std::size_t next_ = 0;  // probably the next one needed
   std::size_t calls_ = 0;
 };
 

@@ -31,8 +31,8 @@
 namespace annulus::ring {
 namespace {
 
-// A block of this many operations takes a device a millisecond or more, beside which marking its
-// end costs nothing.
+// A block of this many operations takes a device at least a millisecond, so marking its end costs
+// nothing in comparison.
 constexpr double kMarkedFlops = 1e12;
 
 bool wants_uniform_calls(const std::vector<Group*>& groups) {
@@ -65,8 +65,9 @@ class Runner::Impl {
       if (buffer.kind == BufferKind::caller) contents_.push_back(buffer.contents.front());
     }
     if (problem.sinks) sinks_.emplace(problem, plan_, device, *operations_, *computing_);
-    // A host stream advances only while somebody waits for it, so that a rank which waits for one
-    // group would keep others waiting: there, all groups share a stream, in the order of the plan.
+    // A host stream advances only while a thread waits for it, so a rank that waits for one group
+    // would block ranks of other groups. So on the host all groups share a stream, in the order of
+    // the plan.
     const bool shares = device.place().is_host();
     for (std::size_t g = 0; g < groups_.size(); ++g) {
       const std::string name =
@@ -84,13 +85,13 @@ class Runner::Impl {
     }
   }
 
-  // Memory that calls under way still use goes back to the pool behind them.
+  // Waits, since calls under way still use memory that goes back to the pool.
   ~Impl() {
     if (gave_up_) return;
     try {
       wait_for_calls();
     } catch (...) {
-      // Whoever waits for a result hears of it.
+      // A failure is reported to callers that wait for results.
     }
   }
   Impl(const Impl&) = delete;
@@ -136,7 +137,7 @@ class Runner::Impl {
     const bool captured = caller != nullptr && caller->is_captured();
     if (captured && !lies_as_before(tensors)) {
       throw UnsupportedError(
-          "tensors that lie otherwise than before cannot be captured into a CUDA graph: call once "
+          "tensors with other strides than before cannot be captured into a CUDA graph: call once "
           "with them before");
     }
     if (captured && refuses_capture_) {
@@ -151,7 +152,7 @@ class Runner::Impl {
       check_tensors(plan_, memory_.expected(), tensors);
       if (!lies_as_before(tensors)) {
         if (const std::vector<Refusal> refusals = make_ready(tensors); !refusals.empty()) {
-          throw UnsupportedError(fmt::format("tensors that nobody has prepared for: {}: {}",
+          throw UnsupportedError(fmt::format("tensors that were not prepared for: {}: {}",
                                              refusals.front().implementation,
                                              refusals.front().reason));
         }
@@ -234,14 +235,14 @@ class Runner::Impl {
   [[nodiscard]] std::size_t replays() const noexcept { return replays_; }
 
  private:
-  // In the order of the plan's buffers.
+  // The tensors in the order of the plan's buffers.
   [[nodiscard]] std::vector<TensorView> ordered(CallTensors tensors) const {
     std::vector<TensorView> views;
     views.reserve(contents_.size());
     for (const Content content : contents_) {
       const auto found = std::ranges::find(tensors, content, &CallTensor::content);
       if (found == tensors.end()) {
-        throw InternalError(fmt::format("a call without a tensor for {}", ring::name_of(content)));
+        throw InternalError(fmt::format("the call lacks a tensor for {}", ring::name_of(content)));
       }
       views.push_back(found->view);
     }
@@ -256,19 +257,20 @@ class Runner::Impl {
     return ready_ && std::ranges::equal(tensors, memory_.bound(), lie_alike);
   }
 
-  // Streams that the watch has released end as if all were well, or with the transport's error.
+  // Throws the watch's error: streams that it has released end as if all were well, or with the
+  // transport's error.
   void check_watch() const {
     if (options_.watch != nullptr) options_.watch->check();
   }
 
-  // How far the streams have come. A replayed call is work of the compute stream alone.
+  // The progress of the streams. A replayed call is work of the compute stream alone.
   [[nodiscard]] std::uint64_t marks() const {
     std::uint64_t marks = computing_->marked();
     for (const ExchangeQueue& queue : queues_) marks = marks << 20U ^ queue.stream().marked();
     return marks;
   }
 
-  // A call has begun once a queue has left the end of the call before.
+  // A call has begun once a queue has left the end mark of the previous call.
   [[nodiscard]] bool exchanges_are_under_way() const {
     return std::ranges::any_of(queues_, &ExchangeQueue::is_under_way);
   }
@@ -291,8 +293,8 @@ class Runner::Impl {
     computing_->synchronize(waiting);
   }
 
-  // Kernels keep what is for tensors that lay otherwise, and recordings point to it: both go, once
-  // no call uses them any more.
+  // Kernels keep state for tensors of other strides, and recordings point to it. Both are dropped
+  // once no call uses them.
   std::vector<Refusal> make_ready(std::span<const TensorView> tensors) {
     const auto current = device_.make_current();
     wait_for_calls();
@@ -340,15 +342,15 @@ class Runner::Impl {
   [[nodiscard]] Recording* recording_for(std::span<const TensorView> tensors) {
     const bool traced = options_.tracer != nullptr && options_.tracer->enabled();
     if (!options_.replay || traced || device_.place().is_host()) return nullptr;
-    // A kernel that waits depends on transfers that run at the same time. In a recording, its
-    // branch may run before theirs.
+    // A waiting kernel depends on transfers that run at the same time. In a recording, its branch
+    // may run before theirs.
     if (arrivals_.any()) return nullptr;
     return recordings_.find(
         tensors, [this] { return device_.record(*computing_, [this] { submit_tasks(); }); });
   }
 
-  // Outside of recordings, so that they serve all values. A graph of the caller writes them in
-  // every launch, since other calls may have written others.
+  // Call values are written outside of recordings, so that recordings serve all values. A graph of
+  // the caller writes them in every launch, since other calls may have changed them.
   void begin_call(ForeignStream* caller) {
     device_.begin_call(*computing_, caller);
     arrays_.write(problem_, values_, *operations_, *computing_);
@@ -385,7 +387,7 @@ class Runner::Impl {
     if (arrivals_.any()) device_.awaiting_calls().last = computing_->record();
   }
 
-  // Before any kernel, so that none is left waiting if a later one fails.
+  // Announces before any kernel runs, so that none is left waiting if a later one fails.
   void announce_all() {
     for (std::size_t t = 0; t < plan_.tasks.size(); ++t) {
       if (!std::holds_alternative<Exchange>(plan_.tasks[t].work)) continue;
@@ -411,7 +413,7 @@ class Runner::Impl {
     stream.flush();
   }
 
-  // A copy and those that follow it without waiting for anything, as they can go at once. Returns
+  // Submits a copy, together with the copies that follow it without waiting for anything. Returns
   // the task after them.
   std::size_t submit_copies(std::size_t first) {
     begin(first);
@@ -567,7 +569,7 @@ class Runner::Impl {
   }
 
   // True if this rank waits only for its own work: no exchange is left, or the next one waits for
-  // the rank's own computation. For a device, which can only say how far it has come.
+  // the rank's own computation. For devices, which report only their progress.
   [[nodiscard]] bool awaits_only_itself() const {
     return std::ranges::all_of(queues_, [&](const ExchangeQueue& queue) {
       const std::vector<Dependency>* awaited = queue.awaited();
@@ -594,14 +596,14 @@ class Runner::Impl {
 
   void give_up() noexcept {
     gave_up_ = true;
-    recordings_.clear();  // NCCL would wait for what was recorded to go
+    recordings_.clear();  // NCCL would wait for recordings to be destroyed
     for (Group* group : groups_) group->give_up();
   }
 
-  // A copy: graphs may hold calls when the planning has gone. Its call arguments are those of the
-  // last call.
+  // A copy, since graphs may hold calls longer than the planning lives. Its call arguments are the
+  // last call's.
   AttentionProblem problem_;
-  CallValues values_;  // of the call being submitted: those in the memory of the device
+  CallValues values_;  // of the call being submitted, in device memory
   const RankPlan plan_;
   std::vector<Content> contents_;  // of the caller's buffers
   std::vector<Group*> groups_;

@@ -25,7 +25,7 @@ SinkStates::SinkStates(const AttentionProblem& problem, const RankPlan& plan, De
   zeros_ = to_device(zeros);
   own_ = to_device(logits);
   logits_ = Tensor(DType::float32, logits.shape(), device.memory());
-  // As precise as the LSEs that it is merged with. A GPU is fastest if all have one dtype.
+  // As precise as the LSEs that the sinks are merged with. A GPU is fastest if all have one dtype.
   const bool wide = device.place().is_host() || partial_dtype(problem.dtype) == problem.dtype;
   const Extents of_heads{plan.local.heads};
   lse_ = Tensor(wide ? DType::float64 : DType::float32, of_heads, device.memory());

@@ -9,11 +9,11 @@
 
 namespace annulus::ring {
 
-/// The sinks of a rank's heads, in the memory of its device, as the part that a reduction adds.
-/// They stay where they are, so that recorded calls serve all values.
+/// The sinks of a rank's heads in device memory, in the form that a reduction adds. Their addresses
+/// never change, so recorded calls serve all values.
 class SinkStates {
  public:
-  /// The problem has sinks. Returns when the copies are done.
+  /// The problem must have sinks. Returns when the copies are done.
   SinkStates(const AttentionProblem& problem, const RankPlan& plan, Device& device,
              const LocalOperations& operations, Stream& stream);
 
@@ -25,20 +25,20 @@ class SinkStates {
            Stream& stream);
 
   /// The sinks of `heads`, counted from the rank's first, for every row of a result of this shape:
-  /// output 0, their LSE and, where such are wanted, the largest of them. `dtype` only says as what
-  /// the zeros are read.
+  /// output 0, their LSE and, if wanted, their maximum. `dtype` is the type that the zeros are read
+  /// as.
   [[nodiscard]] PartialState part(HeadRange heads, const Extents& output, DType dtype) const;
   /// The sinks of all heads, [n,M], or [1,M] where heads share them.
   [[nodiscard]] ConstTensorView logits() const { return logits_.view(); }
 
  private:
   Tensor zeros_;  // [Dv], as wide as partial results
-  Tensor own_;    // the problem's, as logits_
+  Tensor own_;    // the problem's sinks, as logits_
   bool holds_own_ = true;
   bool graphs_write_others_ = false;
   Tensor logits_;   // float32
   Tensor lse_;      // [n]
-  Tensor maximum_;  // [n], float32; of rank 0 where the output is normalised
+  Tensor maximum_;  // [n], float32; without dimensions if the output is normalised
 };
 
 }  // namespace annulus::ring

@@ -37,7 +37,7 @@ bool is_result(Content content) {
          content == Content::sum || is_gradient(content);
 }
 
-// Rows that lie on each other, as in what expand() makes, would overwrite each other.
+// Refuses results whose elements share memory, as after expand(): they would overwrite each other.
 void check_apart(const std::string& name, const TensorView& tensor) {
   if (has_nested_strides(tensor.shape(), tensor.strides())) return;
   throw ArgumentError(name, "strides " + to_string(tensor.strides()),
@@ -62,7 +62,7 @@ void check_tensors(const RankPlan& plan, std::span<const TensorView> expected,
 bool lie_alike(const TensorView& a, const TensorView& b) {
   constexpr std::uintptr_t kVector = 16;
   const auto misaligned = [](const TensorView& tensor) {
-    // An LSE may begin anywhere: no kernel reads or writes more than one number of it at a time.
+    // An LSE may have any alignment: kernels access one number of it at a time.
     constexpr int kLseRank = 3;
     return tensor.rank() == kLseRank ? 0
                                      : reinterpret_cast<std::uintptr_t>(tensor.data()) % kVector;

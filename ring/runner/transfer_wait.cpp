@@ -38,7 +38,7 @@ std::string describe_transfers(const RankPlan& plan, int group, std::uint32_t ma
   if (e == tasks.size()) return {};
   const bool taking = mark == taking_mark(e);
   std::vector<std::string> waits;
-  // What was sent may not be taken yet, of the last exchange of any contents.
+  // Peers may not have taken yet what the last exchange of each contents has sent.
   std::vector<std::string> seen;
   for (std::size_t last = e + 1; last-- > 0;) {
     const Task& task = plan.tasks[tasks[last]];

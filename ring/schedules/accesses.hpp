@@ -107,8 +107,8 @@ void each(const RankPlan& plan, const BackwardBlock& block, const Body& body) {
 
 }  // namespace accesses
 
-/// Calls body(region, use) for all that a task reads and writes; of an exchange, for what it sends
-/// and receives. The only account of it: dependencies and tests follow from it.
+/// Calls body(region, use) for all that a task reads and writes; for an exchange, all that it sends
+/// and receives. Dependencies and tests are derived from this function alone.
 template <class Body>
 void each_access(const RankPlan& plan, const Task& task, const Body& body) {
   std::visit([&](const auto& work) { accesses::each(plan, work, body); }, task.work);

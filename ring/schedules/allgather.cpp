@@ -12,12 +12,11 @@
 #include "schedules/plan_builder.hpp"
 #include "schedules/schedules.hpp"
 
-// Every rank gets all the columns that it needs at once, in order of global position: straight from
-// their owners, or from a rank of its node that has got them from another node. To bound memory
-// this happens for one group of key/value heads after another. While a group is on its way, its
-// local columns and the arrivals of the group before are computed.
-// Where kernels can await columns, one kernel instead computes all columns of a group as they
-// arrive.
+// Every rank gets all columns that it needs at once, in order of global position: straight from
+// their owners, or from a rank of its node that got them from another node. To bound memory, groups
+// of key/value heads are gathered one after another. While a group is on its way, its local columns
+// and the arrivals of the previous group are computed. If kernels can await columns, one kernel
+// instead computes all columns of a group as they arrive.
 namespace annulus::ring {
 namespace {
 
@@ -38,10 +37,9 @@ bool may_await(const RankContext& context, const GatherRoutes& routes) {
                      });
 }
 
-// Puts all columns of a group of heads into one buffer: the rank's own at its end, before them
-// those of its left neighbour, and so on, in order of arrival. One kernel computes them all and
-// awaits each. No results are handed over between kernels, and only the first tiles wait for
-// transfers.
+// Puts all columns of a group of heads into one buffer: the rank's own at its end, before them its
+// left neighbour's, and so on in order of arrival. One kernel computes all columns, awaiting each.
+// So no results are handed over between kernels, and only the first tiles wait for transfers.
 RankPlan plan_awaiting(const RankContext& context, const GatherRoutes& routes,
                        const std::vector<HeadRange>& groups) {
   const int ranks = context.needs.size();
@@ -50,7 +48,7 @@ RankPlan plan_awaiting(const RankContext& context, const GatherRoutes& routes,
   std::reverse(arrivals.begin(), arrivals.end());
   const std::int64_t arriving = place(arrivals);
   std::vector<PlacedPiece> placed_columns = placed_pieces(arrivals);
-  std::reverse(arrivals.begin(), arrivals.end());  // between two ranks, messages match in order
+  std::reverse(arrivals.begin(), arrivals.end());  // messages between two ranks match in order
   const std::vector<GatherMessage> departures = routes.from(me);
   const std::int64_t own = context.input.operands.key.local_shape(context.rank)[1];
 
@@ -73,7 +71,8 @@ RankPlan plan_awaiting(const RankContext& context, const GatherRoutes& routes,
                       buffer, placed(arrival));
     }
     step += ranks - 1;
-    // After the exchanges of the same step: what the kernel awaits is submitted before it.
+    // Comes after the exchanges of the same step, so the kernel's columns are requested before it
+    // runs.
     const HeadRange heads = builder.query_heads(group);
     builder.compute_awaiting(step - 1, PlanBuilder::kOwnRows, heads,
                              {buffer, buffer, placed_columns});
@@ -82,8 +81,8 @@ RankPlan plan_awaiting(const RankContext& context, const GatherRoutes& routes,
   return builder.finish();
 }
 
-// Every rank gets all columns of a group of heads, and computes them in one block, in order of
-// global position: bits do not depend on the number of ranks.
+// Every rank gets all columns of a group of heads and computes them in one block, in order of
+// global position, so the bits do not depend on the number of ranks.
 RankPlan plan_in_order(const RankContext& context, const std::vector<HeadRange>& groups) {
   const int me = context.group_rank;
   const int ranks = context.needs.size();
@@ -130,8 +129,8 @@ RankPlan plan_allgather(const RankContext& context) {
   if (may_await(context, routes)) return plan_awaiting(context, routes, groups);
   PlanBuilder builder(context);
   GatherRounds rounds(builder, routes, me);
-  // Arrivals go before the next group's own columns, so that the results of one group of heads stay
-  // together. They are computed while the group after them is on its way.
+  // Arrivals are computed before the next group's own columns, so that the results of one group of
+  // heads stay together, and while that group is on its way.
   const auto compute_arrivals = [&](std::size_t g) {
     const int step = rounds.arrived_in(g);
     const HeadRange heads = builder.query_heads(groups[g]);

@@ -18,11 +18,11 @@
 namespace annulus::ring {
 namespace {
 
-// Calls for many short documents cost more than one kernel that knows the mask, if only because
-// each length needs a kernel plan of its own.
+// More calls for short documents than this cost more than one kernel that knows the mask, if only
+// because each length needs a kernel plan of its own.
 constexpr std::size_t kMaximumDocuments = 64;
 
-// The factor on the time of the preferred candidate: none is so slow that it loses by it.
+// The factor on the preferred candidate's time, so small that the candidate always wins.
 constexpr double kPreference = 1e-9;
 
 bool is_preferred(const PlanInput& input, const Implementation& candidate) {
@@ -42,9 +42,9 @@ std::string obstacle_of(const Implementation& candidate, const PlanInput& input,
                         const RankPlan& plan, const Tile& block) {
   const BatchRange batches = plan.global(block.batches);
   const bool repeats = input.problem.repeats_bits({input.prices.model.device, 0});
-  const BlockGeometry geometry{block.row_positions, block.column_positions, batches.begin,
-                               batches.count, block.full,
-                               input.backward.has_value() && repeats};
+  const BlockGeometry geometry{block.row_positions, block.column_positions,
+                               batches.begin,       batches.count,
+                               block.full,          input.backward.has_value() && repeats};
   const Capability can = input.backward ? candidate.takes_backward(input.problem, geometry)
                                         : candidate.takes(input.problem, geometry);
   if (!can) return can.reason();
@@ -174,8 +174,8 @@ BlockFinder::Priced BlockFinder::price(Block block, Asked asked, bool& worth_cut
   return best;
 }
 
-// In a sharded sequence, handing over partial results costs time as well. Gradients are added to
-// what is there in any case.
+// In a sharded sequence, handing over partial results costs time as well. Gradients are always
+// added in place.
 double BlockFinder::seconds_with_handover(const Block& block) const {
   const PlanInput& input = context_.input;
   if (input.backward) return seconds_of_gradients(plan_, block, input.prices);
@@ -231,8 +231,7 @@ Block BlockFinder::hull_of(const Tile& tile) const {
   return block;
 }
 
-// The same positions, with ranges that continue each other as one: a chunk of a layout must not
-// begin a tile.
+// Joins ranges that continue each other, so that a chunk of a layout does not begin a new tile.
 PositionRanges BlockFinder::in_one(const PositionRanges& positions) {
   std::vector<PositionRange> ranges;
   for (const PositionRange& range : positions.ranges()) {
@@ -246,7 +245,8 @@ PositionRanges BlockFinder::in_one(const PositionRanges& positions) {
   return PositionRanges(std::move(ranges));
 }
 
-// Rows and columns that nobody sees stay: where tiles begin must not depend on other batches.
+// Unlike hull_of(), keeps rows and columns without visible pairs: the beginning of tiles must not
+// depend on other batches.
 Block BlockFinder::all_of(Block block, const Tile& tile) const {
   std::vector<PositionRange> positions;
   for (const PlacedPiece& placed : tile.columns) {
@@ -260,7 +260,7 @@ Block BlockFinder::all_of(Block block, const Tile& tile) const {
   return block;
 }
 
-// Coarse cuts first: what is still not simple is cut again.
+// Makes coarse cuts first; parts that are still not simple are cut again.
 std::vector<BlockFinder::Tile> BlockFinder::cut(const Tile& tile) const {
   std::vector<Tile> tiles;
   const PositionRanges positions = rows_.slice(tile.rows);
@@ -281,7 +281,7 @@ std::vector<BlockFinder::Tile> BlockFinder::cut(const Tile& tile) const {
   return tiles;
 }
 
-// Rows of one range. Batches whose documents differ are taken one by one.
+// Cuts rows of one range. Batches whose documents differ are taken one by one.
 std::vector<BlockFinder::Tile> BlockFinder::cut_documents(const Tile& tile) const {
   const Mask& mask = context_.input.problem.mask;
   if (!mask.has_segments() || tile.rows.count == 0) return {};
@@ -303,7 +303,7 @@ std::vector<BlockFinder::Tile> BlockFinder::cut_documents(const Tile& tile) cons
     begin = row;
   }
   if (tiles.size() > 1) return tiles;
-  // One document of queries; keys may still differ from batch to batch.
+  // One document of queries remains; keys may still differ from batch to batch.
   return tile.batches.count > 1 ? by_batch(tile) : std::vector<Tile>{};
 }
 

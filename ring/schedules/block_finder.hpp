@@ -10,27 +10,27 @@
 
 namespace annulus::ring {
 
-/// Columns at rest in a buffer, from token `token` on.
+/// Columns in a buffer, from token `token` on.
 struct PlacedPiece {
   ColumnPiece piece;
   std::int64_t token = 0;
 };
 
 /// Finds the blocks of a rank's rows against some columns, and the implementations that compute
-/// them: the candidate predicted to be fastest of those that take the tile or, where that is faster
-/// still, those that take its parts. A tile is cut by batches, by ranges of positions, by
-/// documents, or by pieces of columns.
+/// them. A tile goes to the candidate that is predicted to be fastest, or is cut into parts if that
+/// is faster. A tile is cut by batches, by ranges of positions, by documents, or by pieces of
+/// columns.
 class BlockFinder {
  public:
   /// Finds blocks of rows at these positions.
   BlockFinder(const RankContext& context, const RankPlan& plan, PositionRanges rows);
 
-  /// Blocks of all rows that see any of these columns, for these query heads. The columns lie in
-  /// the buffer without gaps between them. Buffers and results are left to the caller.
+  /// Blocks of all rows that see any of these columns, for these query heads. There must be no gaps
+  /// between the columns in the buffer. The caller sets buffers and results.
   [[nodiscard]] std::vector<Block> find(HeadRange heads,
                                         const std::vector<PlacedPiece>& columns) const;
-  /// The same with candidates that can await columns; with all candidates if those that can do not
-  /// take every block.
+  /// The same with candidates that can await columns; with all candidates if they do not take every
+  /// block.
   [[nodiscard]] std::vector<Block> find_awaiting(HeadRange heads,
                                                  const std::vector<PlacedPiece>& columns) const;
   [[nodiscard]] bool awaits_columns(const Block& block) const;
@@ -48,17 +48,18 @@ class BlockFinder {
     std::string obstacle;  ///< why no candidate takes it
   };
 
-  /// Which candidates are asked.
+  /// The candidates that are asked.
   enum class Asked : std::uint8_t { all, awaiting };
   [[nodiscard]] Priced solve(HeadRange heads, const Tile& tile, Asked asked) const;
   [[nodiscard]] Tile whole(const std::vector<PlacedPiece>& columns) const;
   [[nodiscard]] double seconds_with_handover(const Block& block) const;
-  /// The block of those rows that see any of the columns; no pairs if none does.
+  /// The block of the rows that see any of the columns; it has no pairs if no row does.
   [[nodiscard]] Block hull_of(const Tile& tile) const;
   /// The block of all its rows and columns.
   [[nodiscard]] Block all_of(Block block, const Tile& tile) const;
   [[nodiscard]] static PositionRanges in_one(const PositionRanges& positions);
-  /// The block by the candidate that is predicted to be fastest; whether parts of it may be faster.
+  /// The block by the candidate that is predicted to be fastest. Sets `worth_cutting` if parts of
+  /// the block may be faster.
   [[nodiscard]] Priced price(Block block, Asked asked, bool& worth_cutting) const;
   /// Smaller tiles that may be simpler; empty if there is nothing to cut.
   [[nodiscard]] std::vector<Tile> cut(const Tile& tile) const;
@@ -70,8 +71,8 @@ class BlockFinder {
   PositionRanges rows_;
 };
 
-/// Why a candidate does not compute this block: its own answer, or its refusal when it was
-/// prepared. Empty if it does.
+/// Why a candidate cannot compute this block: its own answer, or its refusal when it was prepared.
+/// Empty if it can.
 [[nodiscard]] std::string obstacle_of(const Implementation& candidate, const PlanInput& input,
                                       const RankPlan& plan, const Tile& block);
 
@@ -80,7 +81,7 @@ class BlockFinder {
 [[nodiscard]] std::string refusal_of(const Implementation& candidate, const PlanInput& input,
                                      const RankPlan& plan, const Tile& block, bool rounding);
 
-/// The smallest run that holds both.
+/// The smallest run that contains both.
 [[nodiscard]] LocalRange hull(const LocalRange& a, const LocalRange& b);
 
 }  // namespace annulus::ring

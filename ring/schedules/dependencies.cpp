@@ -51,8 +51,8 @@ class Accesses {
   std::vector<std::pair<int, std::vector<Access>>> queues_;
 };
 
-// What a piece of memory has sent and some queue, which writes it, has not waited for yet.
-// Exchanges are released in any order, so none stands for those before.
+// Sends from a piece of memory that a writing queue has not waited for yet. Exchanges are released
+// in any order, so none stands for earlier ones.
 struct Unreleased {
   std::size_t known = 0;     // of Uses::sends, from the first on
   std::vector<Access> left;  // of the known ones
@@ -65,7 +65,7 @@ struct Uses {
   std::map<int, Unreleased> unreleased;  // by the queue that waits
 };
 
-// What one side of a task has to wait for: the latest task of each queue, and all exchanges whose
+// The waits of one side of a task: for the latest task of each queue, and for all exchanges whose
 // sends must have been taken.
 struct Awaited {
   std::map<int, int> done;
@@ -119,9 +119,9 @@ class Analysis {
     exchange.receive_after = settle(take);
   }
 
-  // An exchange is offered once the one before of the same contents has been taken on both sides,
-  // so that the hops of a ring do not all read from the same rank. Other contents do not wait:
-  // a gradient that its receiver has no memory for yet delays no keys.
+  // An exchange is offered once the previous one of the same contents has been taken on both sides,
+  // so that the hops of a ring do not all read from the same rank. Other contents do not wait, so a
+  // gradient without memory at its receiver does not delay keys.
   void keep_pace(const Exchange& exchange, Awaited& offer) {
     const auto& transfers = exchange.sends.empty() ? exchange.receives : exchange.sends;
     if (transfers.empty()) return;
@@ -176,7 +176,7 @@ class Analysis {
     uses.writes[queue_].push_back({task_, region});
   }
 
-  // Tasks of one queue run in order: its latest use stands for those before.
+  // Tasks of one queue run in order, so its latest use stands for earlier ones.
   void wait_for(const Accesses& uses, const Region& region, Awaited& awaited) const {
     for (const auto& [queue, accesses] : uses) {
       if (queue == queue_) continue;
@@ -189,7 +189,7 @@ class Analysis {
     }
   }
 
-  // What is sent goes on being read after its exchange is done.
+  // Sent memory is still being read after its exchange is done.
   void wait_for_release(Uses& uses, const Region& region, Awaited& awaited) {
     Unreleased& unreleased = uses.unreleased[queue_];
     std::vector<Access>& left = unreleased.left;
@@ -228,11 +228,10 @@ class Analysis {
   int task_ = 0;
   int queue_ = kComputing;
   std::vector<Uses> uses_;  // by the first buffer of the memory
-  // What a queue has waited for: by queue, the latest task that is done; by task, if it is
-  // released.
+  // The waits of each queue so far: by queue, the latest task that is done; by task, its release.
   std::map<int, std::map<int, int>> done_;
   std::map<int, std::vector<bool>> released_;
-  std::map<std::pair<int, std::vector<Content>>, int> paced_;  // the last exchange of such contents
+  std::map<std::pair<int, std::vector<Content>>, int> paced_;  // last exchange
 };
 
 }  // namespace

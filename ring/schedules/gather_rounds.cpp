@@ -95,13 +95,13 @@ GatherRounds::GatherRounds(TaskBuilder& builder, const GatherRoutes& routes, int
 }
 
 // In the last of several steps nothing crosses between nodes, so it is also the first step of the
-// next round. That round arrives while this one is passed on and the one before is computed.
+// next round. That round arrives while this one is passed on and the previous one is computed.
 int GatherRounds::first_step(std::size_t g) const {
   return static_cast<int>(g) * std::max(last_, 1);
 }
 
-// Where columns of others, which the rank passes on, lie in its receive buffer: in the last arrival
-// that begins no later.
+// The tokens, in the receive buffer, of columns that the rank passes on: in the last arrival that
+// begins no later.
 LocalRange GatherRounds::passed_on(const GatherMessage& sent) const {
   const GatherMessage& held =
       *std::prev(std::upper_bound(by_origin_.begin(), by_origin_.end(), sent, before));

@@ -15,11 +15,11 @@ namespace annulus::ring {
 /// all ranks of a group.
 [[nodiscard]] std::vector<HeadRange> gathered_heads(const RankContext& context);
 
-/// How many turns after its left neighbour's a receiver takes messages of `source`, so that not all
-/// ranks read from one at once; from 1 on.
+/// The turn in which a receiver takes messages of `source`; 1 is its left neighbour's. Turns keep
+/// all ranks from reading from one at once.
 [[nodiscard]] int turn_of(int source, int receiver, int ranks);
-/// Arrivals in order of their turns. Those from one rank keep their order, so that messages between
-/// two ranks match.
+/// Arrivals in order of their turns. Arrivals from one rank keep their order, so that messages
+/// between two ranks match.
 [[nodiscard]] std::vector<GatherMessage> by_turn(std::vector<GatherMessage> arrivals, int me,
                                                  int ranks);
 /// Arrivals in order of their origin and its columns.
@@ -30,10 +30,11 @@ std::int64_t place(std::vector<GatherMessage>& arrivals);
 /// The tokens of an arrival in the buffer.
 [[nodiscard]] LocalRange placed(const GatherMessage& arrival);
 
-/// Gathers the columns that a rank needs of others, for one group of key/value heads after another.
+/// Gathers the columns that a rank needs from others, for one group of key/value heads after
+/// another.
 class GatherRounds {
  public:
-  /// `me`: the rank in the group. What it refers to must outlive it.
+  /// `me`: the rank in the group. The references must outlive the object.
   GatherRounds(TaskBuilder& builder, const GatherRoutes& routes, int me);
 
   /// The messages that arrive in a round, in order of origin and columns.
@@ -44,7 +45,7 @@ class GatherRounds {
   [[nodiscard]] int arrived_in(std::size_t g) const { return first_step(g) + last_ + 1; }
   /// Adds the messages of round `g`, one round after another.
   void add(std::size_t g, HeadRange kv_heads);
-  /// The columns of round `g`; those of the last rounds keep their memory.
+  /// The columns of round `g`, which must be one of the last rounds.
   [[nodiscard]] PlacedColumns gathered(std::size_t g) const;
 
  private:

@@ -63,7 +63,7 @@ std::vector<GatherMessage> GatherRoutes::from(int sender) const {
   return messages;
 }
 
-// The messages in which a member gets another one's columns, in local order.
+// The messages that carry one member's columns to another, in local order.
 std::vector<GatherMessage> GatherRoutes::between(int origin, int receiver) const {
   const int node = nodes_.node_of(receiver);
   const int distance = (node + nodes_.count() - nodes_.node_of(origin)) % nodes_.count();
@@ -87,7 +87,7 @@ std::vector<GatherMessage> GatherRoutes::between(int origin, int receiver) const
   return messages;
 }
 
-// The message in which a member gets these columns; empty if it does not get them all in one.
+// The message that carries all of these columns to a member; empty if there is none.
 LocalRange GatherRoutes::held(int member, int origin, const LocalRange& columns) const {
   const std::span<const ColumnPiece> pieces = needs_.of(member, origin);
   for (std::size_t i = 0; i < pieces.size(); ++i) {
@@ -101,8 +101,8 @@ LocalRange GatherRoutes::held(int member, int origin, const LocalRange& columns)
   return {};
 }
 
-// The member of a node through which these columns of another node enter it. It gets its message
-// from the owner whole, and these columns are part of that message.
+// The member through which these columns of another node enter a node. It gets a whole message from
+// the owner, of which these columns are a part.
 int GatherRoutes::entry(int node, int origin, const LocalRange& columns) const {
   const std::vector<int>& members = nodes_.members(node);
   const std::vector<int>& at_home = nodes_.members(nodes_.node_of(origin));
@@ -120,7 +120,7 @@ int GatherRoutes::entry(int node, int origin, const LocalRange& columns) const {
   return first;
 }
 
-// The origins whose columns a member may pass on: it gets them straight from another node.
+// The origins whose columns a member may pass on, because it gets them straight from another node.
 std::vector<int> GatherRoutes::passed_on(int member) const {
   std::vector<int> origins;
   if (direct_) return origins;

@@ -21,7 +21,7 @@ struct GatherMessage {
   [[nodiscard]] LocalRange columns() const;
 };
 
-/// Who sends what to whom where every member of a group gets all the columns that it needs.
+/// Who sends what to whom so that every member of a group gets all columns that it needs.
 ///
 /// Where links are alike, columns come straight from their owners, all in one step. Otherwise the
 /// member of another node that needs most of an owner's columns gets them from the owner, and
@@ -32,7 +32,7 @@ struct GatherMessage {
 /// columns cross to the node that is t + 1 places after their owner's.
 class GatherRoutes {
  public:
-  /// Everything that it refers to must outlive it.
+  /// The references must outlive the object.
   GatherRoutes(const KvNeeds& needs, const GroupNodes& nodes);
 
   /// The number of steps of a round.

@@ -13,7 +13,7 @@ namespace annulus::ring {
 /// takes few messages, else rank by rank.
 class Gathering {
  public:
-  /// Tokens of one shard that lie together there and in the buffer.
+  /// Tokens that are contiguous both in one shard and in the buffer.
   struct Message {
     int member = 0;
     LocalRange tokens;    ///< of the shard
@@ -28,7 +28,7 @@ class Gathering {
   [[nodiscard]] const PositionRanges& positions() const noexcept { return positions_; }
   /// The same as columns.
   [[nodiscard]] std::vector<PlacedPiece> pieces() const;
-  /// In order of the tokens of the member.
+  /// The messages of a member, in order of its tokens.
   [[nodiscard]] std::vector<Message> messages(int member) const;
 
  private:

@@ -15,7 +15,7 @@ bool is_all(const PositionRanges& positions, std::int64_t length) {
          (range.stride == 1 || length == 1);
 }
 
-// True if no tile of rows is cut, other than at the end of the sequence.
+// True if no tile of rows is cut except at the end of the sequence.
 bool are_whole_tiles(const PositionRanges& rows, std::int64_t length, std::int64_t tile) {
   return std::ranges::all_of(rows.ranges(), [&](const PositionRange& range) {
     const std::int64_t begin = range.start.value();
@@ -25,7 +25,7 @@ bool are_whole_tiles(const PositionRanges& rows, std::int64_t length, std::int64
   });
 }
 
-// Sums of the bias's gradient over ranks.
+// Refuses gradients of a bias that are summed over ranks.
 std::string bias_obstacle(const PlanInput& input, const Tile& block) {
   if (!input.backward->grad_bias) return {};
   const Extents& bias = *input.problem.bias;
@@ -39,8 +39,8 @@ std::string bias_obstacle(const PlanInput& input, const Tile& block) {
   return {};
 }
 
-// The gradients of keys are sums over rows and over the query heads of their group, those of the
-// sinks over the rows of a rank.
+// The gradients of keys are sums over rows and over the query heads of their group; the gradients
+// of sinks are sums over rows.
 std::string backward_obstacle(const PlanInput& input, const RankPlan& plan, const Tile& block) {
   const AttentionShape& shape = input.problem.shape;
   if (!is_all(block.row_positions, shape.query_length)) {

@@ -7,7 +7,7 @@
 
 namespace annulus::ring {
 
-/// How the members of a group lie on nodes.
+/// The nodes of a group's members.
 class GroupNodes {
  public:
   /// `group`: the mesh ranks of the members.

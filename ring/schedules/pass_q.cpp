@@ -11,8 +11,8 @@
 #include "schedules/schedules.hpp"
 
 // Keys and values stay where they are. Every rank computes all rows of its group against its own
-// columns, and what comes of it is combined: for few queries against a long cache. Rows of a bias
-// or a dense mask go with those of the queries, cut to the columns of the rank that gets them.
+// columns, and the results are combined: for few queries against a long cache. Rows of a bias or a
+// dense mask go with the queries' rows, cut to the columns of the rank that gets them.
 namespace annulus::ring {
 namespace {
 
@@ -118,7 +118,7 @@ class PassQ {
     return builder_.finish();
   }
 
-  // As many parts at once as a reduction takes.
+  // Combines as many parts at once as a reduction takes.
   void combine(int step, std::vector<Result> parts) {
     const auto most = static_cast<std::size_t>(most_parts(context_.input.problem));
     while (parts.size() > most) {
@@ -129,7 +129,7 @@ class PassQ {
     builder_.reduce(step, parts, builder_.own_results(heads_), true);
   }
 
-  // Rows go round, and partial results straight back.
+  // Rows go round, and partial results go straight back.
   RankPlan plan_round() {
     const bool any = rows_.count * heads_.count * builder_.plan().local.batch > 0;
 
@@ -142,7 +142,7 @@ class PassQ {
     const RowBuffers common = passed_.for_all();
     std::array<RowBuffers, 2> packed;                   // by turn
     std::array<RowBuffers, 2> arrived{common, common};  // others' rows, by turn
-    std::array<std::optional<Result>, 2> targets;       // of their results, by turn
+    std::array<std::optional<Result>, 2> targets;       // results of these rows, by turn
     for (int hop = 1; hop < ranks_; ++hop) {
       const int to = (me_ + hop) % ranks_;
       const int from = (me_ + ranks_ - hop) % ranks_;
@@ -177,7 +177,7 @@ class PassQ {
     return builder_.finish();
   }
 
-  // Partial results of the rank's own rows, and the memory of those that have been combined.
+  // Partial results of the rank's own rows, and the memory of combined ones.
   struct Parts {
     std::vector<Result> held, spare;
   };
@@ -191,7 +191,7 @@ class PassQ {
 
   // Combines the first parts if more would not fit in PlanOptions::result_bytes. There are five
   // further results of this size: the sum; two parts that are still on their way, so that computing
-  // does not wait for them; and those of two other ranks' rows.
+  // does not wait for them; and the results of two other ranks' rows.
   void make_room(int step, Parts& parts) {
     const AttentionProblem& problem = context_.input.problem;
     const std::int64_t bytes = rows_.count * heads_.count * builder_.plan().local.batch *
@@ -224,8 +224,8 @@ class PassQ {
     builder_.reduce(1, parts, builder_.own_results(heads_), true);
   }
 
-  // Partners are twice as far away every time, so that after log P steps all have the same sum.
-  // Ranks beyond a power of two hand theirs over before, and get the sum in the end.
+  // The distance to the partner doubles in each step, so that after log P steps all ranks have the
+  // same sum. Ranks beyond a power of two hand over their states first and get the sum at the end.
   void combine_in_pairs(Result state) {
     int paired = 1;
     while (2 * paired <= ranks_) paired *= 2;

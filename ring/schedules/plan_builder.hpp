@@ -11,8 +11,7 @@
 namespace annulus::ring {
 
 /// Fills a RankPlan of the forward pass. A schedule says what is copied, exchanged and computed in
-/// which step. The rest follows from that: where results lie, how they are reduced, and the
-/// dependencies.
+/// which step. The buffers of results, the reductions and the dependencies follow from that.
 class PlanBuilder : public TaskBuilder {
  public:
   /// The rows of the caller's tensors: see add_rows().
@@ -25,12 +24,11 @@ class PlanBuilder : public TaskBuilder {
   using TaskBuilder::receive;
   using TaskBuilder::send;
 
-  /// Copies results, of all heads of `from`, from its row `begin` on to `rows`: outputs, LSEs and
-  /// maxima.
+  /// Copies outputs, LSEs and maxima of all heads, from row `begin` of `from` to `rows` of `to`.
   void copy(int step, const Result& from, LocalPosition begin, const Result& to, LocalRange rows);
 
-  /// Buffers for results that other ranks get: complete ones, rounded, or partial ones, as precise
-  /// as partial results are. `reuses`: results whose memory they take over.
+  /// Buffers for results that other ranks get: complete and rounded, or partial in the precision of
+  /// partial results. `reuses`: results whose memory they take over.
   [[nodiscard]] Result add_complete_results(LocalRange rows, HeadRange heads,
                                             const Result* reuses = nullptr);
   [[nodiscard]] Result add_partial_results(LocalRange rows, HeadRange heads,
@@ -38,23 +36,23 @@ class PlanBuilder : public TaskBuilder {
   /// The caller's output, LSE and maximum, for some heads.
   [[nodiscard]] Result own_results(HeadRange heads) const;
 
-  /// Index of rows that lie in these buffers, at these positions, and whose results go to
-  /// `results`: all its rows and heads. `complete`: these are not only parts of results.
+  /// Index of the rows in these buffers, at these positions, whose results go to all rows and heads
+  /// of `results`. `complete`: the results are not just partial.
   int add_rows(const RowBuffers& buffers, const PositionRanges& positions, const Result& results,
                bool complete);
 
-  /// Computes those of the rows that see any of these columns, for these query heads.
+  /// Computes the rows that see any of these columns, for these query heads.
   void compute(int step, int rows, HeadRange heads, const PlacedColumns& columns);
   /// The same for columns in one buffer that earlier exchanges fill from its end to its beginning.
-  /// Prefers kernels that can await columns; these begin at once.
+  /// Prefers kernels that can await columns, which begin at once.
   void compute_awaiting(int step, int rows, HeadRange heads, const PlacedColumns& columns);
-  /// After the last block of these rows and heads, or if there is none: their results are complete.
-  /// No other rows or heads are computed in between.
+  /// Completes the results of these rows and heads. To be called after their last block, even if
+  /// there is none; no other rows or heads may be computed in between.
   void complete(int step, int rows, HeadRange heads);
-  /// Combines results; `complete` if these are not only parts again.
+  /// Combines results. `complete`: the sum is not just partial again.
   void reduce(int step, std::vector<Result> parts, const Result& into, bool complete);
 
-  /// Messages of results: their outputs, LSEs and maxima, each for all runs of rows.
+  /// Sends results: outputs, LSEs and maxima, each for all runs of rows.
   void send(int step, int peer, int origin, const Result& results,
             const std::vector<LocalRange>& runs);
   void receive(int step, int peer, int origin, const Result& results,
@@ -86,10 +84,9 @@ class PlanBuilder : public TaskBuilder {
 /// with its completion, a reduction of no parts into all rows of the target.
 ///
 /// A result that alone covers the target is written there directly if dtypes permit, unless sinks
-/// or an unnormalised output ask for a reduction.
-/// Otherwise partial results wait in buffers until the last block of the group is done; then they
-/// are reduced together and rounded once. If `input.options.result_bytes` cannot hold them all,
-/// those so far are folded into one in float32.
+/// or an unnormalised output ask for a reduction. Otherwise partial results wait in buffers until
+/// the last block of the group is done; then they are reduced together and rounded once. If
+/// `input.options.result_bytes` cannot hold all, the results so far are folded into one in float32.
 void place_results(const PlanInput& input, RankPlan& plan);
 
 /// The dtype of partial results' LSE.

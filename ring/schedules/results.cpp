@@ -90,7 +90,7 @@ class Placer {
            completion.into.output.heads == block.heads;
   }
 
-  // How many places there may be, and what the first one is.
+  // Sets the number of places, and the first one.
   void choose_places() {
     std::int64_t most_rows = 0;
     std::int64_t heads = 0;
@@ -106,8 +106,8 @@ class Placer {
     }
     first_dtype_ = rounded ? dtype_ : partial_dtype_;
     if (input_.options.result_bytes == 0) return;
-    // Combining costs each result the same memory traffic, alone or with others: combine as many as
-    // fit.
+    // Combining costs the same memory traffic per result, alone or with others. So as many as fit
+    // are combined.
     const std::int64_t row_values = plan_.local.batch * plan_.local.value_dim;
     const std::int64_t most = std::max(input_.options.result_bytes,
                                        row_values * plan_.local.query_length * plan_.local.heads *
@@ -125,7 +125,7 @@ class Placer {
       const Reduce& completion = std::get<Reduce>(tasks_[last].work);
       if (completes(completion, block)) break;
     }
-    if (last == tasks_.size()) throw InternalError("a group of blocks that is never completed");
+    if (last == tasks_.size()) throw InternalError("a group of blocks is never completed");
     completion_ = std::get<Reduce>(tasks_[last].work);
     buffers_.clear();
     open_ = completion_->into.output.tokens;
@@ -170,8 +170,8 @@ class Placer {
 
   using PendingAt = std::vector<Pending>::iterator;
 
-  // Rows of the block that no later one adds to, at an end of those that are still open. The kernel
-  // can round these into the output, which saves writing them in float32 and reading them again.
+  // Rows of the block that no later block adds to, at one end of the open rows. The kernel can
+  // round these into the output, which saves writing them in float32 and reading them again.
   [[nodiscard]] LocalRange final_rows(const Block& block, PendingAt state, LocalRange later) {
     if (completion_->sinks || unnormalised_ ||
         declaration_of(block).results != ResultForm::either || target_dtype() != dtype_ ||
@@ -197,7 +197,7 @@ class Placer {
     return rows;
   }
 
-  // A block's part of these rows, and of the others; none where these are all.
+  // The block's part for `rows`, and for its other rows; no second part if there are none.
   [[nodiscard]] std::pair<Block, std::optional<Block>> cut(const Block& block,
                                                            const LocalRange& rows) const {
     if (rows == block.rows) return {block, std::nullopt};
@@ -228,8 +228,8 @@ class Placer {
     return part;
   }
 
-  // True if a block should be rounded, and for that computed in two parts: the kernel takes both,
-  // and the final one saves more than another call costs.
+  // True if the `final` rows of a block should be rounded at once, with a second call for the
+  // `rest`: the kernel takes both, and rounding saves more than that call costs.
   [[nodiscard]] bool fits(const Block& final, const std::optional<Block>& rest) const {
     const auto& candidate = *input_.candidates[static_cast<std::size_t>(final.implementation)];
     if (!refusal_of(candidate, input_, plan_, final, true).empty()) return false;
@@ -244,7 +244,7 @@ class Placer {
            obstacle_of(candidate, input_, plan_, *rest).empty();
   }
 
-  // The last block of its rows, which go into the output.
+  // Places the last block of its rows, which go into the output.
   void finish(Block block, int step, PendingAt state) {
     if (state != pending_.end()) {
       block.state = result_of(*state, block.rows, block.batches);
@@ -271,7 +271,7 @@ class Placer {
     });
   }
 
-  // Results that continue each other make one part.
+  // Adds a result to the pending parts. Results that continue each other form one part.
   void keep(const Pending& part) {
     for (Pending& other : pending_) {
       if (other.place == part.place && other.dtype == part.dtype && other.batches == part.batches &&
@@ -353,7 +353,7 @@ class Placer {
     return target;
   }
 
-  // Where parts do not all cover all batches, batches are reduced one by one.
+  // If some parts do not cover all batches, batches are reduced one by one.
   void reduce(const Result& into, int step, bool completes) {
     const bool together = std::all_of(pending_.begin(), pending_.end(), [&](const Pending& part) {
       return part.batches == all_batches_;
@@ -405,13 +405,13 @@ class Placer {
   DType lse_dtype_;
   BatchRange all_batches_;
   bool unnormalised_;
-  int most_parts_;  // of a reduction, sinks not counted
+  int most_parts_;  // of a reduction, without the sinks
   std::vector<Task> tasks_;
   int places_ = 2;
   DType first_dtype_ = DType::float32;
   std::optional<Reduce> completion_;    // of the group that is open
   LocalRange open_;                     // rows of the group whose output is not complete
-  std::vector<LocalRange> later_rows_;  // by task: what later blocks of its group add to
+  std::vector<LocalRange> later_rows_;  // by task: the rows that later blocks of its group add to
   std::map<std::pair<int, DType>, Buffers> buffers_;  // of the group
   std::map<std::pair<int, Content>, int> memory_;     // first buffer of a place
   std::vector<Pending> pending_;

@@ -25,8 +25,8 @@ std::vector<HeadRange> head_groups(const RankContext& context) {
   const std::int64_t per_head = rows * shape.value_dim * (shape.heads / shape.kv_heads);
   const std::int64_t most = std::max<std::int64_t>(
       input.options.result_bytes, per_head * kv_heads * static_cast<std::int64_t>(sizeof(float)));
-  // One result per step, the first of which may lie in the output; more than can be combined at
-  // once are folded.
+  // One result per step, the first of which may be in the output. If a reduction cannot combine
+  // all, they are folded.
   const std::int64_t each = per_head * static_cast<std::int64_t>(size_of(input.problem.dtype)) *
                             std::min(context.needs.size() - 1, kMaximumParts - 1);
   const std::int64_t heads =

@@ -136,8 +136,8 @@ RingRounds::RingRounds(const RankContext& context, TaskBuilder& builder, const R
     if (!arrivals_[h].empty()) {
       arriving[h] = arrivals_[h].back().token + arrivals_[h].back().piece.columns.count;
     }
-    // Only these can get something from this member: its neighbours in both directions, who gets
-    // its own columns, and who gets those that have entered its row.
+    // Only these members can get something from this one: its neighbours in both directions, the
+    // one that gets its own columns, and the one that gets columns that have entered its row.
     std::array receivers{order.receiver(me, 1), order.receiver(me, order.inner),
                          order.receiver(me, hop), order.receiver(me, hop % order.inner)};
     std::sort(receivers.begin(), receivers.end());
@@ -162,9 +162,9 @@ RingRounds::RingRounds(const RankContext& context, TaskBuilder& builder, const R
   receive_.resize(tokens_.size(), -1);
 }
 
-// Columns to be forwarded in the next hop lie in the other of two buffers. Columns that have
-// entered a row are
-// passed on until the next round has begun, so it has two of its own.
+// Two buffers alternate, so columns to be forwarded in the next hop are in the other one. Columns
+// that have entered a row are passed on until the next round has begun, so they have two buffers of
+// their own.
 std::size_t RingRounds::slot_of(int hop) const {
   const RingOrder& order = traffic_.order();
   if (at_once_) return static_cast<std::size_t>(hop);
@@ -175,7 +175,7 @@ std::size_t RingRounds::slot_of(int hop) const {
 }
 
 // Columns that enter a row are first used in the next round, and may come over a slower link than
-// columns that go round the row. They come beside the hops of the round before, in parts, so that
+// columns that go round the row. They come in parts during the hops of the previous round, so that
 // neither link waits for the other.
 std::vector<RingRounds::Part> RingRounds::parts_of(int hop, const RingMessage& message) const {
   const int inner = traffic_.order().inner;

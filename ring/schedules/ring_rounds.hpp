@@ -9,25 +9,25 @@
 
 namespace annulus::ring {
 
-/// Which member's columns a member gets in which hop. In a plain ring (inner = members), member m
-/// gets in hop h those of m − h. In a double ring, members stand in rows of `inner`: a round of
-/// hops passes the columns of one row round another, and between rounds they move on by a row.
-/// Hop 0 is the member's own.
+/// The order in which a member gets the others' columns. In a plain ring (inner = members), member
+/// m gets the columns of m − h in hop h. In a double ring, members form rows of `inner`: a round of
+/// hops passes the columns of one row round another row, and between rounds they move on by a row.
+/// In hop 0 a member has its own columns.
 struct RingOrder {
   int members = 1;
   int inner = 1;  ///< divides `members`
 
   [[nodiscard]] int origin(int receiver, int hop) const;
-  /// The other way round: who gets this member's columns.
+  /// The inverse: the member that gets these columns.
   [[nodiscard]] int receiver(int origin, int hop) const;
   /// True if columns enter the receiver's row in this hop.
   [[nodiscard]] bool enters_row(int hop) const { return hop % inner == 0; }
 };
 
-/// True if columns come straight from their owners, for members on these ranks of the group. They
-/// do if the options say so and it sends no more bytes between nodes than from neighbour to
-/// neighbour. That holds if the members of each row, and those at the same place of all rows, are
-/// either all on one node or each on a node of its own.
+/// True if columns come straight from their owners, for members on these ranks of the group. The
+/// options must ask for it, and it must send no more bytes between nodes than from neighbour to
+/// neighbour: the members of each row, and the members at one place of all rows, must be all on one
+/// node or each on a node of its own.
 [[nodiscard]] bool sends_directly(const RankContext& context, RingOrder order,
                                   const std::function<int(int member)>& group_rank);
 
@@ -41,28 +41,29 @@ struct RingMessage {
   std::int64_t token;
 };
 
-/// The traffic of a ring. Members get what they need straight from its owner or, where the
-/// order says so, from a member that has got at least that much before. So nothing is sent to or
-/// through a member that does not need it.
+/// The traffic of a ring. Members get the columns that they need straight from the owner or, in
+/// some orders, from a member that has received at least as much. So nothing is sent to or through
+/// a member that does not need it.
 class RingTraffic {
  public:
-  /// `direct`: within a row, columns come from the member of the row that owns them or has got them
-  /// from another row, and between rows from their owner. Otherwise they come from the neighbour.
+  /// `direct`: within a row, columns come from the member that owns them or that got them from
+  /// another row; between rows, from their owner. Otherwise they come from the neighbour.
   RingTraffic(const KvNeeds& needs, RingOrder order, bool direct)
       : needs_(needs), order_(order), direct_(direct) {}
 
   [[nodiscard]] const RingOrder& order() const noexcept { return order_; }
   /// The pieces that `receiver` gets in a hop, side by side from token 0 on.
   [[nodiscard]] std::vector<PlacedPiece> arrivals(int receiver, int hop) const;
-  /// Pieces that are neighbours at their owner form one message, which comes from one source.
+  /// The messages of a hop. Pieces that are neighbours at their owner form one message from one
+  /// source.
   [[nodiscard]] std::vector<RingMessage> messages(int receiver, int hop) const;
   /// True if messages of the hop may come from `sender`.
   [[nodiscard]] bool may_send(int sender, int receiver, int hop) const;
-  /// Where a member keeps these columns after a hop.
+  /// The tokens in which a member keeps these columns after a hop.
   [[nodiscard]] LocalRange tokens_of(int member, int hop, LocalRange columns) const;
 
  private:
-  // Who may have the columns of their owner, and since when.
+  // A member that may have an owner's columns, and the hop since which it has them.
   struct Holder {
     int member;
     int since;
@@ -77,7 +78,7 @@ class RingTraffic {
   bool direct_;
 };
 
-/// The part of a group of heads that a member has before its columns go round.
+/// A member's own columns of a group of heads, before they go round.
 struct RingShare {
   HeadRange kv_heads;
   PlacedColumns columns;
@@ -87,16 +88,16 @@ struct RingShare {
 /// Rounds of a ring, one for each group of heads.
 class RingRounds {
  public:
-  /// Adds what is computed of the columns of a hop, from this step on.
+  /// Plans the computation of a hop's columns, from this step on.
   using Compute = std::function<void(int step, int hop, const PlacedColumns& columns)>;
 
-  /// `group_rank`: of a member, in the plan's group. `most_kv_heads`: of any round.
+  /// `group_rank` maps a member to the plan's group. `most_kv_heads`: the most of any round.
   RingRounds(const RankContext& context, TaskBuilder& builder, const RingTraffic& traffic, int me,
              std::function<int(int member)> group_rank, std::int64_t most_kv_heads);
 
   /// The number of steps of a round.
   [[nodiscard]] int steps() const noexcept { return traffic_.order().members; }
-  /// One round, from this step on. Columns of hop h are computed in the h-th step after it.
+  /// Adds a round, from this step on. Columns of hop h are computed in the h-th step after it.
   void add(int first_step, const RingShare& share, const Compute& compute);
 
  private:
@@ -105,7 +106,7 @@ class RingRounds {
     RingMessage message;
   };
 
-  // Goes with the exchange of this step of the round.
+  // A part of a message, sent with the exchange of this step of the round.
   struct Part {
     int step;
     RingMessage message;
@@ -126,7 +127,7 @@ class RingRounds {
   std::vector<std::vector<Departure>> departures_;
   LocalRange sent_own_;
   bool at_once_ = false;              // every hop has a receive buffer of its own
-  std::vector<std::int64_t> tokens_;  // by slot: the most of a hop
+  std::vector<std::int64_t> tokens_;  // by slot: the largest hop's
   std::vector<int> receive_;          // by slot: the buffer of the last round
 };
 

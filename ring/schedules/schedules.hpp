@@ -31,8 +31,8 @@ struct RankContext {
 [[nodiscard]] RankPlan plan_hybrid(const RankContext& context);
 [[nodiscard]] RankPlan plan_pass_q(const RankContext& context);
 
-/// The same for the backward pass. Where all ranks of a group have the same rows, each computes its
-/// own columns, and the rows' gradients are added up: for every schedule.
+/// The same for the backward pass. If all ranks of a group have the same rows, each computes its
+/// own columns, and the rows' gradients are summed, under every schedule.
 [[nodiscard]] RankPlan plan_local_backward(const RankContext& context);
 [[nodiscard]] RankPlan plan_ring_backward(const RankContext& context);
 [[nodiscard]] RankPlan plan_double_ring_backward(const RankContext& context);
@@ -43,10 +43,10 @@ struct RankContext {
 
 /// True if all ranks of a key/value group have the same rows; otherwise each has its own.
 [[nodiscard]] bool has_replicated_rows(const PlanInput& input);
-/// Ranks of a group that exchange heads in the schedule hybrid: those next to each other. See
+/// The number of neighbouring ranks that exchange heads in the schedule hybrid. See
 /// PlanOptions::ulysses_degree.
 [[nodiscard]] int ulysses_degree(const PlanInput& input);
-/// Ranks of a row in the schedule double_ring: those next to each other.
+/// The number of neighbouring ranks that form a row in the schedule double_ring.
 [[nodiscard]] int inner_size(const PlanInput& input);
 
 struct ScheduleEntry {
@@ -56,11 +56,11 @@ struct ScheduleEntry {
   /// Why it cannot run forward, or is not worth considering; empty if neither.
   std::string (*obstacle)(const PlanInput& input);
   std::string (*pointless)(const PlanInput& input);
-  /// How it may split the ranks along the sequence; see variants_for(). At least one.
+  /// The ways to split the ranks along the sequence, at least one; see variants_for().
   std::vector<ScheduleVariant> (*variants)(const PlanInput& input);
 };
 
-/// Every schedule. Of those that are as fast and need as much memory, `auto` takes the first.
+/// Every schedule. If several tie in time and memory, `auto` takes the first.
 [[nodiscard]] std::span<const ScheduleEntry> schedule_table();
 [[nodiscard]] const ScheduleEntry& entry_of(Schedule schedule);
 /// Why a schedule cannot run, forward or backward as the input says; empty if it can.

@@ -26,7 +26,7 @@ bool is_sharded(const PlanInput& input) {
   return ranks_of(input) > 1;
 }
 
-// How many of the axes that columns are sharded along the rows are sharded along as well.
+// The number of axes that shard both columns and rows.
 std::ptrdiff_t shared_axes(const PlanInput& input, std::ptrdiff_t& all) {
   const MeshShape& mesh = input.operands.key.mesh();
   all = 0;
@@ -84,14 +84,14 @@ std::int64_t heads_of_rank(const PlanInput& input) {
 }
 
 std::string wants_heads(const PlanInput& input, int degree) {
-  if (input.problem.in_global_order()) return {};  // heads may be all that can be shared out
+  if (input.problem.in_global_order()) return {};  // there may be nothing but heads to divide
   const std::int64_t heads = heads_of_rank(input);
   if (heads >= degree) return {};
   return fmt::format("{} heads for {} ranks would leave ranks without work", heads, degree);
 }
 
-// A rank that computes some heads of all rows needs all rows of what the heads share: too much
-// memory to take it unasked.
+// A rank that computes some heads of all rows needs all rows of a bias or mask that heads share.
+// `auto` does not choose a schedule with that need for memory.
 std::string wants_scores_by_head(const PlanInput& input) {
   if (input.problem.in_global_order()) return {};
   for (const auto& [name, sharding] : {std::pair("bias", &input.operands.bias),
@@ -138,15 +138,15 @@ std::string needs_rows_once(const PlanInput& input) {
   return {};
 }
 
-// Bytes of a bias or a dense mask that go where the queries go.
+// Bytes of a bias or a dense mask that are sent with the queries.
 std::int64_t sent_bytes(const std::optional<NamedSharding>& scores, DType dtype) {
   if (!scores || scores->global_shape()[2] == 1) return 0;
   return scores->global_shape().product() * static_cast<std::int64_t>(size_of(dtype));
 }
 
-// Bytes of all rows, with their results or gradients, and of all columns with theirs: each is sent
-// once for every other rank. Of a bias or a mask, every rank gets another part, but all of it where
-// its gradient is wanted.
+// Bytes of all rows, with their results or gradients, and of all columns with theirs; each is sent
+// once for every other rank. Every rank gets a part of a bias or a mask of its own, but all of it
+// if its gradient is wanted.
 struct SentBytes {
   std::int64_t rows = 0, columns = 0;
 };
@@ -193,7 +193,7 @@ std::vector<ScheduleVariant> rows_of_a_ring(const PlanInput& input) {
   return {{Schedule::double_ring, 0, inner_size(input)}};
 }
 
-// All that leave no rank without work.
+// All degrees that leave no rank without work.
 std::vector<ScheduleVariant> degrees(const PlanInput& input) {
   std::vector<ScheduleVariant> variants;
   const int ranks = ranks_of(input);
@@ -230,18 +230,18 @@ std::span<const ScheduleEntry> schedule_table() {
 
 namespace {
 
-// Parts that are rounded for their way are rounded once only if they go straight to the owner.
+// Parts that are rounded for sending are rounded only once if they go straight to the owner.
 std::string allows_grad_wire(Schedule schedule, const PlanInput& input) {
   const DType wire = input.options.grad_wire;
   const DType dtype = input.problem.dtype;
   if (wire == DType::float32) return {};
   if (size_of(dtype) > size_of(wire)) {
-    return fmt::format("gradients of {} are not rounded to {} on their way",
-                       annulus::name_of(dtype), annulus::name_of(wire));
+    return fmt::format("gradients of {} are not rounded to {} for sending", annulus::name_of(dtype),
+                       annulus::name_of(wire));
   }
   if (input.problem.in_global_order()) {
     return fmt::format(
-        "reproducible world: gradients rounded to {} on their way depend on the ranks",
+        "reproducible world: gradients rounded to {} for sending depend on the number of ranks",
         annulus::name_of(wire));
   }
   const int ranks = ranks_of(input);
@@ -250,7 +250,7 @@ std::string allows_grad_wire(Schedule schedule, const PlanInput& input) {
                         ? inner_size(input) < ranks
                         : schedule == Schedule::hybrid && degree > 1 && degree < ranks;
   if (!sums || has_replicated_rows(input)) return {};
-  return fmt::format("it adds gradients up on their way, where {} would round them several times",
+  return fmt::format("it sums gradients along their way, so {} would round them several times",
                      annulus::name_of(wire));
 }
 

@@ -67,7 +67,7 @@ Region TaskBuilder::whole(int buffer) const {
   return {buffer, held.tokens, held.heads, plan_.batches(held)};
 }
 
-// Axes of size 1 make no other group: the exchanges of the same ranks keep one order.
+// Axes of size 1 do not make a new group, so the exchanges of the same ranks keep one order.
 int TaskBuilder::add_group(const AxisNames& axes) {
   std::vector<int> ranks = context_.input.operands.key.mesh().group(context_.rank, axes);
   const auto known = std::ranges::find(plan_.groups, ranks, &PlanGroup::ranks);
@@ -101,8 +101,8 @@ int TaskBuilder::add_packed(LocalRange tokens, HeadRange kv_heads) {
   return packed;
 }
 
-// Packing comes first: kernels that take all multiprocessors would delay the first transfer by
-// more than the packing takes.
+// Packing comes first, since kernels that occupy all multiprocessors would delay the first transfer
+// by more than the packing takes.
 void TaskBuilder::pack(LocalRange tokens, int buffer, LocalPosition to, int step) {
   const HeadRange heads = plan_.buffer(buffer).heads;
   copy(step, Content::key, own(Content::key), tokens.begin, buffer, {to, tokens.count}, heads);
@@ -185,7 +185,7 @@ void TaskBuilder::receive(Slot slot, int peer, int origin, int buffer, LocalRang
 
 namespace {
 
-// Copies, exchanges, and what is computed.
+// The order within a step: copies, exchanges, computation.
 int place_in_step(const Task& task) {
   if (std::holds_alternative<Copy>(task.work)) return 0;
   return std::holds_alternative<Exchange>(task.work) ? 1 : 2;

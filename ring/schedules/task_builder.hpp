@@ -13,14 +13,14 @@
 
 namespace annulus::ring {
 
-/// Columns at rest in the buffers `key` and `value`, without gaps between them.
+/// Columns in the buffers `key` and `value`, without gaps between them.
 struct PlacedColumns {
   int key = 0;
   int value = 0;
   std::vector<PlacedPiece> pieces;
 };
 
-/// Buffers of what goes with rows; −1 for a bias or a mask that the problem lacks.
+/// Buffers of rows and of what is sent with them; −1 for a bias or a mask that the problem lacks.
 struct RowBuffers {
   int query = -1, bias = -1, dense_mask = -1;
   [[nodiscard]] int& operator[](Content content) {
@@ -40,13 +40,12 @@ struct Slot {
   auto operator<=>(const Slot&) const = default;
 };
 
-/// The buffers, copies and exchanges of a RankPlan: what programs of the forward and of the
-/// backward pass have in common.
+/// Builds the buffers, copies and exchanges of a RankPlan, for both passes.
 ///
 /// Within a step, copies come first, then exchanges in order of their slots, then everything else
-/// in the order in which it was added. So what a step receives is used by blocks of the same step
-/// or a later one. As slots are the same on all ranks, exchanges have one order in all groups
-/// together.
+/// in the order in which it was added. So blocks of the same step or later use what a step
+/// receives. As slots are the same on all ranks, all ranks have one order of exchanges over all
+/// groups.
 class TaskBuilder {
  public:
   /// The plan so far: sizes and buffers.
@@ -62,8 +61,8 @@ class TaskBuilder {
   /// All of a buffer.
   [[nodiscard]] Region whole(int buffer) const;
 
-  /// Index of the group of the ranks that differ from this one only along `axes`. Group 0 is that
-  /// along the key/value sequence. All ranks must ask for the same groups in the same order.
+  /// Index of the group of ranks that differ from this one only along `axes`. Group 0 lies along
+  /// the key/value sequence. All ranks must add the same groups in the same order.
   int add_group(const AxisNames& axes);
 
   /// Index of a new buffer of `tokens`, to send from or to receive into.
@@ -71,19 +70,19 @@ class TaskBuilder {
                    int reuses = -1);
   /// The same for keys and values.
   int add_key_value(LocalRange tokens, HeadRange kv_heads, int reuses = -1);
-  /// Likewise, holding copies of the rank's own `tokens`, for sending.
+  /// The same, filled with copies of the rank's own `tokens`, for sending.
   int add_packed(LocalRange tokens, HeadRange kv_heads);
   /// Index of a new buffer that is not exchanged.
   int add_local(Content content, DType dtype, LocalRange tokens, HeadRange heads, int reuses = -1);
   /// Copies the rank's own `tokens` into a buffer for keys and values, from token `to` on.
   void pack(LocalRange tokens, int buffer, LocalPosition to, int step = 0);
-  /// The contents sent where rows are sent: queries, and a bias and a mask whose rows differ.
+  /// The contents of rows that are sent: queries, and a bias and a mask whose rows differ.
   [[nodiscard]] std::vector<Content> sent_with_rows() const;
-  /// The heads of such a content that query heads read: these, or the one that a bias or a mask has
-  /// for all.
+  /// The heads of such a content that query heads read: the same heads, or the only one of a bias
+  /// or a mask.
   [[nodiscard]] HeadRange heads_of(Content content, HeadRange heads) const;
-  /// Index of a new exchange buffer of such a content, for rows and query heads, and of a bias or a
-  /// mask for `columns`.
+  /// Index of a new exchange buffer of such a content, for rows and query heads; for `columns` if
+  /// it is a bias or a mask.
   int add_row_buffer(Content content, LocalRange rows, HeadRange heads, int reuses = -1,
                      std::optional<PositionRanges> columns = {});
   /// Copies the rank's own rows from `begin` on into such a buffer, for its heads.
@@ -94,17 +93,17 @@ class TaskBuilder {
 
   /// The caller's tensors of the rank's own rows.
   [[nodiscard]] RowBuffers own_rows() const;
-  /// The rank's own columns, as they lie in the caller's tensors.
+  /// The rank's own columns in the caller's tensors.
   [[nodiscard]] PlacedColumns own_columns() const;
   /// The query heads that read `kv_heads`.
   [[nodiscard]] HeadRange query_heads(HeadRange kv_heads) const;
 
-  /// Adds one message to an exchange; none if it would be empty.
+  /// Adds a message to an exchange, unless it is empty.
   void send(Slot slot, int peer, int origin, int buffer, LocalRange tokens);
   void receive(Slot slot, int peer, int origin, int buffer, LocalRange tokens);
 
  protected:
-  /// Starts a plan with group 0, and without buffers. What it refers to must outlive it.
+  /// Starts a plan with group 0 and without buffers. The references must outlive the object.
   explicit TaskBuilder(const RankContext& context);
   ~TaskBuilder() = default;
   TaskBuilder(const TaskBuilder&) = delete;

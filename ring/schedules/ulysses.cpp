@@ -14,15 +14,14 @@
 #include "schedules/ring_rounds.hpp"
 #include "schedules/schedules.hpp"
 
-// Ranks next to each other along the sequence exchange heads: each gets all rows and columns of
-// them all for its share of the heads, and sends the rows of the output back. Rows of a bias or a
-// dense mask go with those of the queries, for all keys. If the sequence is
-// longer than that, ranks with the same heads form a ring and pass on what they have got.
+// Ranks next to each other along the sequence exchange heads: each gets the rows and columns of all
+// of them for its share of the heads, and sends the rows of the output back. Rows of a bias or a
+// dense mask go with the queries, for all keys. If there are more ranks than exchange heads, ranks
+// with the same heads form a ring and pass on what they have received.
 //
-// Heads go in several groups, each of which is sent while the one before is computed. Group g, with
-// r steps of a ring, is packed and arrives in step g·r, and is computed from the next step on,
-// until that of group g + 1 arrives. Its outputs are sent in the step after that, and unpacked in
-// the next.
+// Heads are sent in several groups, each while the previous one is computed. Group g, in a ring of
+// r steps, is packed and arrives in step g·r, and is computed from the next step on, until group g
+// + 1 arrives. Its outputs are sent in the step after that, and unpacked in the next.
 namespace annulus::ring {
 namespace {
 
@@ -72,7 +71,7 @@ class HeadExchange {
  private:
   [[nodiscard]] const AttentionShape& local() const { return builder_.plan().local; }
 
-  // Into how many groups each rank's heads are cut.
+  // The number of groups that each rank's heads are cut into.
   [[nodiscard]] int groups() const {
     const std::int64_t rows = context_.input.problem.shape.query_length / rings_;
     std::int64_t row_bytes = 0;  // of a head
@@ -97,7 +96,7 @@ class HeadExchange {
     return most;
   }
 
-  // The columns that the ranks of a ring position hold together.
+  // The rows or columns that the ranks at a ring position hold together.
   [[nodiscard]] Gathering gathered(int ring, PositionRanges HeldSequence::*sequence) const {
     std::vector<PositionRanges> shards;
     for (int i = 0; i < degree_; ++i) {
@@ -107,34 +106,34 @@ class HeadExchange {
     return Gathering(shards);
   }
 
-  // The member of the group that stands at this position of the rank's own ring.
+  // The member of the group at this position of the rank's own ring.
   [[nodiscard]] int member(int ring) const { return ring * degree_ + inner_; }
   [[nodiscard]] int peer(int inner) const { return outer_ * degree_ + inner; }
 
-  // The share of the group at hand; null if the rank has fewer groups.
+  // The share of the current group; null if the rank has fewer groups.
   [[nodiscard]] const HeadShare* share_of(int inner) const {
     const std::vector<HeadShare>& shares = shares_[static_cast<std::size_t>(inner)];
     return group_ < shares.size() ? &shares[group_] : nullptr;
   }
-  // True if what the heads read of a content that goes with rows has come with the group before.
+  // True if the previous group has brought what the heads read of a content that is sent with rows.
   [[nodiscard]] bool has_rows(Content content, int inner) const {
     const std::vector<HeadShare>& shares = shares_[static_cast<std::size_t>(inner)];
     return group_ > 0 && builder_.heads_of(content, shares[group_].heads) ==
                              builder_.heads_of(content, shares[group_ - 1].heads);
   }
-  // True if the key/value heads have come with the group before.
+  // True if the previous group has brought the key/value heads.
   [[nodiscard]] bool has_columns(int inner) const {
     const std::vector<HeadShare>& shares = shares_[static_cast<std::size_t>(inner)];
     return group_ > 0 && shares[group_].kv_heads == shares[group_ - 1].kv_heads;
   }
 
   [[nodiscard]] int gathered_in() const { return static_cast<int>(group_) * rings_; }
-  // Two groups are under way at a time, so groups take turns in two sets of buffers.
+  // Two groups are under way at a time, so they alternate between two sets of buffers.
   [[nodiscard]] int turn() const { return static_cast<int>(group_ % 2); }
 
   enum class Role : std::uint8_t { out, in };
 
-  // A buffer for the group at hand, in the memory of the one that had the same role.
+  // A buffer for the current group, in the memory of the last one with the same role.
   int add_rows(Content content, Role role, int inner, LocalRange tokens, const HeadShare& share) {
     int& last = buffers_.try_emplace({content, role, inner, turn()}, -1).first->second;
     last = builder_.add_row_buffer(content, tokens, share.heads, last);
@@ -168,7 +167,7 @@ class HeadExchange {
     }
   }
 
-  // The rank's own tokens, for heads of another one.
+  // Sends the rank's own tokens for the heads of another rank.
   void send_heads(int to, const HeadShare& share) {
     const int origin = peer(inner_);
     for (const Content content : with_rows_) {
@@ -229,7 +228,7 @@ class HeadExchange {
     builder_.complete(first_step + rounds_.steps() - 1, rows, share.heads);
   }
 
-  // Sends the outputs of others' rows, and takes those of the rank's own.
+  // Sends the outputs of others' rows and receives the outputs of the rank's own rows.
   void scatter() {
     const int sent_in = gathered_in() + rings_ + 1;
     const auto set = static_cast<std::size_t>(turn());
@@ -274,7 +273,7 @@ class HeadExchange {
   const RankContext& context_;
   int degree_;
   int rings_;  // ranks of a ring
-  int inner_;  // of this rank: where it stands among those that it exchanges heads with …
+  int inner_;  // this rank's index among the ranks that exchange heads …
   int outer_;  // … and in its ring
   PlanBuilder builder_;
   std::vector<Content> with_rows_;
@@ -284,11 +283,11 @@ class HeadExchange {
   KvNeeds needs_;  // of the ranks of the ring
   RingTraffic traffic_;
   RingRounds rounds_;
-  std::size_t group_ = 0;                     // of heads, the one at hand
+  std::size_t group_ = 0;                     // the current one
   RowBuffers rows_in_ = builder_.own_rows();  // its buffers
   int columns_in_ = -1;
   int column_turn_ = 0;
-  // The last one; by content, role, rank and turn.
+  // The latest, by content, role, rank and turn.
   std::map<std::tuple<Content, Role, int, int>, int> buffers_;
   std::array<std::optional<Result>, 2> computed_;                  // by turn
   std::map<std::pair<int, int>, std::optional<Result>> received_;  // by rank and turn

@@ -22,17 +22,17 @@ struct Event {
 };
 
 /// The next event of every rank and every message, the earliest first. Events of the same time
-/// always come in the same order. It is a binary heap that knows where each of its events is, so
-/// that an event whose time changes moves. Kept instead until their time, outdated events would
-/// outnumber the messages on their way: every message that starts or ends changes the speed of all
-/// others on its links.
+/// always come in the same order. It is a binary heap that knows the place of each event, so that
+/// an event can move when its time changes. If outdated events stayed until their time, they would
+/// outnumber the messages: every message that starts or ends changes the speed of all others on its
+/// links.
 class EventQueue {
  public:
   [[nodiscard]] bool empty() const noexcept { return heap_.empty(); }
   [[nodiscard]] std::size_t size() const noexcept { return heap_.size(); }
   [[nodiscard]] const Event& top() const { return heap_.front(); }
 
-  /// Adds an event, in place of the one that the rank or the message waits for.
+  /// Adds an event, replacing the one of the same rank or message.
   void set(const Event& event) {
     std::uint32_t& known = place_of(event);
     if (known == kAbsent) {
@@ -67,7 +67,7 @@ class EventQueue {
     place_of(event) = static_cast<std::uint32_t>(place);
   }
 
-  // Both move the event at a place to where it belongs; rise() returns where that is.
+  // rise() and sink() move an event to its right place; rise() returns that place.
   std::size_t rise(std::size_t place) {
     const Event event = heap_[place];
     while (place > 0 && event < heap_[(place - 1) / 2]) {

@@ -8,9 +8,9 @@
 
 namespace annulus::ring::simulation {
 
-/// Shared links, and the messages that move over them. A message asks for a share of each of its
-/// links while nothing slows it down. Where the shares of a link add up to more than 1, all its
-/// messages slow down alike; the slowest link of a message decides.
+/// Shared links, and the messages that move over them. A message at full speed takes a share of
+/// each of its links. If the shares of a link add up to more than 1, all its messages slow down
+/// alike; a message is as slow as its slowest link.
 class Links {
  public:
   using Flow = std::uint32_t;
@@ -23,7 +23,7 @@ class Links {
     double share = 1;
   };
 
-  /// A message that moves from now on. Its speed is known after settle().
+  /// Adds a message that starts to move. Its speed is known after settle().
   void enter(Flow flow, const std::array<Demand, kMaximumLinks>& demands, std::size_t count) {
     if (flow >= flows_.size()) flows_.resize(flow + 1);
     flows_[flow] = {demands, count};
@@ -42,14 +42,14 @@ class Links {
       const auto found = std::find(link.flows.begin(), link.flows.end(), flow);
       *found = link.flows.back();
       link.flows.pop_back();
-      // Without remainders of rounding.
+      // Exactly 0 when empty, without rounding errors.
       link.load = link.flows.empty() ? 0 : link.load - demand.share;
       touch(demand.link);
     }
   }
 
-  /// Calls changed(flow, speed) for every message on a link that others have entered or left. A
-  /// speed is at most 1.
+  /// Calls changed(flow, speed) for every message on a link that another message has entered or
+  /// left. A speed is at most 1.
   template <class Changed>
   void settle(const Changed& changed) {
     for (const std::uint32_t index : touched_) {
@@ -78,7 +78,7 @@ class Links {
   }
 
   [[nodiscard]] double speed(Flow flow) const {
-    // Shares that add up to 1 but for rounding slow nobody down.
+    // Shares that add up to 1, apart from rounding, slow down no message.
     constexpr double kFull = 1 + 1e-9;
     double load = 1;
     for (std::size_t i = 0; i < flows_[flow].count; ++i) {

@@ -135,7 +135,7 @@ class Writer {
     return slice;
   }
 
-  // Messages inside a node follow each other, and so do those across.
+  // Messages inside a node follow each other, and so do messages between nodes.
   void price(Slice slice, bool across) {
     bytes_.clear();
     for (const Message& message : script_.messages_of(slice)) {
@@ -177,7 +177,7 @@ class Writer {
   const Prices& prices_;
   double slowness_;
   Script script_;
-  std::size_t task_ = 0;  // that is written now
+  std::size_t task_ = 0;  // being written
   std::uint32_t steps_ = 0;
   std::vector<Need> ends_;             // by task: when it is done
   std::map<int, std::size_t> queues_;  // by group

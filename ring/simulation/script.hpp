@@ -13,8 +13,8 @@
 /// that thousands of ranks with thousands of tasks fit.
 namespace annulus::ring::simulation {
 
-/// What must have happened: `count` tasks of a queue of the same rank are done, or the last of them
-/// is released (see Stage).
+/// A condition: `count` tasks of a queue of the same rank are done, or the last of them is released
+/// (see Stage).
 struct Need {
   std::uint16_t queue = 0;  ///< 0: steps; 1 + i: exchanges of queue i
   bool released = false;
@@ -38,13 +38,13 @@ struct Message {
   int peer = 0;         ///< mesh rank
   bool across = false;  ///< to or from another node
   double bytes = 0;
-  double seconds = 0;  ///< that it keeps its links busy if nothing slows it down
+  double seconds = 0;  ///< for which it keeps its links busy at full speed
 };
 
 /// An exchange of the plan.
 struct ExchangeScript {
   Slice needs;
-  Slice takes;  ///< what receiving needs besides
+  Slice takes;  ///< additional needs of receiving
   Slice sends;
   Slice receives;
   std::uint32_t steps_before = 0;  ///< steps that precede it in the list

@@ -142,7 +142,7 @@ class Simulation::Impl {
 
   // --- Time ---
 
-  // All that happens at the next moment.
+  // Handles all events of the next moment.
   void step() {
     if (events_.empty()) return;
     now_ = events_.top().time;
@@ -163,7 +163,7 @@ class Simulation::Impl {
     }
   }
 
-  // Lets every rank do what it can by now, then brings all speeds up to date.
+  // Advances every rank as far as possible, then updates all speeds.
   void settle() {
     while (!looked_at_.empty()) {
       const std::uint32_t r = looked_at_.back();
@@ -218,7 +218,7 @@ class Simulation::Impl {
 
   [[nodiscard]] std::string stuck_text(const RankState& state) const {
     std::string text = fmt::format(
-        "the tasks of a plan wait for each other, or for messages that nobody sends: {}, in which "
+        "the tasks of a plan wait for each other, or for messages that no rank sends: {}, in which "
         "rank {} has computed {} of {} steps",
         plan_, state.script.rank, state.steps, state.script.steps.size());
     for (std::size_t q = 0; q < state.queues.size(); ++q) {
@@ -235,7 +235,7 @@ class Simulation::Impl {
     for (std::uint32_t q = 0; q < state.queues.size(); ++q) {
       while (advance_queue(r, q)) start_step(r);
     }
-    // A queue may wait for what a later one has just done; what ends an exchange looks here again.
+    // A queue may wait for what a later one has just done. The end of an exchange leads here again.
   }
 
   [[nodiscard]] double speed_of(const RankState& state) const {
@@ -268,7 +268,7 @@ class Simulation::Impl {
 
   // --- Exchanges ---
 
-  // True if the queue has come to another exchange.
+  // True if the queue has moved on to another exchange.
   bool advance_queue(std::uint32_t r, std::uint32_t q) {
     RankState& state = states_[r];
     QueueState& queue = state.queues[q];
@@ -298,7 +298,7 @@ class Simulation::Impl {
     queue.offered = queue.ready = false;
     queue.missing = exchange.receives.count;
     for (const Message& message : state.script.messages_of(exchange.sends)) {
-      // A rank that is left out takes at once what is offered.
+      // A rank that is left out takes messages as soon as they are offered.
       if (present(message.peer) == kAbsent && traits_.one_sided) continue;
       ++queue.untaken[queue.done];
       ++state.untaken;
@@ -310,14 +310,14 @@ class Simulation::Impl {
     }
   }
 
-  // Messages of one group from one rank to another, which match in order.
+  // Identifies the messages of one group from one rank to another, which match in order.
   [[nodiscard]] static std::uint64_t route(std::uint32_t axes, std::uint32_t from,
                                            std::uint32_t to) {
     constexpr unsigned kRankBits = 24;
     return (std::uint64_t{axes} << (2 * kRankBits)) | (std::uint64_t{from} << kRankBits) | to;
   }
 
-  // The sender's exchange that the next message of a route is of, if it has been offered.
+  // The sender's exchange of the next message of a route, if it has been offered.
   [[nodiscard]] std::optional<std::uint32_t> take_offer(std::uint64_t route) {
     const auto found = offers_.find(route);
     if (found == offers_.end()) return std::nullopt;
@@ -465,7 +465,7 @@ class Simulation::Impl {
     RankState& state = states_[r];
     QueueState& queue = state.queues[q];
     if (!queue.ready || queue.missing > 0) return false;
-    // By two-sided transports, both directions end together.
+    // With two-sided transports, both directions end together.
     if (!traits_.one_sided && queue.untaken[queue.done] > 0) return false;
     ++queue.done;
     queue.active = false;
@@ -530,9 +530,9 @@ class Simulation::Impl {
   const Prices& prices_;
   std::string plan_;
   TransportTraits traits_;
-  TransportTraits inside_;  // of what carries messages inside a node
+  TransportTraits inside_;  // of the transport inside a node
   Stragglers stragglers_;
-  std::array<double, 2> latencies_;  // before messages move: inside a node, across
+  std::array<double, 2> latencies_;  // before messages move: inside a node, between nodes
   std::vector<RankState> states_;
   std::map<AxisNames, std::uint32_t> axes_;
   std::vector<std::uint32_t> index_;  // of states, by mesh rank

@@ -19,7 +19,7 @@ inline constexpr std::uint32_t kAbsent = std::numeric_limits<std::uint32_t>::max
 struct Progress {
   double left = 0;  // seconds at speed 1
   double speed = 0;
-  double since = 0;  // when `left` was so much
+  double since = 0;  // the time at which `left` was valid
 
   void advance(double now) {
     left = std::max(0.0, left - (now - since) * speed);
@@ -37,15 +37,15 @@ struct Lane {
 };
 enum LaneKind : std::uint8_t { kInside, kAcross, kOutInside, kOutAcross, kLanes };
 
-/// How far a rank is with the exchanges of one group.
+/// A rank's progress in the exchanges of one group.
 struct QueueState {
   std::uint32_t axes = 0;              // of its group, as a number
   std::uint32_t done = 0;              // exchanges that have received
   bool active = false;                 // the next one has begun
   bool offered = false;                // peers can take what it sends
   bool ready = false;                  // it can receive
-  std::uint32_t missing = 0;           // messages that it has not received
-  std::vector<std::uint32_t> untaken;  // by exchange: messages that it sends, on their way or not
+  std::uint32_t missing = 0;           // messages not yet received
+  std::vector<std::uint32_t> untaken;  // by exchange: messages sent but not received
   std::array<Lane, kLanes> lanes;
 
   [[nodiscard]] bool released(std::uint32_t exchange) const {
@@ -62,12 +62,12 @@ struct RankState {
   double step_begin = 0;
   double last_end = 0;
   std::vector<QueueState> queues;
-  std::uint32_t untaken = 0;  // messages of all queues that have been offered, or will be at once
+  std::uint32_t untaken = 0;  // messages of all queues that are offered, or about to be
   int moving = 0;             // messages that are on their way
-  int by_kernels = 0;         // how many of them multiprocessors move
+  int by_kernels = 0;         // messages that multiprocessors move
   double moving_since = 0;
-  bool queued = false;  // in the list of ranks to look at
-  bool slowed = false;  // whether the speed of its computation is to be looked at
+  bool queued = false;  // in the list of ranks to examine
+  bool slowed = false;  // the speed of its computation must be updated
   RankTimeline timeline;
   std::vector<TraceSpan> spans;
 };

@@ -20,15 +20,15 @@
 namespace annulus::ring {
 namespace {
 
-// Times closer than this are noise: the earlier candidate then wins, and the heuristics' comes
-// first.
+// Times closer than this are noise: the earlier candidate then wins, and the choice of heuristics
+// comes first.
 constexpr double kNoise = 1.02;
 // A candidate is not timed further if its first two calls both take this many times the best so
 // far.
 constexpr double kHopeless = 1.5;
 
-/// Calls before the timed ones: at least so many, for at least so long. The second call on a GPU is
-/// recorded, later ones are replayed; a GPU that has worked for a while runs slower than before.
+/// Untimed calls before the timed ones: at least this many, for at least this long. The second call
+/// on a GPU is recorded and later ones are replayed; a GPU that has worked for a while runs slower.
 struct WarmUp {
   int calls;
   double seconds;
@@ -80,12 +80,11 @@ void time_candidates(const TunedCall& call, std::vector<TunedCandidate>& candida
     const double elapsed = world.max(std::array{own}, "time spent on tuning")[0];
     if (elapsed > call.options.tuning.seconds) {
       candidate.reason =
-          fmt::format("the {:g} s for tuning were over", call.options.tuning.seconds);
+          fmt::format("the {:g} s for tuning were used up", call.options.tuning.seconds);
       continue;
     }
-    // All ranks throw such errors together, before anything is sent: after that, no rank can tell
-    // the
-    // others. The next candidate may do better.
+    // All ranks throw these errors together, before anything is sent; afterwards they could not
+    // agree any more. The next candidate may do better.
     try {
       candidate.seconds = time_one(call, candidate.choice, scratch.tensors(), best);
     } catch (const UserError& error) {

@@ -24,7 +24,7 @@ namespace {
 constexpr std::array<std::int64_t, 3> kOtherGroups{
     kDefaultHeadGroupBytes / 4, kDefaultHeadGroupBytes * 4, std::int64_t{1} << 62};
 
-/// Makes plans, and keeps those that were not made before.
+/// Makes plans and keeps the new ones.
 class Search {
  public:
   Search(const PlanInput& input, std::string schedule)
@@ -73,7 +73,7 @@ Choice choice_of(const ScheduleVariant& variant, const OpenChoices& open) {
   return choice;
 }
 
-// The heuristics' own first, then the best of each schedule, then the others.
+// The choice of heuristics first, then the best of each schedule, then the others.
 std::vector<TunedCandidate> in_order(std::vector<TunedCandidate> candidates,
                                      const Choice& defaults) {
   std::stable_sort(
@@ -120,7 +120,7 @@ std::vector<TunedCandidate> tuning_candidates(const PlanInput& input, const Open
   for (const ConsideredVariant& one : variants_for(input, schedule)) {
     if (one.obstacle.empty() && one.pointless.empty()) add(choice_of(one.variant, open));
   }
-  // Variants of those that are worth it.
+  // Adds variants of candidates that are fast enough.
   double best = std::numeric_limits<double>::infinity();
   for (const TunedCandidate& one : search.possible()) best = std::min(best, one.predicted);
   const auto hopeful = [&](const TunedCandidate& one) {
@@ -173,7 +173,7 @@ std::string obstacle_of(const Choice& choice, const PlanInput& input, const std:
         return candidate->names().front() == choice.implementation;
       });
   if (!known) {
-    return fmt::format("implementation {} is none of those that can run", choice.implementation);
+    return fmt::format("implementation {} cannot run", choice.implementation);
   }
   if (!choice.schedule.empty() && schedule != "auto" && choice.schedule != schedule) {
     return fmt::format("schedule {} is not {}", choice.schedule, schedule);

@@ -12,14 +12,14 @@ namespace annulus::ring {
 
 /// Plans worth timing: every schedule that can run and is not pointless, with its ulysses degrees,
 /// inner sizes and sizes of head groups, by each transport, with each implementation preferred or
-/// none. Of these: the first is the plan that heuristics choose; then the best of each schedule, in
-/// order of the predicted time; then the others, in that order. Plans that are predicted to take
-/// more than `limits.factor` times the best, those past `limits.candidates`, and those that cannot
-/// be made are passed over with the reason, and come last.
+/// none. The plan that heuristics choose comes first, then the best of each schedule, in order of
+/// predicted time, then the others in that order. Plans are passed over, with the reason, and come
+/// last if they are predicted to take more than `limits.factor` times the best, exceed
+/// `limits.candidates`, or cannot be made.
 ///
-/// `schedule` is that of the call, or "auto"; `transports` those that are possible, the default one
-/// first, if the transport is open. Plans of the same schedule whose predicted times agree to the
-/// bit count as one. Not collective.
+/// `schedule` is the call's, or "auto"; `transports` are the possible ones, the default first, if
+/// the transport is open. Plans of the same schedule with exactly the same predicted time count as
+/// one. Not collective.
 [[nodiscard]] std::vector<TunedCandidate> tuning_candidates(
     const PlanInput& input, const OpenChoices& open, const std::string& schedule,
     const std::vector<Transport>& transports, const TuningOptions& limits);

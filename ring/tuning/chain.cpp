@@ -22,7 +22,7 @@
 namespace annulus::ring {
 namespace {
 
-// Timeouts that may pass before a disk counts as hung.
+// A disk counts as hung after this many timeouts.
 constexpr double kDiskTimeouts = 20;
 
 std::string now() {
@@ -86,7 +86,7 @@ const Decision& TuningChain::decide() {
     const bool overlaid = !call_.options.overlay.is_open();
     answer(overlaid ? DecidedBy::overlay : DecidedBy::caller,
            overlaid ? "sets " + choice_text(call_.options.overlay)
-                    : "nothing is left open that has more than one answer");
+                    : "nothing that is left open has more than one answer");
     return decision_;
   }
   if (tuning.policy == TuningPolicy::off) {
@@ -117,7 +117,7 @@ const Decision& TuningChain::decide() {
   return decision_;
 }
 
-// On rank 0. Leaves "heuristics" where no cache has an answer.
+// Runs on rank 0. Leaves "heuristics" if no cache has an answer.
 bool TuningChain::look_up() {
   decision_.by = DecidedBy::heuristics;
   TuningCache* const cache = call_.options.tuning.cache;
@@ -158,7 +158,8 @@ bool TuningChain::take(const TuningEntry& entry, DecidedBy link, const std::stri
   return true;
 }
 
-// Those that all ranks have, the default one first; and the others, with the reason.
+// The transports that all ranks have, the default one first. Adds the others as candidates with the
+// reason.
 std::vector<Transport> TuningChain::possible_transports(std::vector<TunedCandidate>& others) {
   if (!open_.transport) return {};
   const AxisNames& axes = call_.operands.key.spec()[1];
@@ -226,7 +227,7 @@ bool TuningChain::measure() {
   return true;
 }
 
-// On rank 0.
+// Runs on rank 0.
 void TuningChain::keep(const TuningEntry& entry, std::string& why) {
   if (TuningCache* const cache = call_.options.tuning.cache) cache->keep(entry);
   if (file_.path.empty()) return;
@@ -234,7 +235,7 @@ void TuningChain::keep(const TuningEntry& entry, std::string& why) {
   if (warnings.empty()) {
     why += ", kept in " + file_.path;
   } else {
-    decision_.warnings = std::move(warnings);  // they repeat those of reading
+    decision_.warnings = std::move(warnings);  // they include the warnings of reading
   }
 }
 

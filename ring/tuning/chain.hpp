@@ -13,21 +13,22 @@
 namespace annulus::ring {
 
 /// Decides what a call leaves open. The links, in order: the caller, an overlay, the cache in
-/// memory, that in a file, a measurement, heuristics. Rank 0 asks the caches, and all ranks follow.
+/// memory, the cache in a file, a measurement, heuristics. Rank 0 reads the caches, and all ranks
+/// follow.
 class TuningChain {
  public:
-  /// `call.options` have their overlay applied; `input` was made from them and must outlive the
-  /// chain, like what the call refers to. `schedule` is the one that the options stand for, or
-  /// "auto".
+  /// `call.options` must have their overlay applied. `input` was made from them and must outlive
+  /// the chain, as must all that the call refers to. `schedule` is the one that the options resolve
+  /// to, or "auto".
   TuningChain(const TunedCall& call, const PlanInput& input, std::string schedule);
 
   /// The decision of the first link that can decide. Collective over the mesh.
   const Decision& decide();
-  /// For a decision that failed when it was planned or made ready, with this message. Returns
-  /// whether a later link may decide: decide() then asks those.
+  /// Reports that a decision failed in planning or preparation, with this message. Returns true if
+  /// a later link may decide; decide() then asks the later links.
   bool reject(const std::string& message);
-  /// "", or, if a choice of an earlier link failed, "; before that, …" with all links that were
-  /// passed over and why, for the message of what failed in the end.
+  /// The end of the final error's message: "; before that, …" with all links that were passed over
+  /// and why, or "" if no choice of an earlier link failed.
   [[nodiscard]] std::string tried() const;
 
  private:

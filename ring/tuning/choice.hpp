@@ -18,20 +18,21 @@ struct OpenChoices {
   }
 };
 
-/// `input` was made from `options`; `schedule` is the one that these stand for, or "auto".
+/// `input` was made from `options`; `schedule` is the one that these resolve to, or "auto".
 [[nodiscard]] OpenChoices open_choices(const ShardedAttentionOptions& options,
                                        const PlanInput& input, const std::string& schedule,
                                        Place place);
 
-/// The options with what their overlay sets, as if the caller had named it, where nothing was
-/// named. Their overlay is then the part of it that counted.
+/// The options, with open members filled in from their overlay. Their overlay is reduced to the
+/// part that was used.
 [[nodiscard]] ShardedAttentionOptions under_overlay(ShardedAttentionOptions options, Place place);
 
-/// The options with a choice of the chain. Its implementation is preferred, and others compute what
-/// it does not take, so that only lack of memory can make a choice fail where `auto` would not.
+/// The options with a choice of the chain. Its implementation is only preferred; others compute the
+/// blocks that it does not take. So a choice can fail where `auto` would not only for lack of
+/// memory.
 [[nodiscard]] ShardedAttentionOptions with_choice(ShardedAttentionOptions options,
                                                   const Choice& choice, Place place);
-/// The same for what plans are made from. An open transport stays as it is.
+/// The same for the planner's input. An open transport stays as it is.
 [[nodiscard]] PlanInput with_choice(PlanInput input, const Choice& choice);
 
 }  // namespace annulus::ring

@@ -26,12 +26,12 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Writers hold the lock only while they write a small file. Whoever tries often gets a turn.
+// Writers hold the lock only while they write a small file, so frequent tries get a turn.
 constexpr std::chrono::milliseconds kBetweenTries{1};
-// A file that is larger was not written here.
+// A larger file was not written by this library.
 constexpr off_t kMaximumBytes = off_t{64} << 20;
 
-/// Why the cache cannot be used: for a warning.
+/// The reason for a warning that the cache cannot be used.
 class Trouble : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
@@ -54,7 +54,7 @@ class Descriptor {
   int number_;
 };
 
-// Nothing if there is no such file.
+// The text of the file; nothing if there is no file.
 std::optional<std::string> read_text(const std::string& path) {
   // A pipe would block.
   const Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
@@ -81,14 +81,14 @@ std::optional<std::string> read_text(const std::string& path) {
   return text;
 }
 
-// A file that was only created has none. Throws FileError.
+// An empty file has no entries. Throws FileError.
 std::vector<TuningEntry> entries_of(const std::string& text, const std::string& path) {
   return kind_of(text) == CacheText::empty ? std::vector<TuningEntry>{} : parse_tuning(text, path);
 }
 
 constexpr const char* kForeign = "holds no tuning cache";
 
-/// Held by one process at a time, on any machine that has the file system.
+/// A lock that one process holds at a time, across all machines that share the file system.
 class Lock {
  public:
   Lock(const std::string& path, std::chrono::milliseconds patience)
@@ -118,10 +118,10 @@ void write_all(int file, std::string_view text) {
   }
 }
 
-// The whole text appears under the name, or nothing changes. With the lock held.
+// The whole text appears under the name, or nothing changes. The caller holds the lock.
 void replace(const std::string& path, std::string_view text) {
   const std::string temporary = fmt::format("{}.{}.tmp", path, ::getpid());
-  ::unlink(temporary.c_str());  // left behind by a process of the same number that was killed
+  ::unlink(temporary.c_str());  // left behind by a killed process of the same number
   const Descriptor file(::open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
   if (!file.is_open()) throw Trouble("cannot be written", errno);
   try {
@@ -134,11 +134,11 @@ void replace(const std::string& path, std::string_view text) {
   }
 }
 
-// Returns the new name. With the lock held.
+// Renames a broken cache and returns the new name. The caller holds the lock.
 std::string set_aside(const std::string& path) {
   for (int number = 1;; ++number) {
     const std::string name = fmt::format("{}.broken-{}", path, number);
-    // Fails where the name is taken.
+    // link() fails if the name is taken.
     if (::link(path.c_str(), name.c_str()) == 0) {
       if (::unlink(path.c_str()) != 0) throw Trouble("cannot be renamed", errno);
       return name;
@@ -147,7 +147,7 @@ std::string set_aside(const std::string& path) {
   }
 }
 
-// The absolute path to which a symbolic link leads, whether there is a file or not.
+// The absolute path that a symbolic link leads to, even if there is no file.
 std::string real_path(const std::string& given) {
   constexpr int kMaximumLinks = 40;  // as the kernel
   fs::path path = fs::absolute(given);
@@ -174,10 +174,10 @@ void warn_of_trouble(const CacheFile& file, std::vector<std::string>& warnings, 
 std::string default_tuning_file() {
   const auto directory = [](const char* name) {
     const char* const value = std::getenv(name);
-    // The specification of XDG: relative ones are ignored.
+    // As the XDG specification says, relative paths are ignored.
     return value != nullptr && *value == '/' ? std::string(value) : std::string();
   };
-  // With its version, so that programs of several versions do not fight over one file.
+  // The name has the version, so that programs of several versions do not fight over one file.
   const std::string name = fmt::format("/annulus/tuning-v{}.json", kTuningVersion);
   if (const std::string cache = directory("XDG_CACHE_HOME"); !cache.empty()) return cache + name;
   if (const std::string home = directory("HOME"); !home.empty()) return home + "/.cache" + name;
@@ -236,7 +236,8 @@ std::vector<std::string> keep_in_file(const CacheFile& file, TuningEntry entry,
     const std::string text = read_text(path).value_or("");
     const CacheText kind = kind_of(text);
     if (kind == CacheText::other_version) {
-      throw Trouble("is of another version of annulus and stays as it is; nothing was kept");
+      throw Trouble(
+          "was written by another version of annulus and stays as it is; nothing was kept");
     }
     if (kind == CacheText::foreign && file.named) {
       throw Trouble(fmt::format("{} and stays as it is; nothing was kept", kForeign));

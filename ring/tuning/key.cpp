@@ -21,7 +21,7 @@
 namespace annulus::ring {
 namespace {
 
-// "band+segments": all that hides pairs by position. A bias, a dense mask and dropout are
+// The parts that hide pairs by position: "band+segments". A bias, a dense mask and dropout are
 // modifiers.
 std::string mask_kind(const AttentionProblem& problem) {
   const FeatureSet asked = features_of(problem);
@@ -60,7 +60,7 @@ std::string modifiers(const AttentionProblem& problem) {
   return kinds.empty() ? "none" : fmt::format("{}", fmt::join(kinds, ", "));
 }
 
-// "-,sp(zigzag),-,-", as to_string(), but balanced rows of one mask are those of another.
+// "-,sp(zigzag),-,-", as to_string(), except that balanced layouts of all masks have one text.
 std::string layout(const NamedSharding& sharding) {
   std::string entries;
   for (int dim = 0; dim < sharding.dimensions(); ++dim) {

@@ -14,11 +14,11 @@ namespace annulus::ring {
 /// The machines that ranks compute with.
 struct Machine {
   std::vector<std::string> devices;  ///< names, each once, in order
-  /// The nodes of the ranks, in order: "0 x 8, 1 x 8"; if nodes are only pretended (ANNULUS_NODE),
-  /// also their machines.
+  /// The nodes of the ranks, in order: "0 x 8, 1 x 8"; if nodes are emulated (ANNULUS_NODE), their
+  /// machines too.
   std::string nodes;
-  std::string versions;      ///< of the libraries as they were loaded
-  bool shares_gpus = false;  ///< whether several ranks use one GPU
+  std::string versions;      ///< of the loaded libraries
+  bool shares_gpus = false;  ///< several ranks use one GPU
   int threads = 1;           ///< of a rank's kernels, on CPUs
 };
 
@@ -26,10 +26,9 @@ struct Machine {
 [[nodiscard]] Machine machine_of(Mesh& mesh, Place place, int threads);
 
 /// The inputs of a measurement, the caller's own choices, and the limits of the candidates.
-/// `schedule` is the one that the options stand for, or "auto". The mask counts by its kind and by
-/// the share of pairs that it leaves visible, to the nearest power of two:
-/// other documents or lengths of the same kind have the same key. Scales, seeds and contents of
-/// tensors do not count.
+/// `schedule` is the one that the options resolve to, or "auto". The mask counts by its kind and by
+/// the share of visible pairs, to the nearest power of two, so other documents or lengths of the
+/// same kind have the same key. Scales, seeds and contents of tensors do not count.
 [[nodiscard]] TuningKey make_tuning_key(const PlanInput& input,
                                         const ShardedAttentionOptions& options,
                                         const std::string& schedule, const OpenChoices& open,

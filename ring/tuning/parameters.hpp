@@ -6,7 +6,8 @@
 namespace annulus::ring {
 
 /// Calls visit(key, text, member of Choice, member of PlanOptions) for every parameter of schedules
-/// that can be chosen; 0 leaves it open. `key` names it in files, `text` takes its value.
+/// that can be chosen; 0 leaves it open. `key` is its name in files, `text` a format string for its
+/// value.
 template <class Visit>
 void for_each_parameter(const Visit& visit) {
   visit("ulysses_degree", "ulysses degree {}", &Choice::ulysses_degree,

@@ -12,7 +12,7 @@
 namespace annulus::ring {
 namespace {
 
-// Repeated until a tensor is full.
+// The number of random numbers, repeated until a tensor is full.
 constexpr std::int64_t kPattern = std::int64_t{1} << 20;
 
 // Uniform in [−1, 1), by a linear congruential generator.
@@ -50,7 +50,7 @@ class Filler {
       device_.copy(ConstTensorView(pattern.view().data(), into.dtype(), {part}, Place::host()),
                    TensorView(to, into.dtype(), {part}, into.place()), *stream_);
     }
-    stream_->synchronize();  // before the pattern goes
+    stream_->synchronize();  // before the pattern is freed
   }
 
  private:

@@ -7,8 +7,8 @@
 
 namespace annulus::ring {
 
-/// Tensors of a rank's shapes to time calls with, where the device computes: queries, keys and
-/// values are random numbers between −1 and 1, a bias is 0 and a dense mask hides nothing.
+/// Tensors of a rank's shapes, in device memory, to time calls with. Queries, keys and values are
+/// random numbers between −1 and 1, a bias is 0 and a dense mask hides nothing.
 class ScratchTensors {
  public:
   /// `device` must outlive it. Throws LibraryError if there is no memory.

@@ -39,7 +39,7 @@ class Reader {
     for (const auto& item : object_.items()) {
       bool known = false;
       for (const std::string_view key : keys) known = known || item.key() == key;
-      if (!known) fail(name(item.key()), "is no key of a tuning cache");
+      if (!known) fail(name(item.key()), "is not a key of a tuning cache");
     }
   }
   [[nodiscard]] bool has(const char* key) const { return object_.contains(key); }
@@ -176,7 +176,7 @@ TuningEntry read_entry(const Reader& object) {
   return entry;
 }
 
-// Texts may hold what a kernel or a system call said, which need not be UTF-8.
+// Texts may quote a kernel or a system call, which need not be UTF-8.
 template <class Json>
 std::string dumped(const Json& data, int indent = -1) {
   return data.dump(indent, ' ', false, json::error_handler_t::replace);
@@ -206,7 +206,7 @@ CacheText kind_of(std::string_view text) {
     const json version = data.is_object() ? data.value("version", json()) : json();
     if (version.is_number_integer() && version != kTuningVersion) return CacheText::other_version;
   } catch (const FileError&) {
-    // Broken, but what is left says what it was.
+    // Broken, but the rest shows that it was a cache.
   }
   return CacheText::cache;
 }

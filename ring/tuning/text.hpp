@@ -17,7 +17,7 @@ enum class CacheText : std::uint8_t {
   empty,
   cache,          ///< of this version, perhaps broken
   other_version,  ///< of another version of the format
-  foreign         ///< something else: nothing in it says that it is a tuning cache
+  foreign         ///< something else, without any sign of a tuning cache
 };
 [[nodiscard]] CacheText kind_of(std::string_view text);
 
@@ -31,9 +31,9 @@ enum class CacheText : std::uint8_t {
 ///
 /// A choice has the members that are not open.
 [[nodiscard]] std::string to_json(const std::vector<TuningEntry>& entries);
-/// Reads it back. Throws FileError, naming `path` and the key, if a value is missing, unknown or of
-/// the wrong type (names of implementations, which a program may add, are not checked); if a key of
-/// an entry comes twice; also for another schema or version.
+/// Reads it back. Throws FileError, naming `path` and the key, for another schema or version, a key
+/// of an entry that comes twice, and a value that is missing, unknown or of the wrong type. Names
+/// of implementations are not checked, since a program may add some.
 [[nodiscard]] std::vector<TuningEntry> parse_tuning(std::string_view text, const std::string& path);
 
 /// Candidates, to share them with other ranks, and back. Throws InternalError for any other text.

@@ -14,7 +14,7 @@ namespace annulus::test {
 struct Dims {
   std::int64_t head, value;
 };
-/// Of each kernel.
+/// Dimensions for each kernel.
 inline constexpr Dims kAllDims[] = {{64, 64}, {128, 128}, {192, 128}, {256, 256}};
 
 inline AttentionProblem bfloat16_problem(const AttentionShape& shape) {
@@ -76,7 +76,7 @@ class CudaFlashBackward : public CudaTest {
   void expect_all_accurate(Random& random, const AttentionProblem& problem) {
     expect_accurate(random, problem, kAllDims);
   }
-  /// Of the kernels for up to 128 dimensions.
+  /// Checks the kernels for up to 128 dimensions.
   void expect_narrow_accurate(Random& random, const AttentionProblem& problem) {
     expect_accurate(random, problem, {kAllDims, 2});
   }

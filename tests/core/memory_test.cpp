@@ -184,7 +184,7 @@ TEST(Workspace, KernelsHoldTheSame) {
     workspace.reserve(100);
   }
   EXPECT_EQ(in_use(), 2U * 4096);
-  // What one has outgrown stays, as recordings may use it.
+  // Outgrown memory stays, as recordings may use it.
   workspaces.front().reserve(8192);
   EXPECT_NE(workspaces.front().data(), workspaces.back().data());
   while (workspaces.size() > 1) workspaces.pop_back();

@@ -145,7 +145,7 @@ TEST(Mesh, BadTuplesAreErrors) {
   EXPECT_THROW((void)mesh.group(twice_small), ArgumentError);
 }
 
-// Whether or not there are devices: what was found out about the first is not true of the second.
+// Needs no devices. Findings about the first device do not hold for the second.
 TEST(Mesh, ARankHasOneDevice) {
   if (world_size() == 1) GTEST_SKIP() << "needs 2 ranks";
   Mesh mesh = make_mesh(MeshShape::parse("sp=-1", world_size()));

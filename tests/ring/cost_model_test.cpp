@@ -282,7 +282,7 @@ TEST(CostModel, ReadsFilesThatDoNotSayHowFastMemoryIsRead) {
   for (json& kernel : data["kernels"]) kernel.erase("pass");
   data["kernels"].erase(data["kernels"].end() - 1);
   data["version"] = 5;
-  expect_file_error(data.dump(), "read_bytes_per_second is no key");
+  expect_file_error(data.dump(), "read_bytes_per_second is not a key");
   data.erase("read_bytes_per_second");
   for (const int version : {5, 6, 7}) {
     data["version"] = version;
@@ -308,7 +308,7 @@ TEST(CostModel, ReadsFilesThatKnowNoPass) {
   EXPECT_EQ(data["version"], 7);
   EXPECT_EQ(data["kernels"].back()["pass"], "backward");
   data["version"] = 6;
-  expect_file_error(data.dump(), "pass is no key");
+  expect_file_error(data.dump(), "pass is not a key");
   data["kernels"].erase(data["kernels"].end() - 1);
   for (json& kernel : data["kernels"]) kernel.erase("pass");
   CostModel model = measured_model();
@@ -456,7 +456,7 @@ TEST(CostModel, DamagedFilesAreNamedWithTheKey) {
   expect_file_error(damaged([](json& d) { d["transports"]["mpi"][1]["bytes"] = 1e-300; }),
                     "transports.mpi takes more than 1 s per byte");
   expect_file_error(damaged([](json& d) { d.erase("source"); }), "source is missing");
-  expect_file_error(damaged([](json& d) { d["speed"] = 1; }), "speed is no key");
+  expect_file_error(damaged([](json& d) { d["speed"] = 1; }), "speed is not a key");
   expect_file_error(damaged([](json& d) { d.erase("device"); }), "device is missing");
   expect_file_error(damaged([](json& d) { d["device"] = "tpu"; }),
                     "device is 'tpu', expected cpu or cuda");
@@ -486,14 +486,15 @@ TEST(CostModel, DamagedFilesAreNamedWithTheKey) {
   const json points = json::parse(R"([{"bytes": 1, "seconds": 1}])");
   for (const std::string name : {"peer", "nccl", "self", "pigeon", "", "mp"}) {
     expect_file_error(damaged([&](json& d) { d["transports"][name] = points; }),
-                      "transports." + name + " is no transport of device cpu, expected mpi");
+                      "transports." + name + " is not a transport of device cpu, expected mpi");
   }
   expect_file_error(damaged([&](json& d) { d["device"] = "cuda"; }),
-                    "transports.mpi is no transport of device cuda, expected peer or nccl");
+                    "transports.mpi is not a transport of device cuda, expected peer or nccl");
   // The message ends with the zero.
   const std::string zero("mpi\0x", 5);
   expect_file_error(damaged([&](json& d) { d["transports"][zero] = points; }), "transports.mpi");
-  expect_file_error(damaged_kernel([](json& k) { k["speed"] = 1; }), "kernels[0].speed is no key");
+  expect_file_error(damaged_kernel([](json& k) { k["speed"] = 1; }),
+                    "kernels[0].speed is not a key");
   expect_file_error(damaged([](json& d) { d["kernels"].push_back(d["kernels"][0]); }),
                     "kernels[1] is a second entry of native, bfloat16 D=64 Dv=64, mask band");
   expect_file_error(damaged([](json& d) { d["read_bytes_per_second"] = "fast"; }),

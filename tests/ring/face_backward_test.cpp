@@ -499,7 +499,7 @@ TEST(BackwardFace, GradientsGoInHalfTheBytes) {
   }
 }
 
-// Whether or not some have planned their kind of call.
+// Also after some ranks have planned their kind of call.
 TEST(BackwardFace, RanksAskForTheSameGradients) {
   Context context(world(), on_host());
   if (context.size() == 1) GTEST_SKIP() << "one rank agrees with itself";

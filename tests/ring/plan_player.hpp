@@ -305,7 +305,7 @@ class PlanPlayer {
     return release(r);
   }
 
-  // Of the exchanges whose sends have all been taken, one, if there is any.
+  // Releases an exchange whose sends have all been taken, if there is one.
   bool release(std::size_t r) {
     State& state = states_[r];
     std::shuffle(state.unreleased.begin(), state.unreleased.end(), random_);

@@ -232,7 +232,7 @@ TEST_F(RefusalTest, StridesThatNobodyPreparedForAndAKernelRefusesAreAFailure) {
   attention.run(mine.local_tensors());
   const std::string message =
       test::message_of<LibraryError>([&] { attention.run(other.local_tensors()); });
-  EXPECT_THAT(message, HasSubstr("nobody has prepared for: first: head-major"));
+  EXPECT_THAT(message, HasSubstr("were not prepared for: first: head-major"));
 }
 
 TEST_F(RefusalTest, AllRanksHearOfTensorsThatDoNotFitOne) {

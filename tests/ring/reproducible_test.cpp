@@ -57,7 +57,7 @@ Bytes filled(const Index& index, DType dtype, int which) {
   return bytes;
 }
 
-// What a rank's part of a whole tensor is.
+// A rank's part of a whole tensor.
 Bytes part_of(const Bytes& whole, const Extents& shape, const Index& index, DType dtype) {
   Bytes part;
   each_entry(index, [&](const std::vector<std::int64_t>& at) {
@@ -108,7 +108,7 @@ std::vector<Named> computed(Attention& attention, const AttentionOptions& option
   if (operands.bias) tensors.bias = reinterpret_cast<const float*>(bias.data());
   attention.run(tensors);
   if (!asked.backward) return results;
-  // What gradients are added to, if they are.
+  // Initial values of gradients, which matter only if the call accumulates.
   std::vector<Named> gradients{
       {"grad query", operands.query, dtype, input(operands.query, dtype, 8)},
       {"grad key", operands.key, dtype, input(operands.key, dtype, 8)},

@@ -112,7 +112,7 @@ TEST(Runner, TensorsThatDoNotFitThePlanAreNamed) {
               ::testing::HasSubstr("query: got a null pointer"));
   tensors.pop_back();
   EXPECT_THAT(annulus::test::message_of<InternalError>([&] { runner.check(tensors); }),
-              ::testing::HasSubstr("without a tensor for grad value"));
+              ::testing::HasSubstr("lacks a tensor for grad value"));
   tensors.push_back({Content::grad_lse, TensorView()});
   tensors.push_back({Content::grad_value, TensorView()});
   EXPECT_THROW(runner.check(tensors), InternalError);

@@ -51,8 +51,8 @@ struct Arguments {
   std::int32_t* turns = nullptr;
   std::int32_t* next_index = nullptr;  ///< of the work of the next block
 
-  /// Row r sees column c if low <= c − r <= high, r < row_lengths[batch] and
-  /// c < column_lengths[batch]. Without arrays, lengths are those of the tensors.
+  /// Row r sees column c if low <= c − r <= high, r < row_lengths[batch] and c <
+  /// column_lengths[batch]. Without arrays, the tensors' lengths hold.
   std::int32_t low = 0, high = 0;
   const std::int32_t* row_lengths = nullptr;
   const std::int32_t* column_lengths = nullptr;
@@ -60,8 +60,8 @@ struct Arguments {
   TileMask mask;
   float scale = 1;  ///< of the logits
 
-  float soft_cap = 0;    ///< 0: none; else the logit is soft_cap · tanh(tanh_scale · q·k)
-  float tanh_scale = 0;  ///< scale / soft_cap
+  float soft_cap = 0;        ///< 0: none; else the logit is soft_cap · tanh(tanh_scale · q·k)
+  float tanh_scale = 0;      ///< scale / soft_cap
   float small_tanh[3] = {};  ///< see SmallTanh, of q·k
   float small_tanh_limit = -1;
   std::int32_t accurate_tanh = 0;

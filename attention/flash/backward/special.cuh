@@ -8,8 +8,8 @@
 namespace annulus::flash::backward {
 
 // A hidden pair has weight 0, but 0 · NaN is NaN. So tiles of which some pair is hidden are
-// inspected for special values: those that are not finite, and those of bfloat16 that are so large
-// that products of finite ones may not be (from 2^56 on: 128 products of two are below 2^120).
+// inspected for special values: non-finite ones, and values of bfloat16 that are so large that
+// products of finite ones may not be (from 2^56 on: 128 products of two are below 2^120).
 
 /// True if one of this thread's share of a tile in shared memory is special.
 template <class Element, int kVectors, int kThreads>

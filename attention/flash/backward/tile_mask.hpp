@@ -7,7 +7,7 @@
 
 namespace annulus::flash::backward {
 
-/// What rows and columns of a tile have in common.
+/// The common properties of a tile's rows and columns.
 struct RowHull {
   RowKeys any;  ///< keys that some row may see
   RowKeys all;  ///< keys that all rows see, but for ids and blocks

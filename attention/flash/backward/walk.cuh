@@ -160,7 +160,7 @@ template <class Work>
   return bits == 0 ? 0 : word * 32 + 32 - __clz(static_cast<int>(bits));
 }
 
-/// What a column is compared by.
+/// The keys that a column is compared by.
 struct ListedColumn {
   std::int32_t position, id;
 };
@@ -176,7 +176,7 @@ struct ListedColumn {
           mask.column_ids != nullptr ? mask.column_ids[of_batch + column] : 0};
 }
 
-/// What a row of a masked tile sees.
+/// The visible keys of a row of a masked tile.
 class ListedRow {
  public:
   __device__ __forceinline__ ListedRow(const Arguments& a, std::int32_t batch, std::int32_t head,

@@ -10,8 +10,8 @@
 
 namespace annulus::flash::decode {
 
-/// The visible columns of one batch. Its columns [begin, end) are those that all of its
-/// rows see.
+/// The visible columns of one batch. Its columns [begin, end) are the ones that all of its rows
+/// see.
 struct BatchKeys {
   std::int32_t first_tile = 0;  ///< key tiles of a key/value head in all batches before
   std::int32_t begin = 0;

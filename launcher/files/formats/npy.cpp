@@ -26,15 +26,15 @@ struct Descr {
   std::string_view text;
   DType dtype;
 };
-// NumPy has no bfloat16: its bits come as uint16, or as two bytes without a meaning (ml_dtypes). Of
-// two names of a dtype the first is written.
+// NumPy has no bfloat16: its bits come as uint16, or as two opaque bytes (ml_dtypes). If a dtype
+// has several names, the first is written.
 constexpr std::array kDescrs{
     Descr{"|b1", DType::boolean},  Descr{"|u1", DType::uint8},    Descr{"<i4", DType::int32},
     Descr{"<f2", DType::float16},  Descr{"<u2", DType::bfloat16}, Descr{"<V2", DType::bfloat16},
     Descr{"|V2", DType::bfloat16}, Descr{"<f4", DType::float32},  Descr{"<f8", DType::float64},
 };
 
-// Bytes of the file in a message: what does not print is shown as "?".
+// Bytes of the file for a message; unprintable ones are shown as "?".
 std::string shown(std::string_view text) {
   std::string result(text.substr(0, 80));
   std::replace_if(
@@ -42,8 +42,8 @@ std::string shown(std::string_view text) {
   return result;
 }
 
-// The header is a Python dictionary literal: {'descr': '<f4', 'fortran_order': False,
-// 'shape': (2, 3), }. Keys come once each, in any order, and no others.
+// The header is a Python dictionary literal: {'descr': '<f4', 'fortran_order': False, 'shape': (2,
+// 3), }. Each key comes once, in any order; there are no others.
 class HeaderParser {
  public:
   HeaderParser(std::string_view text, const std::string& path) : text_(text), path_(path) {}
@@ -171,7 +171,7 @@ std::span<std::byte> bytes_of(std::string& text) {
   return std::as_writable_bytes(std::span(text));
 }
 
-// The dictionary's text and where it ends in the file.
+// The dictionary's text, and the offset of its end in the file.
 std::pair<std::string, std::int64_t> read_dictionary(const FileDescriptor& file,
                                                      const std::string& path, std::int64_t size) {
   std::string preamble(std::min(kPreamble, static_cast<std::size_t>(size)), '\0');

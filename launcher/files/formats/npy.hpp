@@ -17,8 +17,8 @@ struct NpyHeader {
   std::int64_t data_bytes = 0;  ///< from there to the end of the file
 };
 
-/// Reads and checks the header of a .npy file of format 1.0, 2.0 or 3.0 (the format is described in
-/// numpy/lib/format.py), all but the dtype. Throws FileError.
+/// Reads and checks the header of a .npy file of format 1.0, 2.0 or 3.0 (described in
+/// numpy/lib/format.py), except its dtype. Throws FileError.
 [[nodiscard]] NpyHeader read_npy_header(const FileDescriptor& file, const std::string& path);
 
 /// The array of a header. uint16 is taken as bfloat16 only if nothing else is accepted; an empty

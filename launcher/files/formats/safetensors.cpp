@@ -30,7 +30,7 @@ constexpr std::array kNames{
     Name{"F64", DType::float64},
 };
 
-// The header's JSON; a name that comes twice is refused, as readers differ in which one they take.
+// The header's JSON. A duplicate name is refused, since readers differ in which one they take.
 json parse_json(const std::string& text, const std::string& path) {
   std::set<std::string> keys;
   const auto check_keys = [&](int depth, json::parse_event_t event, const json& parsed) {

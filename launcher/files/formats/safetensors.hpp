@@ -10,7 +10,7 @@
 
 namespace annulus::files {
 
-/// Where a tensor of a .safetensors file lies, still to be interpreted.
+/// An uninterpreted entry of the header of a .safetensors file.
 struct SafetensorsEntry {
   std::string name;
   std::string dtype;  ///< "F16"
@@ -25,12 +25,13 @@ struct SafetensorsEntry {
 [[nodiscard]] std::vector<SafetensorsEntry> read_safetensors_header(const FileDescriptor& file,
                                                                     const std::string& path);
 
-/// The entry of a name. Throws FileError naming those there are, or for too many dimensions.
+/// The entry of a name. Throws FileError, listing the names of the file, if there is none, and for
+/// too many dimensions.
 [[nodiscard]] const SafetensorsEntry& find_entry(std::span<const SafetensorsEntry> entries,
                                                  const std::string& path, std::string_view name);
 
 /// The tensor called `name`, with a dtype and a shape that we can read. Throws FileError listing
-/// the names that there are.
+/// the names of the file.
 [[nodiscard]] ArrayInfo find_tensor(std::span<const SafetensorsEntry> entries,
                                     const std::string& path, std::string_view name,
                                     std::span<const DType> accepted);

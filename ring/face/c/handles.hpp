@@ -12,7 +12,7 @@
 #include <annulus/ring/attention.hpp>
 #include <annulus/ring/context.hpp>
 
-/// What the handles of annulus.h stand for.
+/// The types behind the handles of annulus.h.
 
 struct annulus_context_options {
   annulus::ContextOptions options;
@@ -28,12 +28,12 @@ struct annulus_attention_options {
   std::vector<Step> choices;  // applied first: the specs decide what a local shape means …
   std::vector<Step> parts;    // … and the shape decides what these mean
   annulus::AttentionShape shape;
-  bool local = false;  // `shape` is that of a rank's shards
+  bool local = false;  // `shape` is a rank's local shape
   std::optional<std::int64_t> query_length;
   std::optional<std::int64_t> kv_length;
   std::optional<std::int64_t> kv_heads;
 
-  /// Throws UserError for what does not fit.
+  /// Throws UserError for values that do not fit.
   [[nodiscard]] annulus::AttentionOptions resolve(const annulus::MeshShape& mesh) const;
 };
 
@@ -74,7 +74,7 @@ T& checked(T* pointer, const char* name) {
   return *pointer;
 }
 
-/// Throws ArgumentError for a number that is no dtype.
+/// Throws ArgumentError for an unknown dtype.
 [[nodiscard]] DType dtype_of_c(annulus_dtype dtype);
 [[nodiscard]] Place place_of_c(annulus_place place);
 [[nodiscard]] Extents extents_of_c(const char* name, int dimensions, const std::int64_t* sizes);

@@ -118,7 +118,7 @@ std::vector<T> copied(const char* name, const T* values, std::size_t count) {
   return {values, values + count};
 }
 
-// The rank's shape, times the ranks that share each dimension.
+// The local shape, multiplied by the ranks that share each dimension.
 AttentionShape global_shape(const annulus_attention_options& options,
                             const AttentionOptions& chosen, const MeshShape& mesh) {
   AttentionShape shape = options.shape;

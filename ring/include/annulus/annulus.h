@@ -4,21 +4,19 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* The C interface: contexts and attention behind opaque handles. What a parameter means is said in
- * annulus/ring/context.hpp and annulus/ring/attention.hpp, in the member or function of the same
- * name.
+/* The C interface: contexts and attention behind opaque handles. annulus/ring/context.hpp and
+ * annulus/ring/attention.hpp explain each parameter, at the member or function of the same name.
  *
- * Functions that return annulus_status report errors by it and never throw. Text and arrays that
- * the caller passes are copied, but the memory of tensors is not. Handles are opaque, and fields
- * come by functions of their own, so that a program that is compiled today runs with later
- * versions. */
+ * Functions that return annulus_status report errors by it and never throw. Text and arrays of the
+ * caller are copied, but the memory of tensors is not. Handles are opaque, and every field has its
+ * own function, so a program that is compiled today runs with later versions. */
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
-/* A later version may return other statuses: those from 16 on are errors of the library, as
- * ANNULUS_LIBRARY_ERROR is, the others errors of the caller. */
+/* Later versions may return further statuses: from 16 on, errors of the library, like
+ * ANNULUS_LIBRARY_ERROR; below, errors of the caller. */
 typedef enum annulus_status {
   ANNULUS_SUCCESS = 0,
   ANNULUS_USER_ERROR =
@@ -34,8 +32,8 @@ typedef enum annulus_status {
   ANNULUS_MEMORY_ERROR = 21
 } annulus_status;
 
-/* The message of the last error of a call by this thread, "" if there was none; valid until the
- * thread's next call that returns a status. */
+/* The message of this thread's last error, "" if there was none; valid until the thread's next call
+ * that returns a status. */
 const char* annulus_error_message(void);
 /* The name of the argument, "" unless the last error was ANNULUS_ARGUMENT_ERROR. */
 const char* annulus_error_argument(void);
@@ -45,7 +43,7 @@ const char* annulus_version(void);
 /* The name of the MPI library that is loaded, as MPI_Get_library_version() says it. Callers who
  * pass a communicator of an MPI that something else has loaded can compare. Needs no MPI_Init. */
 const char* annulus_mpi_library(void);
-/* Whether mpirun or srun has started this process as one of several. */
+/* 1 if mpirun or srun has started this process as one of several, else 0. */
 int annulus_is_launched(void);
 
 typedef enum annulus_dtype {
@@ -95,8 +93,8 @@ annulus_place annulus_context_place(const annulus_context* context);
 /* The number of ranks along an axis; ANNULUS_USER_ERROR for an axis that the mesh lacks. */
 annulus_status annulus_context_axis_size(const annulus_context* context, const char* axis,
                                          int* size);
-/* Collective: if a rank passes an error, a text, all ranks get it as ANNULUS_USER_ERROR. Null:
- * none. */
+/* Collective: if a rank passes the text of an error, all ranks get it as ANNULUS_USER_ERROR. Null:
+ * no error. */
 annulus_status annulus_context_agree(annulus_context* context, const char* error);
 /* The global positions, in local order, that `rank` holds of dimension `dimension` of an array of
  * `shape`, sharded by `spec` ("dp,sp,tp,-"). `sequence`: the dimension that `layout` ("contiguous",
@@ -126,8 +124,8 @@ annulus_status annulus_attention_options_set_text(annulus_attention_options* opt
 /* Numbers by name: "query_length", "kv_length" and "kv_heads", of the whole problem, where a local
  * shape does not tell; "offset", "prefix", "sink_tokens", "chunk", "granule", "ulysses_degree",
  * "inner_size", "head_group_bytes"; and, 0 or 1, "causal", "weights", "normalize_output",
- * "call_lengths", "call_offsets", "call_dropout_seed" (which values come with the calls).
- * "call_sinks": every call passes its sinks, so many per head. */
+ * "call_lengths", "call_offsets", "call_dropout_seed" (values that come with the calls).
+ * "call_sinks": every call passes its own sinks, this many per head. */
 annulus_status annulus_attention_options_set_integer(annulus_attention_options* options,
                                                      const char* name, int64_t value);
 /* "scale", "soft_cap". */
@@ -137,8 +135,8 @@ annulus_status annulus_attention_options_set_real(annulus_attention_options* opt
 /* B, T, S, N, K, D, Dv of the whole problem … */
 annulus_status annulus_attention_options_set_shape(annulus_attention_options* options,
                                                    const int64_t shape[7]);
-/* … or of this rank's shards, where all ranks have as much: each is multiplied by the number of
- * ranks that share it, unless "query_length", "kv_length" or "kv_heads" say otherwise. */
+/* … or of this rank's shards, if all ranks have equal ones: each size is multiplied by the number
+ * of ranks that share it, unless "query_length", "kv_length" or "kv_heads" is set. */
 annulus_status annulus_attention_options_set_local_shape(annulus_attention_options* options,
                                                          const int64_t shape[7]);
 annulus_status annulus_attention_options_set_dtype(annulus_attention_options* options,
@@ -208,7 +206,7 @@ typedef enum annulus_operand {
   ANNULUS_KV_LENGTHS = 11,
   ANNULUS_OFFSETS = 12,
   ANNULUS_SINKS = 13,
-  /* Of the backward pass, of the shapes of what they are the gradients of. */
+  /* Of the backward pass, each with the shape of its operand. */
   ANNULUS_GRAD_OUTPUT = 14,
   ANNULUS_GRAD_LSE = 15,
   ANNULUS_GRAD_QUERY = 16,
@@ -245,8 +243,7 @@ annulus_status annulus_attention_backward(annulus_attention* attention,
                                           void* stream);
 annulus_status annulus_attention_wait(annulus_attention* attention);
 
-/* The local shape of an operand, of this rank; without dimensions if the problem has no such one.
- */
+/* This rank's local shape of an operand; without dimensions if the problem lacks it. */
 annulus_status annulus_attention_shape(const annulus_attention* attention, annulus_operand operand,
                                        int64_t shape[ANNULUS_MAXIMUM_DIMENSIONS], int* dimensions);
 /* The global positions, in local order, that `rank` holds of a dimension of QUERY, KEY, VALUE,
@@ -254,8 +251,8 @@ annulus_status annulus_attention_shape(const annulus_attention* attention, annul
 annulus_status annulus_attention_positions(const annulus_attention* attention,
                                            annulus_operand operand, int rank, int dimension,
                                            int64_t* positions, int64_t capacity, int64_t* count);
-/* What every rank will do, with the tasks of up to `ranks` ranks, and why: implementations,
- * schedules and prices that were compared. The text lives until the next such call or the object's
+/* The plan of every rank, with the tasks of up to `ranks` ranks, and its reasons: implementations,
+ * schedules and prices that were compared. The text lives until the next call or the object's
  * end. Only rank 0 knows why schedules were passed over. */
 annulus_status annulus_attention_plan_text(annulus_attention* attention, int ranks,
                                            const char** text);

@@ -22,7 +22,7 @@ __global__ void delta_kernel(VectorGrid grid, Strided<const T> output, Strided<c
     const auto* const o = reinterpret_cast<const Pack<T, kWidth>*>(output.at(b, t, n));
     const auto* const g = reinterpret_cast<const Pack<T, kWidth>*>(grad_output.at(b, t, n));
     float sum = 0;
-    bool is_zero = true;  // then the gradient may be padding, and NaN
+    bool is_zero = true;  // then the gradient may be NaN from padding
     for (int pack = lane; pack < grid.packs; pack += grid.lanes) {
       const Pack<T, kWidth> x = o[pack], y = g[pack];
 #pragma unroll
@@ -48,7 +48,7 @@ __global__ void delta_kernel(VectorGrid grid, Strided<const T> output, Strided<c
 void delta(const ConstTensorView& output, const ConstTensorView& grad_output,
            const ConstTensorView& grad_lse, const TensorView& delta, Stream& stream) {
   if (!(output.shape() == grad_output.shape()) || output.dtype() != grad_output.dtype()) {
-    throw InternalError("a delta of outputs and gradients that differ in shape or dtype");
+    throw InternalError("delta: outputs and gradients differ in shape or dtype");
   }
   if (delta.elements() == 0) return;
   annulus::cuda::with_type(output.dtype(), [&](auto type) {

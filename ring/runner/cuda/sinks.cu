@@ -47,8 +47,8 @@ __global__ void sink_state_kernel(const __grid_constant__ SinkArguments a) {
 
 constexpr unsigned kSinkThreads = 1024;
 
-// One block sums over the rows of one sink, in float64: every thread a fixed share of them, then
-// the threads in pairs.
+// One block sums over the rows of one sink, in float64: each thread adds a fixed share of the rows,
+// then threads add in pairs.
 __global__ void sink_gradient_kernel(const float* sinks, std::int64_t per_head, unsigned heads,
                                      unsigned batches, unsigned rows, Strided<const float> lse,
                                      Strided<const float> delta, float* grad_sinks,

@@ -31,7 +31,7 @@ struct Parts {
   int count;
 };
 
-// The device type of an array is the same for all threads, so that its switch costs little.
+// All threads take the same branch of the switch, so it costs little.
 template <class Body>
 __device__ void with_device_type(DType dtype, const Body& body) {
   switch (dtype) {
@@ -77,7 +77,7 @@ __global__ void __launch_bounds__(annulus::cuda::kThreads)
   });
 }
 
-// Padded with leading ones to four dimensions.
+// The shape, padded with leading ones to four dimensions.
 template <class View>
 Array array_of(const View& view) {
   if (view.dtype() != DType::float16 && view.dtype() != DType::bfloat16 &&
@@ -110,7 +110,7 @@ bool is_wide(const View& view) {
 
 void sum(std::span<const ConstTensorView> parts, const TensorView& result, Stream& stream) {
   if (parts.size() > kMaximumParts || result.rank() > kDims) {
-    throw InternalError("a sum of more parts or dimensions than a launch takes");
+    throw InternalError("a sum with more parts or dimensions than a launch takes");
   }
   if (result.elements() == 0) return;
   Parts from{};

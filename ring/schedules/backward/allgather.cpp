@@ -62,7 +62,7 @@ class AllgatherBackward {
     return step;
   }
 
-  // The parts of the rank's own columns, from its right neighbour first.
+  // Takes the parts for the rank's own columns, from its right neighbour first.
   void take(std::size_t g, int step) {
     const int ranks = needs_.size();
     for (int turn = 1; turn < ranks; ++turn) {

@@ -64,7 +64,7 @@ BackwardBuilder::BackwardBuilder(const RankContext& context)
     bias_replicas_ = replicas_of_bias(context.input.operands, context.rank);
   }
 
-  // Terms that are added to the caller's gradients one by one are a sum of another order.
+  // Terms that are added to the caller's gradients one by one would be summed in another order.
   const bool adds_terms = request.adds && context.input.problem.in_global_order();
   const bool in_place = gradient_dtype() == dtype && !adds_terms;
   const HeadRange heads{0, plan_.local.heads};
@@ -103,7 +103,8 @@ BackwardBuilder::BackwardBuilder(const RankContext& context)
   add_rows(rows, context.input.operands.query.positions(context.rank, 1));
 }
 
-// A sum over rows and batches, and over heads that share sinks. It is small, and complete early.
+// Sums over rows and batches, and over heads that share sinks. The result is small and complete
+// early.
 void BackwardBuilder::add_sink_gradient(int delta) {
   const bool shared = context_.input.problem.sinks->shape().rank() == 1;
   const int result = own(Content::grad_sinks);
@@ -187,8 +188,8 @@ void BackwardBuilder::compute(int step, int rows, HeadRange heads, const PlacedC
   }
 }
 
-// A reduction takes a limited number of parts: the first ones are added up in the memory of the
-// first, without rounding.
+// A reduction takes a limited number of parts. If there are more, the first ones are added in the
+// memory of the first part, without rounding.
 void BackwardBuilder::sum(int step, std::vector<Region> parts, const Region& into) {
   const auto reduce = [&](std::size_t count, const Region& target) {
     Reduce one{Reduction::sum, {}, {target}};
@@ -255,8 +256,8 @@ void BackwardBuilder::finish_columns(int step) {
          {Content::grad_key, Content::grad_value}, complete_dtype());
 }
 
-// Each member adds up a part of the tokens, in the order of the members, and sends the sum to the
-// others: all get the same bits.
+// Each member adds a share of the tokens, in the order of the members, and sends the sum to the
+// others, so all get the same bits.
 void BackwardBuilder::add_up(int step, const Replicas& replicas, const std::vector<int>& partial,
                              const std::vector<Content>& contents, DType complete) {
   const LocalRange tokens = plan_.buffer(partial.front()).tokens;

@@ -8,7 +8,7 @@
 
 namespace annulus::ring {
 
-/// Buffers of rows as the backward pass needs them, and of their gradient, to which blocks add.
+/// Buffers of rows for the backward pass, and of the rows' gradients, which blocks add to.
 struct BackwardRows {
   RowBuffers operands;
   int grad_output = -1, lse = -1, delta = -1;
@@ -16,14 +16,14 @@ struct BackwardRows {
   int grad_bias = -1;  ///< −1: not wanted
 };
 
-/// Buffers to which blocks add the gradients of columns, with the same tokens as the columns.
+/// Buffers for the gradients of columns, which blocks add to, with the same tokens as the columns.
 struct ColumnGradients {
   int key = -1, value = -1;
 };
 
 /// Fills a RankPlan of the backward pass. A schedule says which blocks are computed in which step,
 /// into which buffers their gradients go, and how these buffers are sent and added up. Gradients
-/// are float32 (float64 of a float64 problem) until add_up_own() rounds them, once.
+/// are float32 (float64 in a float64 problem) until they are complete, and are then rounded once.
 ///
 /// A buffer of gradients is zeroed before the first task that adds to it or reads it.
 class BackwardBuilder : public TaskBuilder {
@@ -39,39 +39,39 @@ class BackwardBuilder : public TaskBuilder {
   [[nodiscard]] DType gradient_dtype() const;
   /// The dtype of parts that go straight to the owners of the columns.
   [[nodiscard]] DType wire_dtype() const;
-  /// The dtype of gradients that are complete: the problem's, if the caller wants them overwritten.
+  /// The dtype of complete gradients: the problem's if the caller's are overwritten.
   [[nodiscard]] DType complete_dtype() const;
   [[nodiscard]] const BackwardRows& own_backward_rows() const { return rows_.front().buffers; }
 
-  /// Index of rows that lie in these buffers, at these positions.
+  /// Index of the rows in these buffers, at these positions.
   int add_rows(const BackwardRows& buffers, const PositionRanges& positions);
-  /// A buffer for gradients of other ranks' columns, to be sent to them.
+  /// Buffers for gradients of other ranks' columns, to be sent to them.
   ColumnGradients add_column_gradients(LocalRange tokens, HeadRange kv_heads, int reuses = -1);
-  /// A buffer for gradients of the rank's own columns that come straight from another rank.
+  /// A buffer to receive gradients of the rank's own columns straight from another rank.
   int add_wire_gradients(LocalRange tokens, HeadRange kv_heads, int reuses = -1);
-  /// The buffer to send gradients from that go straight to the owners: this one, or a copy that is
-  /// rounded in this step. `reuses`: an earlier copy whose memory it takes over.
+  /// The buffer to send gradients from, straight to the owners: this one, or a copy that is rounded
+  /// in this step. `reuses`: an earlier copy whose memory it takes over.
   int for_wire(int step, int buffer, int reuses = -1);
   /// True if other ranks have gradients of the same rows, or of the same columns.
   [[nodiscard]] bool has_row_replicas() const noexcept { return row_replicas_.several(); }
   [[nodiscard]] bool has_column_replicas() const noexcept { return column_replicas_.several(); }
-  /// The buffers to which gradients of the rank's own columns are added.
+  /// The buffers for gradients of the rank's own columns.
   [[nodiscard]] const ColumnGradients& own_columns_gradients() const { return own_columns_; }
 
-  /// Computes those of the rows that see any of these columns, for these query heads.
+  /// Computes the rows that see any of these columns, for these query heads.
   void compute(int step, int rows, HeadRange heads, const PlacedColumns& columns,
                const ColumnGradients& gradients);
   /// into := the sum of the parts, in their order; `into` may be the first of them.
   void sum(int step, std::vector<Region> parts, const Region& into);
   /// Adds gradients of some of the rank's own columns, which begin at a token of a buffer.
   void add_to_own_columns(int step, int buffer, LocalPosition begin, LocalRange columns);
-  /// The same for several runs of columns that lie side by side from the first token on.
+  /// The same for several runs of columns that are side by side in the buffer, from its first token
+  /// on.
   void add_to_own_columns(int step, int buffer, const std::vector<LocalRange>& runs);
   /// Adds gradients of the bias of some of the rank's own rows.
   void add_to_own_bias(int step, const Region& part, LocalRange own_rows);
-  /// Once all is added to them in this step or earlier: adds up the gradients of the rank's own
-  /// rows and columns over the ranks that hold the same ones, and puts them into the caller's
-  /// tensors.
+  /// To be called when no later step adds to them: sum the gradients of the rank's own rows, or
+  /// columns, over the ranks that hold the same ones, and put them into the caller's tensors.
   void finish_rows(int step);
   void finish_columns(int step);
   /// The same for the gradient of the bias, if it is wanted. finish_rows() includes it.
@@ -97,8 +97,9 @@ class BackwardBuilder : public TaskBuilder {
   ColumnGradients own_columns_;
 };
 
-/// Has buffers of gradients zeroed or overwritten before anything is added to them, and those of
-/// the caller that nothing is added to. `adds`: the caller's begin with what is there.
+/// Makes every buffer of gradients start from zeros, by a task that clears it or by overwriting;
+/// the caller's too, even if nothing is added to them. `adds`: the caller's start from their
+/// present values.
 void begin_gradients(RankPlan& plan, bool adds);
 
 }  // namespace annulus::ring

@@ -3,8 +3,8 @@
 
 namespace annulus::ring {
 
-// Also where ranks have the same rows and different columns: the gradients of the rows are then
-// added up over the ranks.
+// Serves ranks with the same rows and different columns too: the gradients of the rows are then
+// summed over the ranks.
 RankPlan plan_local_backward(const RankContext& context) {
   BackwardBuilder builder(context);
   builder.compute(0, BackwardBuilder::kOwnRows, {0, builder.plan().local.heads},

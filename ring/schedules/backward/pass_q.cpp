@@ -8,9 +8,9 @@
 #include "schedules/passed_rows.hpp"
 #include "schedules/schedules.hpp"
 
-// Keys, values and their gradients stay where they are. Rows go round with what their gradients are
-// made from: dO, LSE and delta. The gradients of the rows go straight back in float32, and their
-// owner adds them in the order of the hops.
+// Keys, values and their gradients stay where they are. Rows go round with dO, LSE and delta. The
+// gradients of the rows go straight back in float32, and their owner adds them in the order of the
+// hops.
 namespace annulus::ring {
 namespace {
 
@@ -47,18 +47,18 @@ class PassQBackward {
  private:
   static constexpr int kGradientTurn = 1;  // after rows
 
-  // Steps of a hop; delta is there after step 0.
+  // The step in which a hop's rows are sent. Delta is computed in step 0.
   [[nodiscard]] static int sent_in(int hop) { return hop; }
   [[nodiscard]] static int computed_in(int hop) { return hop + 1; }
   [[nodiscard]] static int added_in(int hop) { return hop + 2; }
 
-  // Buffers of rows to be sent, or received. Those of one dtype lie side by side.
+  // Buffers of rows to be sent or received; contents of one dtype share a buffer.
   struct Rows {
     RowBuffers operands;
     int lse = -1, delta = -1;
     [[nodiscard]] std::set<int> statistics() const { return {lse, delta}; }
   };
-  // Gradients of rows; of a bias, if it has rows.
+  // Gradients of rows, and of a bias if it has rows.
   struct RowGradients {
     int query = -1, bias = -1;
   };
@@ -75,7 +75,7 @@ class PassQBackward {
     return builder_.plan().buffer(buffer);
   }
 
-  // Queries with dO, and LSE with delta; `last` has buffers whose memory they take over.
+  // Adds buffers for queries with dO, and for LSE with delta, in the memory of `last`.
   void add(LocalRange rows, Rows& last) {
     const BackwardRows& own = builder_.own_backward_rows();
     const DType dtype = own_buffer(own.grad_output).dtype;
@@ -92,7 +92,7 @@ class PassQBackward {
     last.delta = builder_.add_exchange({Content::delta}, delta, rows, heads_, last.delta);
   }
 
-  // What all ranks get is copied once; of a bias or a mask, every rank may get another part.
+  // Rows that all ranks get are copied once. Of a bias or a mask, every rank may get another part.
   void send_rows(int hop, int to) {
     const int step = sent_in(hop);
     if (queries_.operands.query < 0) {
@@ -169,14 +169,14 @@ class PassQBackward {
                                       builder_.heads_of(Content::grad_bias, heads_), last.bias);
   }
 
-  // True if the gradient of a bias is wanted whose rows go with the queries. That of a bias without
-  // rows stays where it is computed, and is added up over the ranks.
+  // True if the gradient of the bias is wanted and the bias has rows, which go with the queries.
+  // Without rows, the gradient stays where it is computed and is summed over the ranks.
   [[nodiscard]] bool bias_moves() const {
     return builder_.own(Content::grad_bias) >= 0 &&
            std::ranges::count(passed_.contents(), Content::bias) > 0;
   }
 
-  // Memory is used in turns.
+  // Hops use two sets of buffers in turn.
   [[nodiscard]] static std::size_t turn(int hop) { return static_cast<std::size_t>(hop % 2); }
 
   const RankContext& context_;
@@ -186,7 +186,7 @@ class PassQBackward {
   PassedRows passed_;
   HeadRange heads_;
   LocalRange rows_;
-  Rows queries_;                                     // the rank's own: what all others get
+  Rows queries_;                                     // the rank's own, for all others
   std::array<Rows, 2> packed_, arrived_;             // the last ones
   std::array<RowGradients, 2> computed_, received_;  // likewise
 };

@@ -44,7 +44,7 @@ Replicas replicas_of(const ShardedOperands& operands, Operand operand, int rank)
   const bool rows = operand == Operand::rows;
   const NamedSharding& shared = rows ? operands.query : operands.key;
   const NamedSharding& other = rows ? operands.key : operands.query;
-  AxisNames own;  // that tell this operand's parts apart
+  AxisNames own;  // axes that tell this operand's parts apart
   for (int dim = 0; dim < kSharded; ++dim) {
     if (!is_split(shared, dim)) continue;
     own.insert(own.end(), shared.spec()[dim].begin(), shared.spec()[dim].end());
@@ -66,7 +66,8 @@ Replicas replicas_of(const ShardedOperands& operands, Operand operand, int rank)
   return replicas;
 }
 
-// All ranks along these axes have rows, batches or heads of their own.
+// All ranks along the axes of batches and rows contribute, and along the axes of heads if heads
+// share their sinks.
 Replicas replicas_of_sinks(const ShardedOperands& operands, bool shared, int rank) {
   const NamedSharding& query = operands.query;
   AxisNames axes;

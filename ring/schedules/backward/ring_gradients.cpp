@@ -9,7 +9,7 @@ namespace {
 
 constexpr int kGradientTurn = 1;  // after keys and values
 
-// Sorted runs that hold all of both lists.
+// The union of two lists of runs, sorted.
 std::vector<LocalRange> joined_runs(std::vector<LocalRange> runs,
                                     const std::vector<LocalRange>& more) {
   runs.insert(runs.end(), more.begin(), more.end());
@@ -32,7 +32,7 @@ std::int64_t size_of_runs(const std::vector<LocalRange>& runs) {
   return size;
 }
 
-// Where columns lie among runs that are placed side by side; none if they are not there.
+// The token of a column among runs that are placed side by side; nothing if no run holds it.
 std::optional<LocalPosition> token_of(const std::vector<LocalRange>& runs, LocalPosition column) {
   std::int64_t token = 0;
   for (const LocalRange& run : runs) {
@@ -90,7 +90,7 @@ void RingGradients::add(int first_step, const RingShare& share, const ColumnGrad
   bring_home(add_own);
 }
 
-// The columns of `origin` that it needs, as runs of the owner's columns.
+// The columns of `origin` that `member` needs, as runs of the owner's columns.
 std::vector<LocalRange> RingGradients::needed(int origin, int member) const {
   return annulus::ring::runs_of(needs_.of(member, origin));
 }
@@ -104,7 +104,7 @@ int RingGradients::needed_before(int origin, int hop) const {
   }
   return hop;
 }
-// The next one; 0 if there is none: the sum goes home.
+// The next hop after `hop`; 0 if there is none, so that the sum goes home.
 int RingGradients::needed_after(int origin, int hop) const {
   while (++hop < order_.members) {
     if (!needed_in(origin, hop).empty()) return hop;
@@ -118,7 +118,7 @@ std::vector<LocalRange> RingGradients::summed(int origin, int hop) const {
   return runs;
 }
 
-// The last but one of the buffers of a role, to be replaced by the next one in its memory.
+// The older of the last two buffers of a role. The next one takes over its memory.
 int& RingGradients::last_of(Role role) {
   std::array<int, kSlots>& slots = buffers_.try_emplace(role, std::array{-1, -1}).first->second;
   return slots[used_[role]++ % kSlots];
@@ -168,7 +168,7 @@ int RingGradients::add_up(int step, int origin, int before, int hop, int part,
                           const std::vector<LocalRange>& mine) {
   const std::vector<LocalRange> theirs = summed(origin, before);
   const std::vector<LocalRange> both = joined_runs(theirs, mine);
-  // A sum that skips ranks comes before the rank's turn, and memory in turns may still be in use.
+  // A sum that skips ranks arrives early, when the memory of its turn may still be in use.
   const int received = before == hop - 1 ? add_buffer(Role::received, size_of_runs(theirs))
                                          : fresh(size_of_runs(theirs));
   receive(first_step_ + before + 1, order_.receiver(origin, before), origin, received);
@@ -192,7 +192,7 @@ int RingGradients::add_up(int step, int origin, int before, int hop, int part,
   return sum;
 }
 
-// The gradients of the member's own columns: of every hop, or their sum.
+// Receives the gradients of the member's own columns: one part for every hop, or their sum.
 void RingGradients::bring_home(const AddOwn& add_own) {
   if (direct_) {
     for (int hop = 1; hop < order_.members; ++hop) take_home(hop, needed_in(me_, hop), add_own);

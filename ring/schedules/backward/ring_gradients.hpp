@@ -12,32 +12,32 @@
 
 namespace annulus::ring {
 
-/// A round of a ring in the backward pass.
+/// A round of a ring, backward pass.
 ///
 /// Keys and values go round as in the forward pass. The gradients of a member's columns follow in
 /// float32, and the exchanges of a step bring keys and values first, so that gradients do not delay
-/// them. They come home in one of two ways. Directly, every member sends its part to the owner, who
-/// adds the parts in the order of the hops: where columns come directly as well, and where parts
-/// are rounded (PlanOptions::grad_wire). Otherwise the sum travels one hop behind the columns,
-/// past the members that compute any of them, and the last of these sends it home. In a double ring
-/// it always travels behind: it then holds the sum of a whole row when it crosses to the next one.
+/// them. They come home in one of two ways. Directly: every member sends its part to the owner, who
+/// adds the parts in the order of the hops. This is done if columns come directly as well, or if
+/// parts are rounded (PlanOptions::grad_wire). Otherwise the sum travels one hop behind the
+/// columns, past the members that compute any of them, and the last of these members sends it home.
+/// In a double ring it always travels behind, and holds the sum of a whole row when it crosses to
+/// the next one.
 class RingGradients {
  public:
-  /// Adds what is computed of some columns to the plan; their gradients are added to these buffers.
+  /// Plans the computation of some columns, whose gradients are added to these buffers.
   using Compute =
       std::function<void(int step, const PlacedColumns& columns, const ColumnGradients& gradients)>;
-  /// Adds gradients of the member's own columns to those that it has: runs of columns that lie side
-  /// by side in a buffer.
+  /// Adds gradients of the member's own columns: runs of columns that are side by side in a buffer.
   using AddOwn = std::function<void(int step, int buffer, const std::vector<LocalRange>& runs)>;
 
-  /// `needs` are those of the members, of which this rank is `me`; `group_rank`: of a member, in
-  /// the plan's group. What it refers to must outlive it.
+  /// `needs` are the members', of which this rank is `me`; `group_rank` maps a member to the plan's
+  /// group. All references must outlive the object.
   RingGradients(const RankContext& context, BackwardBuilder& builder, const KvNeeds& needs,
                 RingOrder order, int me, std::function<int(int member)> group_rank,
                 HeadRange kv_heads);
 
-  /// The round, from this step on. The gradients of the rank's own columns in its own rows are
-  /// added to `own`.
+  /// Plans the round, from this step on. The gradients that the rank's own rows contribute to its
+  /// own columns are added to `own`.
   void add(int first_step, const RingShare& share, const ColumnGradients& own,
            const Compute& compute, const AddOwn& add_own);
   /// The step after which all gradients are home.
@@ -74,7 +74,7 @@ class RingGradients {
   RingTraffic traffic_;
   RingRounds rounds_;
   int first_step_ = 0;
-  std::map<Role, std::array<int, kSlots>> buffers_;  // the last ones
+  std::map<Role, std::array<int, kSlots>> buffers_;  // the latest
   std::map<Role, std::size_t> used_;
 };
 

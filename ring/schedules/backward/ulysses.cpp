@@ -14,11 +14,11 @@
 #include "schedules/schedules.hpp"
 
 // Ranks next to each other along the sequence exchange heads for sequence, as in the forward pass:
-// each gets all rows and columns of them all for its share of the heads. Delta goes with the rows,
-// so outputs do not. If the sequence is longer than that, ranks with the same heads form a ring:
-// see RingGradients. The gradients of a rank's heads are then complete, except those of a key/value
-// head that several ranks share. Complete ones are rounded before they are sent back; the others
-// travel in float32, and the owner of the columns adds them up in order of rank.
+// each gets the rows and columns of all of them, for its share of the heads. Delta goes with the
+// rows, so outputs need not. If there are more ranks than exchange heads, ranks with the same heads
+// form a ring: see RingGradients. The gradients of a rank's heads are then complete, unless several
+// ranks share a key/value head. Complete gradients are rounded before they are sent back; the
+// others travel in float32, and the owner of the columns adds them in order of rank.
 namespace annulus::ring {
 namespace {
 
@@ -41,8 +41,7 @@ class HeadExchangeBackward {
           held.columns = gathered(ring, &HeldSequence::columns).positions();
           return held;
         }) {
-    if (builder_.has_row_replicas())
-      throw InternalError("heads exchanged by ranks with the same rows");
+    if (builder_.has_row_replicas()) throw InternalError("ranks with the same rows exchange heads");
     contents_ = builder_.sent_with_rows();
     contents_.insert(contents_.end(), {Content::grad_output, Content::lse, Content::delta});
   }
@@ -66,14 +65,14 @@ class HeadExchangeBackward {
     return problem.in_global_order() ? share_whole_groups(local.heads, local.kv_heads, degree)
                                      : share_heads(local.heads, local.kv_heads, degree, 1);
   }
-  // A ring begins when everything has arrived, so that it passes on what is there.
+  // A ring begins when everything has arrived, since it passes it on.
   [[nodiscard]] int computed_from() const { return rings_ == 1 ? kGather : kGather + 1; }
   // The last step in which gradients are computed or added up in the ring.
   [[nodiscard]] int computed_until() const {
     return rings_ == 1 ? kGather : computed_from() + rings_;
   }
   [[nodiscard]] int scattered_in() const { return computed_until() + 1; }
-  // Ranks in the group: of a rank that this one exchanges heads with, and of its ring.
+  // Group ranks of a partner in the exchange of heads, and of a member of the ring.
   [[nodiscard]] int peer(int inner) const { return outer_ * degree_ + inner; }
   [[nodiscard]] int member(int ring) const { return ring * degree_ + me_; }
 
@@ -94,8 +93,8 @@ class HeadExchangeBackward {
   }
   [[nodiscard]] bool has_heads(int rank) const { return share_of(rank).heads.count > 0; }
 
-  // True if the gradient of a bias is wanted whose rows go with the queries. That of a bias without
-  // rows stays where it is computed, and is added up over the ranks.
+  // True if the gradient of the bias is wanted and the bias has rows, which go with the queries.
+  // Without rows, the gradient stays where it is computed and is summed over the ranks.
   [[nodiscard]] bool bias_moves() const {
     return builder_.own(Content::grad_bias) >= 0 &&
            std::ranges::count(contents_, Content::bias) > 0;
@@ -109,12 +108,12 @@ class HeadExchangeBackward {
     return heads <= builder_.plan().local.kv_heads;
   }
 
-  // True if they travel in the dtype of the result.
+  // True if gradients of columns travel in the dtype of the result.
   [[nodiscard]] bool columns_are_final() const {
     return columns_complete() && builder_.complete_dtype() == builder_.input().problem.dtype;
   }
 
-  // The rows or columns that the ranks of a ring position hold together.
+  // The rows or columns that the ranks at a ring position hold together.
   [[nodiscard]] Gathering gathered(int ring, PositionRanges HeldSequence::*sequence) const {
     std::vector<PositionRanges> shards;
     for (int i = 0; i < degree_; ++i) {
@@ -184,7 +183,7 @@ class HeadExchangeBackward {
     const DType dtype = builder_.plan().buffer(source(content)).dtype;
     return builder_.add_exchange({content}, dtype, rows, builder_.heads_of(content, heads));
   }
-  // The rank's own tokens, in the runs in which they lie at the receiver.
+  // Sends the rank's own tokens, in the runs that they form at the receiver.
   void send(int step, int to, int buffer, const Gathering& gathering) {
     for (const Gathering::Message& message : gathering.messages(me_)) {
       builder_.send(step, peer(to), peer(me_), buffer, message.tokens);
@@ -240,7 +239,7 @@ class HeadExchangeBackward {
     }
   }
 
-  // Adds gradients that have come home in the ring to those of the gathered columns.
+  // Adds gradients that have come home in the ring to the gathered columns'.
   void add_to_gathered(int step, int buffer, const std::vector<LocalRange>& runs) {
     Region part = builder_.whole(buffer);
     LocalPosition token = part.tokens.begin;
@@ -253,7 +252,7 @@ class HeadExchangeBackward {
     }
   }
 
-  // Complete gradients in the dtype in which they travel.
+  // Complete gradients in the dtype in which they are sent.
   int rounded(int buffer) {
     const Buffer held = builder_.plan().buffer(buffer);
     if (builder_.complete_dtype() == held.dtype) return buffer;
@@ -282,7 +281,7 @@ class HeadExchangeBackward {
     }
   }
 
-  // Where the gradients that `from` has computed lie: in its own buffer, or received.
+  // The buffer of the gradients that `from` has computed: the rank's own, or received.
   int taken(int from, const std::vector<Content>& contents, DType dtype, LocalRange own,
             HeadRange heads, const Gathering& gathering) {
     const int received = builder_.add_exchange(contents, dtype, own, heads);
@@ -312,7 +311,7 @@ class HeadExchangeBackward {
     if (bias_moves()) take_bias(from);
   }
 
-  // The parts of all heads add up where they share their bias.
+  // Takes a rank's gradients of the bias; the parts of all heads are summed if they share the bias.
   void take_bias(int from) {
     const HeadRange heads = builder_.heads_of(Content::grad_bias, share_of(from).heads);
     const int buffer = from == me_
@@ -350,19 +349,19 @@ class HeadExchangeBackward {
   const RankContext& context_;
   int degree_;
   int rings_;  // ranks of a ring
-  int me_;     // among those that this rank exchanges heads with …
+  int me_;     // index among the ranks that exchange heads …
   int outer_;  // … and in its ring
   BackwardBuilder builder_;
   std::vector<std::vector<HeadShare>>
-      head_shares_;                // by rank: whole groups of heads, and parts of one
-  std::vector<HeadShare> shares_;  // by rank: all that it has
+      head_shares_;                // by rank: whole groups of heads, or parts of one
+  std::vector<HeadShare> shares_;  // by rank: all its heads
   Gathering rows_, columns_;
   KvNeeds needs_;                   // of the ranks of the ring
-  std::vector<Content> contents_;   // that go with rows
+  std::vector<Content> contents_;   // sent with rows
   std::map<Content, int> buffers_;  // of all rows, for the rank's heads
   int key_value_ = -1;              // of all columns
   int grad_query_ = -1, grad_columns_ = -1;
-  int sent_columns_ = -1;  // grad_columns_ as they travel
+  int sent_columns_ = -1;  // grad_columns_ in the dtype that is sent
   int grad_bias_ = -1;     // of all rows, if it has rows
 };
 

@@ -321,7 +321,7 @@ class CostModel(CliTest):
             self.assertIn("assumed: " + text, result.stdout)
 
     def test_damaged_files(self):
-        self.expect_error(self.plan(speed=3), 2, "--cost-model model.json: speed is no key")
+        self.expect_error(self.plan(speed=3), 2, "--cost-model model.json: speed is not a key")
         self.expect_error(self.plan(version=3), 2, "--cost-model model.json: ",
                           "version 3, expected", "annulus bench --calibrate writes",
                           "delete this one")

@@ -64,8 +64,8 @@ def is_complete(name, text):
     return lines[-1] == "" and len(lines) > 2
 
 
-# What must be said. Where a message of ours is lost with its process, mpirun names the signal; where
-# Open MPI ends the process while it starts, it speaks for itself.
+# The required messages. Where a message of ours is lost with its process, mpirun names the signal;
+# where Open MPI ends the process while it starts, it speaks for itself.
 CAUSES = {
     "kill": r"signal 9 \(Killed\)",
     "stop": r"(waiting for|(from|by)) (rank {rank}\b|other ranks)",

@@ -259,7 +259,7 @@ class Bench(CliTest):
             self.report(*words, *mask)
         with open(self.path("model.json")) as file:
             model = json.load(file)
-        # What ranks prefer, where it is possible.
+        # The transport that ranks prefer, if it is possible.
         self.assertEqual(model["transport"], "peer" if "peer" in model["transports"] else "nccl")
         self.assertEqual({kernel["mask"] for kernel in model["kernels"]}, {"none", "band"})
         for kernel in model["kernels"]:

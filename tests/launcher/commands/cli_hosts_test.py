@@ -18,7 +18,7 @@ RANKS_PER_HOST = 2
 PATIENCE = 240  # seconds; machines may be busy
 VERIFY_RUNS = 3  # sharded runs of annulus verify
 
-# What the ranks say to each other besides the transfers of the plan: the start of MPI, agreements,
+# Traffic between ranks besides the transfers of the plan: the start of MPI, agreements,
 # acknowledgements, headers of packets.
 OTHER_BYTES = 1 << 19
 OTHER_SHARE = 0.02
@@ -86,7 +86,7 @@ class Schedules(HostsTest):
     def check_all(self, hosts):
         self.start_hosts(hosts)
         along = f"sp={self.ranks}"
-        # What stays inside hosts.
+        # These runs stay inside hosts.
         nothing = [(0, 0)] * hosts
         self.assertEqual(self.traffic_of("local", f"dp={self.ranks}", batch=self.ranks), nothing)
         self.assertEqual(self.traffic_of("ring", f"dp={hosts},sp=2", batch=hosts), nothing)

@@ -76,7 +76,7 @@ class Backward(CliTest):
                 (["--grad-wire", "bfloat16", "--schedule", "ring"],
                  "schedule ring cannot run: gradients of float32 are not rounded to bfloat16"),
                 (["--grad-wire", "bfloat16", "--dtype", "bfloat16", "--schedule", "hybrid",
-                  "--ulysses-degree", "2"], "it adds gradients up on their way"),
+                  "--ulysses-degree", "2"], "it sums gradients along their way"),
                 (["--normalize-output", "false"], "an unnormalised output in the backward pass")]:
             self.expect_error(self.annulus(*words, *more), 2, text)
         for form in ["--recommend", "--scaling"]:
@@ -519,7 +519,7 @@ class Scaling(CliTest):
         self.expect_error(self.annulus("bench", "--scaling", "--hops", ranks=2), 2, "--scaling: ")
         self.expect_error(self.annulus("bench", "--picture", "p.svg"), 2,
                           "--picture p.svg: has no effect without --scaling")
-        # What fails on some ranks ends all.
+        # A failure on some ranks ends all.
         self.expect_error(self.annulus("bench", "--scaling", "--shape", "1,96,96,4,2,16", "--impl", "sdpa",
                                        ranks=2), 2, "sdpa")
         self.expect_no_files()

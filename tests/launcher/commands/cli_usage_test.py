@@ -677,7 +677,7 @@ class Plan(CliTest):
         self.assertEqual(ranks[4:], [str(rank) for rank in range(40)])
         self.assertIn("(s, predicted)", full)
 
-    # What launchers set for the second of four processes, and whether they are launchers of MPI.
+    # Variables that launchers set for the second of four processes; True for launchers of MPI.
     LAUNCHERS = [({"TORCHELASTIC_RUN_ID": "1", "RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "here"}, False),
                  ({"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "here"}, False),
                  ({"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "4"}, False),

@@ -306,7 +306,7 @@ TEST_F(TuningChainTest, NoCandidateIsBegunWhenTheTimeIsOver) {
   options_.tuning.seconds = 1e-9;
   const Decision decision = decided();
   EXPECT_EQ(decision.by, DecidedBy::heuristics);
-  EXPECT_THAT(passed_text(decision), HasSubstr("were over"));
+  EXPECT_THAT(passed_text(decision), HasSubstr("were used up"));
   EXPECT_TRUE(fs::is_empty(folder_));
 }
 

@@ -54,7 +54,7 @@ TEST(TuningText, NamesWhatIsWrong) {
       {R"({"a": 1e999})", "beyond what float64 holds"},
       {with("/schema", "annulus.cost_model"), "schema is \"annulus.cost_model\""},
       {with("/version", 2), "version 2, expected \"annulus.tuning\" version 1"},
-      {with("/more", 1), "more is no key"},
+      {with("/more", 1), "more is not a key"},
       {without("", "entries"), "entries is missing"},
       {with("/entries", 3), "entries is not a list"},
       {with("/entries/1", 3), "entries[1] is not an object"},
@@ -66,7 +66,7 @@ TEST(TuningText, NamesWhatIsWrong) {
       {with("/entries/0/choice/ulysses_degree", 0), "expected a whole number from 1"},
       {with("/entries/0/choice/inner_size", 1.5), "expected a whole number from 1"},
       {with("/entries/0/choice/inner_size", std::int64_t{1} << 40), "expected a whole number"},
-      {with("/entries/0/choice/colour", "red"), "entries[0].choice.colour is no key"},
+      {with("/entries/0/choice/colour", "red"), "entries[0].choice.colour is not a key"},
       {with("/entries/0/candidates/0/seconds", -1), "candidates[0].seconds is -1"},
       {with("/entries/0/candidates/0/seconds", "1"), "expected seconds"},
       {without("/entries/0/candidates/2", "predicted_seconds"), "predicted_seconds is missing"}};

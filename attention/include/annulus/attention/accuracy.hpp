@@ -8,18 +8,19 @@
 
 namespace annulus {
 
-/// The deviation from the oracle that docs/semantics.md §6 allows.
+/// The largest deviation from the oracle that docs/semantics.md §6 allows.
 struct AccuracyBound {
   double output = 0;  ///< relative Frobenius error of the whole output
   double lse = 0;     ///< absolute error of an LSE, apart from the rounding of dot products
 };
 
 [[nodiscard]] AccuracyBound accuracy_bound(DType dtype, std::int64_t kv_length);
-/// That of a problem's results. An unnormalised output is judged with its sum, which is float32.
+/// The bound for a problem's results. An unnormalised output is judged together with its sum, which
+/// is float32.
 [[nodiscard]] AccuracyBound accuracy_bound(const AttentionProblem& problem);
 
-/// The deviation that is allowed to a single row. A norm over the whole output hides a wrong row
-/// among thousands: rows that see few keys carry most of it.
+/// The allowed deviation of a single row. A norm over the whole output would hide a wrong row among
+/// thousands, since rows that see few keys dominate it.
 struct RowBound {
   double output = 0;  ///< the norm of the row's error
   double lse = 0;     ///< absolute; of a maximum likewise
@@ -34,7 +35,7 @@ inline constexpr double kRowErrorFactor = 4;
 
 /// The largest permitted ratio of a sharded run's output error to that of the same implementation
 /// unsharded (docs/semantics.md §6). It depends on the number of output rows: errors within a row
-/// go together, so with few rows the ratio is luck.
+/// are correlated, so with few rows the ratio is luck.
 [[nodiscard]] double sharded_error_factor(std::int64_t output_rows);
 
 }  // namespace annulus

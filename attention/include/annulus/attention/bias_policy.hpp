@@ -7,7 +7,7 @@
 
 namespace annulus {
 
-/// Which parts of a mask apply in a problem that has a bias (docs/semantics.md §1).
+/// The parts of a mask that apply if there is a bias (docs/semantics.md §1).
 enum class BiasPolicy : std::uint8_t {
   combine,              ///< all: mask and bias both apply
   bias_wins,            ///< none: the whole mask is ignored
@@ -18,7 +18,7 @@ enum class BiasPolicy : std::uint8_t {
 /// Throws ArgumentError("bias policy", …) for an unknown name.
 [[nodiscard]] BiasPolicy parse_bias_policy(std::string_view name);
 
-/// The part of the mask that the policy leaves to a problem that has a bias.
+/// The part of the mask that applies if there is a bias.
 [[nodiscard]] Mask mask_beside_bias(BiasPolicy policy, const Mask& mask);
 /// The problem with the policy applied to its mask and its dense mask; unchanged without a bias.
 [[nodiscard]] AttentionProblem under_policy(BiasPolicy policy, AttentionProblem problem);

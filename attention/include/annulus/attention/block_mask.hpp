@@ -14,7 +14,7 @@ namespace annulus {
 
 class Mask;
 
-/// Queries and keys that share an entry of a BlockMask.
+/// The number of queries and keys that share an entry of a BlockMask.
 struct BlockSize {
   std::int64_t query = 128;
   std::int64_t kv = 128;
@@ -22,22 +22,21 @@ struct BlockSize {
 };
 
 /// A mask by blocks: query i sees key j iff the entry of block (i / size.query, j / size.kv) is
-/// set. Entries are [batch, heads, query blocks, key blocks]; a dimension of 1 stands for any size.
+/// set. Entries are [batch, heads, query blocks, key blocks]; a dimension of 1 is broadcast.
 ///
-/// Blocks may have any size; the GPU's kernel is fast where both are multiples of 128. Copies share
-/// the entries.
+/// Blocks may have any size; the GPU kernel is fast if both sizes are multiples of 128. Copies
+/// share the entries.
 class BlockMask {
  public:
   /// `entries` are 0 or 1, row-major; `shape` may lack leading dimensions, which are then 1. Throws
   /// ArgumentError for sizes below 1, more than 4 dimensions and other entries.
   BlockMask(const Extents& shape, BlockSize size, std::span<const std::uint8_t> entries);
 
-  /// The blocks of T queries and S keys in which `mask` shows anything, in any head.
+  /// The blocks of T queries and S keys in which `mask` shows any pair, in any head.
   static BlockMask covering(const Mask& mask, std::int64_t batch, std::int64_t query_length,
                             std::int64_t kv_length, BlockSize size = {});
-  /// The blocks of which a causal mask shows anything; likewise of a window (see Mask), of one
-  /// together with the first `sinks` keys, and of packed documents (see
-  /// segments_from_cu_seqlens()).
+  /// The blocks in which a causal mask shows any pair; likewise for a window (see Mask), for a
+  /// window with the first `sinks` keys, and for packed documents (see segments_from_cu_seqlens()).
   static BlockMask causal(std::int64_t query_length, std::int64_t kv_length, BlockSize size = {},
                           std::int64_t offset = 0);
   static BlockMask window(std::int64_t query_length, std::int64_t kv_length, std::int64_t left,
@@ -46,12 +45,12 @@ class BlockMask {
                                     std::int64_t sinks, std::int64_t left, std::int64_t right,
                                     BlockSize size = {});
   static BlockMask documents(std::span<const std::int32_t> cu_seqlens, BlockSize size = {});
-  /// Shows, of the key blocks up to that of a query block's last position, the nearest `local` ones
-  /// and
-  /// every `stride`-th one (Child et al. 2019).
+  /// Shows the nearest `local` key blocks up to a query block's last position, and every
+  /// `stride`-th one (Child et al. 2019).
   static BlockMask strided(std::int64_t query_length, std::int64_t kv_length, std::int64_t local,
                            std::int64_t stride, BlockSize size = {});
-  /// Every block by itself with probability `density`: the same for a seed on every machine.
+  /// Every block independently with probability `density`; a seed gives the same mask on every
+  /// machine.
   static BlockMask random(std::int64_t query_length, std::int64_t kv_length, std::int64_t heads,
                           double density, std::uint64_t seed, BlockSize size = {});
 
@@ -62,7 +61,7 @@ class BlockMask {
   [[nodiscard]] std::int64_t heads() const { return shape()[1]; }
   /// 0 or 1 each, row-major.
   [[nodiscard]] std::vector<std::int32_t> entries() const;
-  /// The part of the entries that is set; 0 without entries.
+  /// The share of entries that are set; 0 without entries.
   [[nodiscard]] double density() const;
   /// A 64-bit hash.
   [[nodiscard]] std::uint64_t digest() const noexcept { return entries_->digest; }
@@ -73,13 +72,13 @@ class BlockMask {
   void validate(std::int64_t batch, std::int64_t heads, std::int64_t query_length,
                 std::int64_t kv_length) const;
 
-  /// Indices are global and those of the broadcast mask, as everywhere below.
+  /// Here and below, indices are global and refer to the broadcast mask.
   [[nodiscard]] bool visible(std::int64_t batch, std::int64_t head, GlobalPosition row,
                              GlobalPosition column) const;
-  /// For kernels: rows up to this one, exclusive, see what `row` sees …
+  /// For kernels: rows before this one see the same keys as `row` …
   [[nodiscard]] GlobalPosition end_of_rows(GlobalPosition row) const;
-  /// … which is these keys: the first run of visible ones in [from, ∞), empty if there is none. It
-  /// may reach beyond the last key.
+  /// … namely the first run of visible keys in [from, ∞), empty if there is none. It may reach
+  /// beyond the last key.
   struct Run {
     GlobalPosition begin;
     GlobalPosition end;
@@ -92,10 +91,10 @@ class BlockMask {
   [[nodiscard]] std::span<const std::uint64_t> words() const noexcept { return entries_->words; }
   [[nodiscard]] std::int64_t words_per_row() const noexcept { return entries_->words_per_row; }
 
-  /// For counting: how many keys an entry holds; more than there can be if one holds all …
+  /// For counting: the number of keys per entry; more than any S if one entry holds all …
   [[nodiscard]] std::int64_t keys_per_entry() const;
-  /// … and for each key block, and behind the last, how many of the blocks before it `row` sees,
-  /// summed over the heads.
+  /// … and for each key block, and after the last one, the number of earlier blocks that `row`
+  /// sees, summed over the heads.
   [[nodiscard]] std::span<const std::uint32_t> shown_before(std::int64_t batch,
                                                             GlobalPosition row) const;
 

@@ -7,9 +7,9 @@
 
 namespace annulus {
 
-/// Dropout of attention probabilities (docs/semantics.md §1). Whether one drops is a pure function
-/// of the seed and the global batch, query head, query position and key position. It is therefore
-/// the same for every sharding, schedule, kernel and block size.
+/// Dropout of attention probabilities (docs/semantics.md §1). An entry's drop is a pure function of
+/// the seed and the global batch, query head, query position and key position, so it is the same
+/// for every sharding, schedule, kernel and block size.
 ///
 /// One call of Philox 4x32-10 decides eight keys, with sixteen bits each. The eight are chosen so
 /// that a thread of a tensor-core tile uses all the bits of a call: key j has half j mod 2 of word

@@ -11,10 +11,9 @@
 namespace annulus {
 
 /// Features beyond plain attention that a problem may ask for: parts of its mask, and modifiers of
-/// its
-/// logits and probabilities. A kernel declares the features that it supports; it is not given a
-/// problem that asks for another. Sinks are not a feature: the plan adds them to the results of any
-/// kernel.
+/// its logits and probabilities. A kernel declares the features that it supports, and is not given
+/// a problem that asks for others. Sinks are not a feature: the plan adds them to the results of
+/// any kernel.
 enum class Feature : std::uint8_t {
   causal,  ///< with any offset
   window,  ///< likewise
@@ -47,8 +46,8 @@ class FeatureSet {
   constexpr FeatureSet(std::initializer_list<Feature> features) {
     for (const Feature feature : features) bits_ |= bit(feature);
   }
-  /// The parts of a mask that compare positions. Mask::row_intervals() and PositionRule answer for
-  /// all of them alike.
+  /// The parts of a mask that compare positions. Mask::row_intervals() and PositionRule cover all
+  /// of them.
   static constexpr FeatureSet positions() {
     return {Feature::causal, Feature::window,  Feature::prefix,   Feature::sink_tokens,
             Feature::chunk,  Feature::offsets, Feature::documents};
@@ -57,8 +56,8 @@ class FeatureSet {
   static constexpr FeatureSet call_arguments() {
     return {Feature::varying_lengths, Feature::varying_offsets, Feature::varying_seed};
   }
-  /// Every part of a mask and every modifier; not float64 or weights, which are neither, and not
-  /// call arguments.
+  /// Every part of a mask and every modifier. float64 and weights are neither; call arguments are
+  /// left out too.
   static constexpr FeatureSet all() {
     return positions() | FeatureSet{Feature::segments,   Feature::lengths,     Feature::soft_cap,
                                     Feature::dropout,    Feature::block_mask,  Feature::bias,
@@ -77,7 +76,7 @@ class FeatureSet {
   [[nodiscard]] constexpr bool intersects(const FeatureSet& other) const noexcept {
     return (bits_ & other.bits_) != 0;
   }
-  /// Those of these that `other` lacks.
+  /// The features that `other` lacks.
   [[nodiscard]] std::vector<Feature> missing_in(const FeatureSet& other) const;
   bool operator==(const FeatureSet&) const = default;
 

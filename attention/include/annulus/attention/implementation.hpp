@@ -31,9 +31,9 @@ class Capability {
   std::string reason_;
 };
 
-/// Where the kernels of a device read the values that AttentionProblem::call_arguments names, when
-/// they run: in its memory, so that recorded calls serve other values. For a null pointer, the
-/// value of the problem holds. The first three are [B], by global batch.
+/// Device memory from which running kernels read the values that AttentionProblem::call_arguments
+/// names, so that recorded calls serve other values. A null pointer means the problem's value. The
+/// first three are [B], by global batch.
 struct CallArgumentArrays {
   const std::int32_t* query_lengths = nullptr;  ///< 0 to T
   const std::int32_t* kv_lengths = nullptr;     ///< 0 to S
@@ -53,28 +53,28 @@ struct AttentionBlock {
   /// evenly over the k key/value heads: local head i reads local key/value head i / (n/k).
   std::int64_t first_batch = 0;
   std::int64_t first_head = 0;
-  bool unmasked = false;  ///< the plan found every pair visible: the mask can be skipped, but not
-                          ///< the dense mask
-  /// The softmax state of these rows over other columns, float32: the result then covers those too.
-  /// It may be the same memory as the result.
+  bool unmasked = false;  ///< every pair is visible by plan, so the mask can be skipped, but
+                          ///< not the dense mask
+  /// The softmax state of these rows over other columns, float32, which the result then includes.
+  /// It may share the result's memory.
   std::optional<SoftmaxState> state = {};
   ScoreTensors scores = {};  ///< bias and dense mask of these batches, heads and rows
   /// An index into `columns`, in device memory: columns from this index on have arrived; earlier
-  /// ones arrive while the kernel runs, the last ones first. Null: all have arrived. Only for
+  /// ones arrive while the kernel runs, from last to first. Null: all have arrived. Only for
   /// implementations that await columns.
   const std::int32_t* arrived_from = nullptr;
   CallArgumentArrays call_arguments = {};  ///< only for kernels of devices
 };
 
 /// One local call of the backward pass: the same rows, columns and conventions as an
-/// AttentionBlock. `lse` and `delta` are those of whole rows, over all columns and sinks, so that
-/// the gradients of different blocks add up.
+/// AttentionBlock. `lse` and `delta` are of whole rows, over all columns and sinks, so the
+/// gradients of different blocks can be added.
 struct BackwardBlock {
   ConstTensorView query;        ///< [b,t,n,D]
   ConstTensorView key;          ///< [b,s,k,D]
   ConstTensorView value;        ///< [b,s,k,Dv]
   ConstTensorView grad_output;  ///< [b,t,n,Dv], of the problem's dtype
-  ConstTensorView lse;          ///< [b,n,t], float32; float64 may be given where the problem is
+  ConstTensorView lse;          ///< [b,n,t], float32, or float64 if the problem is
   ConstTensorView delta;        ///< likewise: rowsum(dO ∘ O) − dLSE
   PositionRanges rows;          ///< global positions of the t rows
   PositionRanges columns;       ///< global positions of the s columns
@@ -83,8 +83,8 @@ struct BackwardBlock {
   bool unmasked = false;
   ScoreTensors scores = {};
   CallArgumentArrays call_arguments = {};
-  /// The gradients must have the same bits every time. Not for implementations that declare that
-  /// theirs do not.
+  /// The gradients must have the same bits every time. Only if the implementation declares that it
+  /// can.
   bool repeats_bits = false;
 };
 
@@ -99,14 +99,14 @@ struct BackwardBlock {
   return forward;
 }
 
-/// Gradients that a call adds to; float32, or float64 where the problem is. The innermost dimension
-/// of each has stride 1. One without dimensions is not wanted.
+/// Gradients that a call adds to; float32, or float64 if the problem is. The innermost dimension of
+/// each has stride 1. Without dimensions: not wanted.
 struct Gradients {
   TensorView query = {};  ///< [b,t,n,D]
   TensorView key = {};    ///< [b,s,k,D]: summed over the query heads that read a key/value head
   TensorView value = {};  ///< [b,s,k,Dv], likewise
-  /// [b,n,t,S], or [b,n,t,s] where the block's scores are by column. Broadcast dimensions have
-  /// stride 0: what falls on one entry is summed.
+  /// [b,n,t,S], or [b,n,t,s] if the block's scores are by column. Broadcast dimensions have stride
+  /// 0, so contributions to one entry are summed.
   TensorView bias = {};
 };
 
@@ -131,8 +131,8 @@ struct ExecutionContext {
   int threads = 1;               ///< CPU threads that the call may use
 };
 
-/// A local attention kernel made ready for one problem and one device: it may hold plans, workspace
-/// and copies of the mask there. One kernel serves one runner, one call at a time.
+/// A local attention kernel prepared for one problem and one device, where it may hold plans,
+/// workspace and copies of the mask. One kernel serves one runner, one call at a time.
 class Kernel {
  public:
   virtual ~Kernel() = default;
@@ -141,33 +141,33 @@ class Kernel {
   Kernel& operator=(const Kernel&) = delete;
 
   /// Prepares for blocks of this geometry with results of these strides (builds a plan, takes
-  /// workspace), so that forward() neither allocates nor waits. Of the tensors' addresses only the
-  /// alignment matters. Throws UnsupportedError if the kernel finds only now that it cannot compute
+  /// workspace), so that forward() neither allocates nor waits. Only the alignment of the tensors'
+  /// addresses matters. Throws UnsupportedError if the kernel finds only now that it cannot compute
   /// the block, which then goes to another implementation.
   virtual void prepare(const AttentionBlock& /*block*/, const SoftmaxState& /*result*/) {}
-  /// Computes the softmax state of `block` over its columns, and those of block.state if there is
-  /// one, overwriting `result`: output [b,t,n,Dv] of a dtype that the implementation declares, and
-  /// LSE [b,n,t], float32, or float64 where the output is float32. Rows that see no column get
-  /// (0, −∞). One that declares Feature::unnormalised also writes result.maximum, if that is there;
-  /// block.state then has its own. Ordered by context.stream.
+  /// Computes the softmax state of `block` over its columns, and over the columns of block.state if
+  /// there is one, overwriting `result`: output [b,t,n,Dv] of a dtype that the implementation
+  /// declares, and LSE [b,n,t], float32, or float64 if the output is float32. Rows that see no
+  /// column get (0, −∞). An implementation with Feature::unnormalised also writes result.maximum,
+  /// if wanted; block.state then has a maximum too. Ordered by context.stream.
   virtual void forward(const AttentionBlock& block, const SoftmaxState& result,
                        const ExecutionContext& context) = 0;
   /// Prepares for backward() with blocks of this geometry and gradients of these strides, as
   /// prepare() does for forward(), with the same error.
   virtual void prepare_backward(const BackwardBlock& /*block*/, const Gradients& /*gradients*/) {}
-  /// Adds the gradients of `block` (docs/semantics.md §1, "Backward") to `gradients`. Rows whose
+  /// Adds the gradients of `block` (docs/semantics.md §1, "Gradients") to `gradients`. Rows whose
   /// LSE is −∞ add nothing. Ordered by context.stream. Only for implementations that declare it.
   virtual void backward(const BackwardBlock& block, const Gradients& gradients,
                         const ExecutionContext& context);
 };
 
-/// Which blocks an implementation takes.
+/// The blocks that an implementation takes.
 enum class BlockForm : std::uint8_t {
-  any,      ///< whatever the positions of rows and columns
-  straight  ///< where the mask is one straight band, with a length per batch (see LocalMask)
+  any,      ///< any positions of rows and columns
+  straight  ///< only masks that are one straight band, with a length per batch (see LocalMask)
 };
 
-/// In which dtype an implementation hands results over.
+/// The dtype of an implementation's results.
 enum class ResultForm : std::uint8_t {
   float32,
   rounded,  ///< the problem's dtype
@@ -178,9 +178,9 @@ enum class ResultForm : std::uint8_t {
 struct BackwardDeclaration {
   FeatureSet features;
   BlockForm blocks = BlockForm::any;
-  /// It adds to the same bits every time, where BackwardBlock::repeats_bits asks for that.
+  /// True if gradients have the same bits every time when BackwardBlock::repeats_bits asks for it.
   bool repeats_bits = true;
-  bool rounds = false;  ///< the gradients of a block to the problem's dtype, before it adds them
+  bool rounds = false;  ///< rounds a block's gradients to the problem's dtype before it adds them
   bool takes_grad_lse = true;  ///< delta need not be rowsum(dO ∘ O): an LSE may have a gradient
 };
 
@@ -190,34 +190,33 @@ struct Declaration {
   BlockForm blocks = BlockForm::any;
   ResultForm results = ResultForm::float32;
   bool continues_state = false;  ///< see AttentionBlock::state
-  /// `auto` takes it only for problems that ask for one of these; empty: for any.
+  /// `auto` takes it only for problems that ask for one of these features; empty: for any problem.
   FeatureSet meant_for = {};
-  /// Its kernels compute whole tiles of so many rows: fewer take as long.
+  /// Its kernels compute whole tiles of this many rows; fewer rows take as long.
   std::int64_t row_tile = 1;
   std::optional<BackwardDeclaration> backward = {};  ///< absent: it computes no gradients
-  /// Of a problem whose bits are to be the same on any number of ranks: its kernels compute a row
-  /// alike whatever other batches, heads and rows a block has, if rows are cut only where their
-  /// global position is a multiple of this, and columns are not cut. 0: its bits depend on more.
+  /// For problems with the same bits on any number of ranks: the bits of a row do not depend on the
+  /// block's other batches, heads and rows if rows are cut only at multiples of this global
+  /// position, and columns are not cut. 0: the bits depend on more.
   std::int64_t reproducible_rows = 0;
 };
 
-/// The blocks that an implementation gives to a kernel for few query rows, of those that are there
-/// as a whole and all of whose pairs are visible, or that are `banded`. Other kernels give a tile
-/// of rows of one head to one multiprocessor; this one computes the rows of the query heads that
-/// share a key/value head together, and shares out their keys over the whole device, so that it
-/// mostly takes as long as reading them.
+/// The blocks that an implementation gives to a kernel for few query rows. All columns must have
+/// arrived, and all pairs must be visible, unless `banded`. Other kernels give a tile of rows of
+/// one head to one multiprocessor. This one computes the rows of all query heads of a key/value
+/// head together and spreads their keys over the whole device, so it mostly takes as long as
+/// reading the keys.
 struct FewRows {
   std::int64_t most = 0;    ///< query rows times query heads of a key/value head; 0: no such kernel
-  std::int64_t always = 0;  ///< more than so many are few only where there are few tiles:
+  std::int64_t always = 0;  ///< more rows than this count as few only if there are few tiles:
   std::int64_t tiles = 0;   ///< fewer than this, one for each query head
   std::int64_t columns = 0;  ///< for each row, at the least
-  double rate = 0;  ///< operations per second that a plan assumes where rows are not so few
+  double rate = 0;           ///< assumed operations per second if rows are not so few
   /// Pairs may also be hidden by one straight band and a length per batch (see LocalMask).
   bool banded = false;
 
-  /// True for a block of `heads` query heads over all its batches, whose rows see so many columns
-  /// each,
-  /// on average.
+  /// True for a block of `heads` query heads over all its batches, whose rows see this many columns
+  /// each, on average.
   [[nodiscard]] constexpr bool include(std::int64_t query_rows, std::int64_t heads_per_kv_head,
                                        std::int64_t heads, std::int64_t block_columns) const {
     const std::int64_t rows = query_rows * heads_per_kv_head;
@@ -228,26 +227,25 @@ struct FewRows {
 
 /// A way to compute attention locally. Stateless: one object serves all problems and threads.
 ///
-/// What it declares, accepts() and takes() depend on nothing but their arguments, so that plans can
-/// be made for machines that are elsewhere; available() asks this machine.
+/// Its declaration, accepts() and takes() depend only on their arguments, so that plans can be made
+/// for other machines; only available() examines this machine.
 class Implementation {
  public:
   virtual ~Implementation() = default;
   /// The name and its aliases, the name first.
   [[nodiscard]] virtual const std::vector<std::string>& names() const noexcept = 0;
   [[nodiscard]] virtual const Declaration& declares() const noexcept = 0;
-  /// The name under which measured rates are kept. Implementations whose kernel is the same share
-  /// one.
+  /// The name for measured rates, shared by implementations with the same kernel.
   [[nodiscard]] virtual const std::string& kernel_name() const noexcept { return names().front(); }
-  /// True if it computes problems of these dtypes and sizes at such a place, apart from what it
-  /// declares.
+  /// True if it computes problems of these dtypes and sizes at this kind of place, apart from
+  /// declared features.
   [[nodiscard]] virtual Capability accepts(const AttentionProblem& problem, Place place) const = 0;
-  /// accepts() for the gradients of such problems, if it declares a backward pass.
+  /// accepts() for the gradients, if it declares a backward pass.
   [[nodiscard]] virtual Capability accepts_backward(const AttentionProblem& problem,
                                                     Place place) const {
     return accepts(problem, place);
   }
-  /// True if this build and this machine have what it needs.
+  /// True if this build and this machine can run it.
   [[nodiscard]] virtual Capability available(Place place) const = 0;
   /// True if it can compute this block of a problem that it accepts. Kernel::prepare may still
   /// refuse the block for its strides or addresses.
@@ -260,8 +258,8 @@ class Implementation {
                                                   const BlockGeometry& block) const {
     return takes(problem, block);
   }
-  /// True if it computes this block to the same bits every time. If not, it computes the block only
-  /// where nobody else is asked: where the problem names it.
+  /// True if this block gets the same bits every time. If not, the implementation computes the
+  /// block only if it was named.
   [[nodiscard]] virtual bool repeats_bits(const BlockGeometry& /*block*/) const { return true; }
   /// True if its kernels can wait for columns that arrive while they run: see
   /// AttentionBlock::arrived_from.
@@ -269,18 +267,17 @@ class Implementation {
     return false;
   }
   [[nodiscard]] virtual FewRows few_rows(const AttentionProblem& /*problem*/) const { return {}; }
-  /// Operations per second that a plan assumes of one CPU core or one GPU where nothing was
-  /// measured; positive, and of no meaning for a pass that it does not compute. The operations of
-  /// the backward pass are 2 (3 D + 2 Dv) per pair and head. For CPUs it may ask this machine.
+  /// Assumed operations per second of one CPU core or one GPU if nothing was measured; positive,
+  /// and meaningless for a pass that it does not compute. The backward pass has 2 (3 D + 2 Dv)
+  /// operations per pair and head. For CPUs it may examine this machine.
   [[nodiscard]] virtual double assumed_rate(const ProblemClass& problem, Place place) const = 0;
   /// A kernel for a problem for which capability() is yes. `problem` is the whole, unsharded
-  /// problem. It and `device` must outlive the kernel. Between calls, those of its lengths, offsets
-  /// and seed may change that problem.call_arguments names; kernels of devices read them from the
-  /// arrays of the block.
+  /// problem. It and `device` must outlive the kernel. Between calls, lengths, offsets and seed may
+  /// change if problem.call_arguments names them; device kernels read them from the block's arrays.
   [[nodiscard]] virtual std::unique_ptr<Kernel> make_kernel(const AttentionProblem& problem,
                                                             Device& device) const = 0;
 
-  /// True if it could compute the problem at such a place: what it declares and accepts.
+  /// True if it could compute the problem at this kind of place, by its declaration and accepts().
   [[nodiscard]] Capability fits(const AttentionProblem& problem, Place place) const;
   /// The same for the problem's gradients.
   [[nodiscard]] Capability fits_backward(const AttentionProblem& problem, Place place) const;

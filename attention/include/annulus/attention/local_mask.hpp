@@ -21,15 +21,15 @@ struct LocalMask {
   /// Why the mask cannot be expressed in this way; empty if it is.
   std::string obstacle;
 
-  /// True if batches have lengths of their own.
+  /// True if batches have different lengths.
   [[nodiscard]] bool padded() const { return !row_lengths.empty(); }
 };
 
-/// The diagonal stays straight where rows and columns are each one run of positions with the same
-/// stride. It does so too where several runs continue it: a rank's own block under a plain causal
-/// mask and any layout, or columns before a run's own that are all visible. Lengths and segments
-/// are allowed if each batch keeps only the first rows and columns of the block, in one document.
-/// The last rows do not count if a window leaves them no column.
+/// The diagonal stays straight if rows and columns are each one run of positions with the same
+/// stride. It also does if several runs continue it: in a rank's own block under a plain causal
+/// mask and any layout, or with earlier columns that are all visible. Lengths and segments are
+/// allowed if each batch keeps only the first rows and columns of the block, in one document. The
+/// last rows do not count if a window leaves them no column.
 [[nodiscard]] LocalMask local_mask(const Mask& mask, std::int64_t first_batch, std::int64_t batches,
                                    const PositionRanges& row_positions,
                                    const PositionRanges& column_positions);

@@ -15,7 +15,7 @@ namespace annulus {
 
 /// The visible part of a tile (rows × columns).
 struct Visibility {
-  std::int64_t pairs = 0;  ///< visible (row, column) pairs, summed over the batches asked about
+  std::int64_t pairs = 0;  ///< visible (row, column) pairs, summed over the batches
   bool full = false;       ///< every pair is visible
   bool exact = true;       ///< `pairs` is exact, not an upper bound
   LocalRange rows;         ///< no row outside these sees anything
@@ -30,19 +30,19 @@ struct SegmentRun {
   GlobalPosition end;
 };
 
-/// How the queries of a document of two packings stand to its keys: first at first, or last at
-/// last.
+/// The alignment of a document's queries with its keys in two packings: first with first, or last
+/// with last.
 enum class DocumentAlignment : std::uint8_t { top_left, bottom_right };
 
 struct BandAndBlocks;
 
-/// Which keys each query sees, by (batch, head, query position, key position), all of them global.
+/// The keys that each query sees, by global (batch, head, query position, key position).
 ///
 /// A mask is the intersection of its parts (docs/semantics.md §1). It describes the whole batch and
 /// sequence, not a shard: every rank can ask about the rows and columns of any rank, and the
 /// answers do not depend on the sharding. Tiles are given as strided position ranges. The dense
 /// mask is not part of it: it can be as large as the logits, so each rank holds only its own rows
-/// of it (see ScoreTensors).
+/// (see ScoreTensors).
 class Mask {
  public:
   /// Everything visible.
@@ -59,13 +59,13 @@ class Mask {
   /// i sees j only if i + offset − left ≤ j ≤ i + offset + right; −1 is unlimited.
   /// Throws ArgumentError("window", …) for values below −1.
   void set_window(std::int64_t left, std::int64_t right);
-  /// Every row sees the keys j < prefix, whatever causal, window and chunk say; 0: none.
-  /// Throws ArgumentError("prefix", …) for a negative one, or one beyond 2^48.
+  /// Every row sees the keys j < prefix despite causal, window and chunk; 0: none. Throws
+  /// ArgumentError("prefix", …) for a negative one, or one beyond 2^48.
   void set_prefix(std::int64_t prefix);
   /// The same with a prefix for each batch, [B]. It replaces set_prefix(), and the other way round.
   void set_prefixes(std::vector<std::int32_t> prefixes);
-  /// Rows see the keys j < tokens that causal shows them, whatever window and chunk say; 0: none.
-  /// Throws ArgumentError("sink tokens", …) for a negative number, or one beyond 2^48.
+  /// Rows see the keys j < tokens that causal shows, despite window and chunk; 0: none. Throws
+  /// ArgumentError("sink tokens", …) for a negative number, or one beyond 2^48.
   void set_sink_tokens(std::int64_t tokens);
   /// i sees j only if ⌊(i + offset) / chunk⌋ = ⌊j / chunk⌋; 0: no chunks.
   /// Throws ArgumentError("chunk", …) for a negative one, or one beyond 2^48.
@@ -74,12 +74,12 @@ class Mask {
   /// Throws ArgumentError("segment ids", …) when sizes do not fit `batch`.
   void set_segments(std::int64_t batch, std::vector<std::int32_t> query_ids,
                     std::vector<std::int32_t> kv_ids);
-  /// Packs documents, as many of queries as of keys, alike in each of `batch` rows: document d of
-  /// the queries sees document d of the keys only, and causal, window, prefix, sink tokens and
-  /// chunk compare positions inside the document. Prefix sums, [documents + 1]: see
-  /// segments_from_cu_seqlens(). It replaces segments; the offset must stay 0, since `alignment`
-  /// takes its place: validate() refuses causal, window and chunk without one.
-  /// Throws ArgumentError("cu_seqlens_q", …) or ("cu_seqlens_kv", …).
+  /// Packs queries and keys into the same number of documents, alike in each of `batch` rows.
+  /// Document d of the queries sees only document d of the keys, and causal, window, prefix, sink
+  /// tokens and chunk compare positions inside the document. Prefix sums, [documents + 1]: see
+  /// segments_from_cu_seqlens(). Replaces segments. The offset must stay 0, since `alignment`
+  /// replaces it; validate() refuses causal, window and chunk without an alignment. Throws
+  /// ArgumentError("cu_seqlens_q", …) or ("cu_seqlens_kv", …).
   void set_packings(std::int64_t batch, std::vector<std::int32_t> query_cu_seqlens,
                     std::vector<std::int32_t> kv_cu_seqlens,
                     std::optional<DocumentAlignment> alignment);
@@ -87,7 +87,7 @@ class Mask {
   /// Throws ArgumentError for a negative length.
   void set_query_lengths(std::vector<std::int32_t> lengths);
   void set_kv_lengths(std::vector<std::int32_t> lengths);
-  /// i sees j only if the block that holds (i, j) is visible: the one part that may differ by head.
+  /// i sees j only if the block of (i, j) is visible. The only part that may differ by head.
   void set_block_mask(BlockMask blocks) { block_mask_ = std::move(blocks); }
 
   [[nodiscard]] bool causal() const noexcept { return parts_.causal; }
@@ -116,11 +116,11 @@ class Mask {
     return parts_.limited() || has_segments() || !query_lengths_.empty() || !kv_lengths_.empty() ||
            block_mask_;
   }
-  /// True if one band says all that positions decide, the same in every batch and document.
+  /// True if one band expresses all parts that compare positions, in every batch and document.
   [[nodiscard]] bool one_band() const;
   /// Causal and window together, where one_band() holds.
   [[nodiscard]] Band band() const;
-  /// All that positions decide for a row; `row` must not be padding of a packing.
+  /// The parts that compare positions, for one row, which must not be padding of a packing.
   [[nodiscard]] PositionRule position_rule(std::int64_t batch, GlobalPosition row) const;
   /// True if visibility can differ between batches, or between query heads.
   [[nodiscard]] bool depends_on_batch() const {
@@ -129,15 +129,15 @@ class Mask {
   }
   [[nodiscard]] bool depends_on_head() const { return block_mask_ && block_mask_->heads() != 1; }
   /// Throws ArgumentError unless segments and lengths fit [batch, T] and [batch, S], offsets and
-  /// prefixes [batch], the block mask [batch, heads, T, S], and unless packings are aligned where
-  /// positions matter.
+  /// prefixes [batch], the block mask [batch, heads, T, S], and unless packings have an alignment
+  /// if positions matter.
   void validate(std::int64_t batch, std::int64_t heads, std::int64_t query_length,
                 std::int64_t kv_length) const;
 
   /// A 64-bit hash, for comparing masks between ranks.
   [[nodiscard]] std::uint64_t digest() const;
 
-  /// Defines the mask: whether `row` sees `column`. `head` is the global query head.
+  /// True if `row` sees `column`; this defines the mask. `head` is the global query head.
   [[nodiscard]] bool visible(std::int64_t batch, std::int64_t head, GlobalPosition row,
                              GlobalPosition column) const;
 
@@ -145,15 +145,14 @@ class Mask {
   /// except that with very many short segments or chunks `pairs` is an upper bound and `full` is
   /// false. The hulls are exact for one batch of unstrided ranges; otherwise they may be too wide.
   /// The cost is linear in the documents that rows and columns share if ids ascend with the
-  /// position, as those of packed sequences do; otherwise in all documents of the rows. With a
-  /// block mask, each costs as much as it has query blocks and key blocks at its edges, however
-  /// many heads there are.
+  /// position, as in packed sequences; otherwise in all documents of the rows. With a block mask,
+  /// each document costs its query blocks and the key blocks at its edges, for any number of heads.
   ///
-  /// Where heads differ, `pairs` is the mean over all heads, rounded up in each batch and not
-  /// `exact` if it is rounded; `full` means in all heads; the hulls hold what any head sees.
+  /// If heads differ, `pairs` is the mean over all heads, rounded up in each batch (and then not
+  /// `exact`); `full` means in all heads; the hulls cover all heads.
   [[nodiscard]] Visibility examine(std::int64_t batch, std::int64_t batches,
                                    const PositionRange& rows, const PositionRange& columns) const;
-  /// The same for one batch and one query head, in all the key blocks that it has.
+  /// The same for one batch and one query head.
   [[nodiscard]] Visibility examine_head(std::int64_t batch, std::int64_t head,
                                         const PositionRange& rows,
                                         const PositionRange& columns) const;
@@ -162,15 +161,15 @@ class Mask {
   [[nodiscard]] Visibility examine_without_band(std::int64_t batch, const PositionRange& rows,
                                                 const PositionRange& columns) const;
 
-  /// For kernels, one row at a time: columns outside both intervals are invisible (disjoint and in
+  /// For kernels, one row at a time: columns outside both intervals are hidden (disjoint and in
   /// order, each possibly empty) …
   struct Interval {
     GlobalPosition begin;
     GlobalPosition end;
   };
   [[nodiscard]] std::array<Interval, 2> row_intervals(std::int64_t batch, GlobalPosition row) const;
-  /// … and inside, those whose segment id differs from the row's or is negative (by global
-  /// position; empty without segments), and those in hidden blocks.
+  /// … and, inside, columns whose segment id differs from the row's or is negative (by global
+  /// position; empty without segments), and columns in hidden blocks.
   [[nodiscard]] std::span<const std::int32_t> query_segments(std::int64_t batch) const;
   [[nodiscard]] std::span<const std::int32_t> kv_segments(std::int64_t batch) const;
 
@@ -178,14 +177,13 @@ class Mask {
   /// queries, in order of position; empty without segments …
   [[nodiscard]] std::span<const SegmentRun> query_runs(std::int64_t batch, GlobalPosition begin,
                                                        GlobalPosition end) const;
-  /// … and all runs of keys: those with this id, in order of position, or those of all ids, in
-  /// order of id.
+  /// … and all runs of keys: with this id, in order of position, or of all ids, in order of id.
   [[nodiscard]] std::span<const SegmentRun> kv_runs(std::int64_t batch, std::int32_t id) const;
   [[nodiscard]] std::span<const SegmentRun> kv_runs(std::int64_t batch) const;
 
  private:
   /// Ids of every position, and their runs: per batch, query runs in order of position, key runs in
-  /// order of (id, position). `ascending` where these are one order and no id comes twice.
+  /// order of (id, position). `ascending` if both orders agree and no id comes twice.
   class Segments {
    public:
     Segments() = default;
@@ -211,9 +209,9 @@ class Mask {
   };
 
   [[nodiscard]] const BlockMask* blocks() const { return block_mask_ ? &*block_mask_ : nullptr; }
-  /// Where the positions of a batch row, or of one of its documents, count from.
+  /// The origin of positions in a batch row, or in one of its documents.
   [[nodiscard]] PositionFrame frame(std::int64_t batch, std::int32_t document) const;
-  /// Pairs are summed over the heads that are asked about.
+  /// Pairs are summed over the heads.
   [[nodiscard]] Visibility examine_one(const BandAndBlocks& seen, bool by_position,
                                        const PositionRange& rows,
                                        const PositionRange& columns) const;
@@ -234,8 +232,8 @@ class Mask {
 };
 
 /// Segment ids 0, 1, … of packed documents from their prefix sum (docs/semantics.md §1): starts at
-/// 0, never falls (a document may be empty), ends at `length`. Throws ArgumentError("cu_seqlens",
-/// …), or whatever `name` says, naming the first wrong entry.
+/// 0, never falls (a document may be empty), ends at `length`. Throws ArgumentError(name, …), by
+/// default "cu_seqlens", naming the first wrong entry.
 [[nodiscard]] std::vector<std::int32_t> segments_from_cu_seqlens(
     std::span<const std::int32_t> cu_seqlens, std::int64_t length, const char* name = "cu_seqlens");
 

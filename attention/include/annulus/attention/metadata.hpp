@@ -12,7 +12,7 @@
 
 namespace annulus {
 
-/// Where a forward pass is computed. `automatic` leaves the choice to the context.
+/// The kind of device that computes. `automatic` leaves the choice to the context.
 enum class Backend : std::uint8_t { automatic, cpu, cuda };
 
 [[nodiscard]] std::string_view name_of(Backend backend) noexcept;
@@ -44,7 +44,7 @@ struct MetadataFields {
 };
 
 /// The configuration of attention calls, apart from their tensors (docs/semantics.md §2). Names and
-/// defaults are EasyDeL's, so its configurations carry over; dropout_seed, soft_cap,
+/// defaults are EasyDeL's, so its configurations can be used; dropout_seed, soft_cap,
 /// sharding_rules, mode and implementation are additions in the same style. Plain data.
 struct AttentionMetadata {
   DType runtime_dtype = DType::float32;          ///< of query, key, value and output
@@ -82,10 +82,10 @@ struct AttentionMetadata {
   /// in float32; a dropout probability outside [0, 1); a block size below 1; an empty name.
   void validate() const;
 
-  /// The mode of calls with queries of this length: `mode`, else as infer_attention_mode() says.
+  /// The mode of calls with queries of this length: `mode`, else infer_attention_mode().
   [[nodiscard]] AttentionMode mode_of(std::int64_t query_length) const noexcept;
-  /// The sharding rules. A sequence axis other than "sp" is added as the rule of both lengths,
-  /// where `sharding_rules` has none.
+  /// The sharding rules. A sequence axis other than "sp" is added as the rule of both lengths if
+  /// `sharding_rules` has none.
   [[nodiscard]] ShardingRules rules() const;
   /// The mesh as text: `mesh`, else "sp=-1" with the name of the sequence axis.
   [[nodiscard]] std::string mesh_text() const;
@@ -102,7 +102,7 @@ struct ParsedMetadata {
 
 /// A JSON object with a key for each field: dtypes, backend and mode as their names, sharding rules
 /// as an object of semantic axes. The rule of an axis is a mesh axis, a list of them, null (not
-/// sharded), or an object of these by mode, with the key "all" for the other modes:
+/// sharded), or an object of such values by mode, with the key "all" for the other modes:
 ///
 ///     {"softmax_scale": 0.125, "mesh": "sp=4,tp=2",
 ///      "sharding_rules": {"head": "tp", "query_length": {"all": ["sp"], "autoregressive": null}}}
@@ -123,8 +123,8 @@ struct ParsedMetadata {
 [[nodiscard]] ShardingRules parse_sharding_rules(std::string_view text, const std::string& source);
 
 /// The fields set in the environment: softmax_scale in ANNULUS_METADATA_SOFTMAX_SCALE, and so on. A
-/// value is JSON, but text needs no quotes. Empty variables are ignored. Warnings and errors are
-/// those of parse_metadata(), with the variable's name.
+/// value is JSON, but text needs no quotes. Empty variables are ignored. Warnings and errors are as
+/// for parse_metadata(), with the variable's name.
 [[nodiscard]] ParsedMetadata metadata_from_environment();
 
 }  // namespace annulus

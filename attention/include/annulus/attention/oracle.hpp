@@ -10,7 +10,7 @@
 
 namespace annulus {
 
-/// How large the terms are that a row adds up: its rounding errors are in proportion to them (see
+/// The magnitudes of the terms in a row's sums, to which its rounding errors are proportional (see
 /// accuracy.hpp). Sums are over the keys j that the row sees; p is the factor of the value in the
 /// normalised output, after dropout. Entries that are not finite count as 0.
 struct RowTerms {

@@ -13,38 +13,38 @@ namespace annulus {
 /// One gradient, row-major.
 struct OracleGradient {
   std::vector<double> values;
-  /// The sums of the magnitudes that the bound of docs/semantics.md §6 is relative to: the same
-  /// formula with P ∘ (|dP| + |delta|) for dL and absolute values of the other factor.
+  /// Sums of magnitudes, to which the bound of docs/semantics.md §6 is relative: the same formula
+  /// with P ∘ (|dP| + |delta|) in place of dL and absolute values of the other factor.
   std::vector<double> magnitudes;
 };
 
-/// The gradients of a loss by everything that oracle_attention() reads. Rows are those of the call.
+/// The gradients of a loss by everything that oracle_attention() reads. It covers the call's rows.
 struct OracleGradients {
   OracleGradient query;  ///< [B, rows, N, D]
-  OracleGradient key;    ///< [B, columns, K, D], of these rows: those of several calls add up
+  OracleGradient key;    ///< [B, columns, K, D], from these rows; several calls can be added
   OracleGradient value;  ///< [B, columns, K, Dv], likewise
   /// As broadcast: 1 where the problem's bias is 1, and [B, N, rows, S] elsewhere (columns instead
   /// of S where scores are by column); empty without a bias.
   OracleGradient bias;
   OracleGradient sinks;  ///< [N, M], or [M] where all heads share them; empty without sinks
-  /// By sink, Σ (P · ‖dO ∘ O‖)² over the rows: roundings of O reach the sinks' gradient with the
-  /// root of it, as they are independent, whereas `magnitudes` grow with the number of rows.
+  /// By sink, Σ (P · ‖dO ∘ O‖)² over the rows. Roundings of O are independent, so they reach the
+  /// sinks' gradient with the root of this sum, whereas `magnitudes` grow with the number of rows.
   std::vector<double> sink_squares;
-  /// By entry of the bias, Σ m² over the rows, where m is what a row adds to the entry's magnitude:
-  /// likewise, roundings of different rows are independent.
+  /// By entry of the bias, Σ m² over the rows, where m is a row's part of the entry's magnitude.
+  /// Roundings of different rows are independent too.
   std::vector<double> bias_squares;
 };
 
-/// Sequential, float64, one row at a time (docs/semantics.md §1, "Backward"; FlashAttention-2, Dao
-/// 2023, §3.1). With P = exp(logit − LSE), Z the factors of dropout (0 or 1/(1 − p)) and
-/// delta = rowsum(dO ∘ O) − dLSE:
+/// Sequential, float64, one row at a time (docs/semantics.md §1, "Gradients"; FlashAttention-2, Dao
+/// 2023, §3.1). With P = exp(logit − LSE), Z the factors of dropout (0 or 1/(1 − p)) and delta =
+/// rowsum(dO ∘ O) − dLSE:
 ///
 ///     dV = (P ∘ Z)ᵀ dO      dP = (dO Vᵀ) ∘ Z      dL = P ∘ (dP − delta)      dbias = dL
 ///     dS = dL ∘ (1 − (capped/cap)²)      dQ = scale · dS K      dK = scale · dSᵀ Q
 ///     dsinks = −Σ exp(sink − LSE) · delta
 ///
-/// Grouped heads, and whatever a bias or sinks are broadcast over, sum. A row whose LSE is −∞ adds
-/// nothing.
+/// Gradients are summed over grouped heads and over broadcast dimensions of bias and sinks. A row
+/// whose LSE is −∞ adds nothing.
 ///
 /// The arguments are as for oracle_attention(); key and value hold all columns that the rows see.
 /// grad_output [b,rows,n,Dv] is dO, of the problem's dtype; grad_lse [b,n,rows] is dLSE, float32 or

@@ -28,8 +28,8 @@ struct KeySpans {
 };
 
 /// The parts of a mask that compare positions, applied to global positions: a row sees the keys
-/// before `prefix_end`; of those that causal shows it, the keys before `sink_end`; and the keys
-/// that lie in its band and in its chunk. For the host and for device code.
+/// before `prefix_end`, the keys before `sink_end` that causal shows, and the keys in its band and
+/// its chunk. For the host and for device code.
 struct PositionRule {
   Band band;                               ///< causal and window
   std::int64_t causal = Band::kUnlimited;  ///< causal alone: j − i ≤ causal
@@ -65,8 +65,8 @@ struct PositionRule {
   }
 };
 
-/// Where the positions of a batch row, or of one of its documents, start, and how its queries and
-/// keys are aligned.
+/// The origin of positions in a batch row, or in one of its documents, and the alignment of queries
+/// and keys.
 struct PositionFrame {
   std::int64_t query_begin = 0;
   std::int64_t key_begin = 0;

@@ -37,14 +37,14 @@ struct AttentionShape {
 /// "B=1 T=1024 S=1024 N=8 K=2 D=64 Dv=64".
 [[nodiscard]] std::string to_string(const AttentionShape& shape);
 
-/// Which values change from call to call. Calls pass them, and one plan serves all of them.
+/// The values that change from call to call. Calls pass them, and one plan serves all calls.
 struct CallArguments {
-  /// Lengths of queries and keys, up to those of the mask, or T and S where it has none.
+  /// Lengths of queries and keys, at most the mask's, or T and S.
   bool lengths = false;
-  bool offsets = false;  ///< any, so that plans skip nothing that causal, window or chunk hide
+  bool offsets = false;  ///< any offsets, so plans skip nothing that causal, window or chunk hide
   bool dropout_seed = false;
 
-  /// True if calls differ in what their rows see.
+  /// True if the visible pairs differ between calls.
   [[nodiscard]] bool change_visibility() const { return lengths || offsets; }
   [[nodiscard]] bool any() const { return change_visibility() || dropout_seed; }
   bool operator==(const CallArguments&) const = default;
@@ -53,15 +53,15 @@ struct CallArguments {
 /// "lengths, offsets, dropout seed"; "none".
 [[nodiscard]] std::string to_string(const CallArguments& arguments);
 
-/// Which calls give the same bits: of results and, in the backward pass, of gradients.
+/// The calls that must give the same bits, of results and of gradients.
 enum class Reproducible : std::uint8_t {
-  /// None need: gradients may be added in an order that varies. The forward pass repeats its bits
-  /// all the same, unless it is named a kernel that does not.
+  /// None: gradients may be added in a varying order. The forward pass still repeats its bits,
+  /// unless a kernel that does not is named.
   no,
-  run,  ///< repeated ones
-  /// Those on any number of ranks, too. A row's result then depends on nothing but its keys, added
-  /// up in global order, and the gradients of a key on nothing but its rows, likewise. What no
-  /// implementation and no schedule computes so is refused.
+  run,  ///< repeated calls
+  /// Calls on any number of ranks, too. A row's result then depends only on its keys, summed in
+  /// global order, and the gradients of a key only on its rows. A problem that no implementation
+  /// and no schedule computes like this is refused.
   world
 };
 
@@ -87,12 +87,12 @@ struct AttentionProblem {
   /// dimension is 1 or that of [B,N,T,S]. Each call passes their entries (see ScoreTensors).
   std::optional<Extents> bias = {};
   std::optional<Extents> dense_mask = {};
-  bool weights = false;  ///< whether to return attention weights: see attention_weights.hpp
-  /// If false, a row's results are its largest logit m, Σ exp(s − m) and, as the output,
-  /// Σ exp(s − m) · v, of which dropout changes the output alone; (−∞, 0, 0) if it sees no key. The
-  /// LSE is m + log Σ exp(s − m). float16 may overflow in such an output.
+  bool weights = false;  ///< return attention weights: see attention_weights.hpp
+  /// If false, a row's results are its largest logit m, Σ exp(s − m) and, as the output, Σ exp(s −
+  /// m) · v; (−∞, 0, 0) if it sees no key. Dropout changes only the output. The LSE is m + log Σ
+  /// exp(s − m). float16 may overflow in such an output.
   bool normalize_output = true;
-  /// Lengths and offsets of the mask and the seed of the dropout hold for calls that pass none.
+  /// Calls that pass none use lengths and offsets of the mask and the seed of the dropout.
   CallArguments call_arguments = {};
   std::optional<Reproducible> reproducible = {};  ///< absent: `run` on CPUs, `no` on GPUs
 
@@ -110,7 +110,7 @@ struct AttentionProblem {
   void validate() const;
 };
 
-/// The problem with a mask that shows all that any call shows: what plans are made for.
+/// The problem with a mask that shows every pair that any call can show; plans are made for it.
 [[nodiscard]] AttentionProblem bound_of(AttentionProblem problem);
 
 /// 2 · N · (D + Dv) operations per visible pair, the usual count: 4 · pairs · N · D if D = Dv.

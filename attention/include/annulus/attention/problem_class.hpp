@@ -22,7 +22,7 @@ enum class MaskKind : std::uint8_t {
 /// Throws ArgumentError("mask", …), listing the names, for any other text.
 [[nodiscard]] MaskKind parse_mask_kind(std::string_view name);
 
-/// Which pass of a problem is to be computed.
+/// A pass of a problem.
 enum class Pass : std::uint8_t { forward, backward };
 
 /// "forward", "backward".
@@ -30,7 +30,7 @@ enum class Pass : std::uint8_t { forward, backward };
 /// Throws ArgumentError("pass", …) for any other text.
 [[nodiscard]] Pass parse_pass(std::string_view name);
 
-/// Properties that change the rate of a kernel much. Rates are measured and assumed per class.
+/// Properties that strongly affect the rate of a kernel. Rates are measured and assumed per class.
 struct ProblemClass {
   DType dtype = DType::float32;
   std::int64_t head_dim = 1;   ///< D

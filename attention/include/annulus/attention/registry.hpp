@@ -21,14 +21,14 @@ struct Strategy {
   std::function<Capability(const AttentionProblem& problem)> accepts;
 };
 
-/// Who may compute a problem, and why the others may not.
+/// The implementations for a problem, and why the others cannot compute it.
 struct Selection {
-  /// In order of registration. Each block goes to the one that is predicted to be fastest of those
-  /// that take it, the first of equals. Just one when it was named.
+  /// In order of registration. Each block goes to the candidate that takes it and is predicted to
+  /// be fastest, the first of equals. A named implementation is the only candidate.
   std::vector<const Implementation*> candidates;
   /// (name, reason) of every implementation that cannot.
   std::vector<std::pair<std::string, std::string>> passed_over;
-  /// The schedule that the name stands for; "auto" unless it names a strategy that decides it.
+  /// The schedule that the name implies; "auto" unless it is a strategy with a schedule.
   std::string schedule = "auto";
 
   /// The schedule to plan if the caller asks for `wanted`, which may be "auto". Throws
@@ -36,17 +36,17 @@ struct Selection {
   [[nodiscard]] std::string schedule_for(const std::string& wanted) const;
 };
 
-/// Whether this machine must be able to compute, or the plan is for another one.
+/// The machine that computes: this one, or another one that is planned for.
 enum class Presence : std::uint8_t { required, assumed };
 
 /// The implementations by name. Names are case-sensitive.
 class Registry {
  public:
-  /// All implementations. One whose backend is not in this build is listed too; it
-  /// refuses every problem with that reason.
+  /// All implementations, including ones whose backend is not in this build, which refuse every
+  /// problem with that reason.
   static Registry standard();
 
-  /// For `auto` to choose from, as Selection says. Throws ArgumentError if a name is taken.
+  /// Adds an implementation, which `auto` may choose too. Throws ArgumentError if a name is taken.
   void add(std::unique_ptr<Implementation> implementation);
   /// Throws like the above.
   void add(Strategy strategy);
@@ -66,9 +66,8 @@ class Registry {
   /// For "auto", and for a strategy that accepts the problem, all implementations that can run it
   /// at `place`; otherwise the named one. Throws UnsupportedError with the reason if the named
   /// implementation or strategy cannot run the problem, and ArgumentError for an unknown name. With
-  /// ANNULUS_FORCE_NATIVE=1 only "native" is selected, whatever the name. For the backward pass,
-  /// implementations are asked for gradients (Implementation::fits_backward()), and what they are
-  /// meant for in the forward pass does not count.
+  /// ANNULUS_FORCE_NATIVE=1, "native" is selected for any name. For the backward pass,
+  /// Implementation::fits_backward() decides, and Declaration::meant_for does not count.
   [[nodiscard]] Selection select(std::string_view name, const AttentionProblem& problem,
                                  Place place, Presence presence = Presence::required,
                                  Pass pass = Pass::forward) const;

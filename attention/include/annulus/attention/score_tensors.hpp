@@ -10,10 +10,10 @@
 
 namespace annulus {
 
-/// Bias and dense mask of a call, as views [b,n,t,S]: batches, query heads and rows are those of
-/// the call, keys are all those of the problem, by global position, so the columns of the call may
-/// be in any order. Or views [b,n,t,s] of the keys of the call only, by column. Broadcast
-/// dimensions have stride 0; unless it is broadcast, the last dimension has stride 1.
+/// Bias and dense mask of a call. Views [b,n,t,S] have the call's batches, query heads and rows,
+/// and all keys of the problem by global position, so the call's columns may be in any order. Views
+/// [b,n,t,s] have only the call's keys, by column. Broadcast dimensions have stride 0; otherwise
+/// the last dimension has stride 1.
 ///
 /// A pair is hidden where the mask is 0 or the bias is −∞. A mask given as a bias of 0 and −∞
 /// therefore means the same as a dense mask, also for rows that see no key. Bias entries of hidden
@@ -21,7 +21,7 @@ namespace annulus {
 struct ScoreTensors {
   std::optional<ConstTensorView> bias = {};  ///< float32
   std::optional<ConstTensorView> mask = {};  ///< boolean: a pair is visible where it is not 0
-  bool by_column = false;  ///< keys are the columns of the call, rather than all of the problem
+  bool by_column = false;  ///< keys are the columns of the call, not all of the problem
 
   [[nodiscard]] bool empty() const noexcept { return !bias && !mask; }
   /// Indices in the last dimension: first, first + step, …
@@ -30,7 +30,7 @@ struct ScoreTensors {
     std::int64_t step = 1;
     std::int64_t count = 0;
   };
-  /// Those of neighbouring columns of the call, the first of which is its column `first`.
+  /// The indices of neighbouring columns of the call, from its column `first` on.
   [[nodiscard]] Keys keys_of(std::int64_t first, const PositionRange& positions) const {
     if (by_column) return {first, 1, positions.length};
     return {positions.start.value(), positions.stride, positions.length};
@@ -45,18 +45,18 @@ struct ScoreTensors {
     return !bias ||
            bias->at<float>({batch, head, row, key}) != -std::numeric_limits<float>::infinity();
   }
-  /// The views of `count` batches, heads, rows or keys, from `begin` on.
+  /// Views of `count` batches, heads, rows or keys, from `begin` on.
   [[nodiscard]] ScoreTensors slice(int dim, std::int64_t begin, std::int64_t count) const;
-  /// Throws InternalError unless there are views of just what `problem` has, for queries of this
-  /// shape, [b,t,n,D], and so many columns.
+  /// Throws InternalError unless the views match `problem`, queries of this shape, [b,t,n,D], and
+  /// this many columns.
   void check(const AttentionProblem& problem, const Extents& query, std::int64_t columns) const;
 };
 
-/// A view of `tensor` in the shape `shape`; each dimension of `tensor` is 1, and then gets stride
-/// 0, or that of `shape`.
+/// A view of `tensor` in the shape `shape`. Each dimension of `tensor` equals that of `shape`, or
+/// is 1 and gets stride 0.
 [[nodiscard]] ConstTensorView broadcast_to(const ConstTensorView& tensor, const Extents& shape);
 
-/// Views [b,n,t,S] of a rank's parts; a tensor without dimensions stands for none.
+/// Views [b,n,t,S] of a rank's parts; without dimensions: none.
 [[nodiscard]] ScoreTensors broadcast_scores(const ConstTensorView& bias,
                                             const ConstTensorView& mask, const Extents& shape);
 

@@ -10,7 +10,7 @@
 
 namespace annulus {
 
-/// The log of the sum of the exponentials; −∞ of none, and of those that are −∞.
+/// The log of the sum of the exponentials; −∞ if there are no logits, or all are −∞.
 [[nodiscard]] double log_sum_exp(std::span<const float> logits);
 
 /// Extra logits of each query head that enter the softmax's denominator once, without a value
@@ -18,8 +18,7 @@ namespace annulus {
 /// even in a row that sees no key.
 ///
 /// For each row they are a softmax state with output 0 and LSE lse(). Merging it once with the
-/// state over the keys gives the result, whatever the blocks, hops and ranks. Copies share the
-/// logits.
+/// state over the keys gives the result, for any blocks, hops and ranks. Copies share the logits.
 class Sinks {
  public:
   /// [N,M] row-major, or [M] for all heads alike. Throws ArgumentError("sinks", …) for another

@@ -25,7 +25,7 @@ namespace annulus {
 /// it to float32 at the end.
 ///
 /// The maximum, float32 [B,N,t], is the row's largest logit, −∞ if it sees nothing and NaN if its
-/// LSE is NaN. A view without dimensions means that nobody wants it.
+/// LSE is NaN. A view without dimensions: not wanted.
 struct SoftmaxState {
   TensorView output;
   TensorView lse;
@@ -68,16 +68,16 @@ struct PartialState {
 /// The most parts that one combine() must accept: as many as a device takes in one launch.
 inline constexpr int kMaximumParts = 32;
 
-/// How a combined row is written.
+/// The form of a combined row.
 enum class SoftmaxForm : std::uint8_t {
   normalised,   ///< as a SoftmaxState
-  unnormalised  ///< the output times the sum exp(LSE − maximum), and that sum in place of the LSE
+  unnormalised  ///< the output times exp(LSE − maximum), and this sum in place of the LSE
 };
 
 /// Sets each row of `result` to the product of the parts that cover it, in their order, or to the
-/// empty element if none does, which is (0, 0) with maximum −∞ where unnormalised. The maximum is
-/// the largest of the parts' maxima, which all have one if the result has; an unnormalised result
-/// has one. If the LSE of a part is −∞, only the first element of its output is read, which may be
+/// empty element if none does: (0, 0) with maximum −∞ if unnormalised. The maximum is the largest
+/// of the parts' maxima; all parts must have one if the result has, and an unnormalised result must
+/// have one. If the LSE of a part is −∞, only the first element of its output is read, which may be
 /// NaN. The output of `result` has any floating dtype and is rounded once; its LSE is float32 or
 /// float64. The outputs of the parts have the partial_dtype() of that dtype. Output, LSE and
 /// maximum of `result` may each share the memory of one part. All tensors are in host memory; Dv is

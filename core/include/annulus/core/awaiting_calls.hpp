@@ -9,7 +9,7 @@
 namespace annulus {
 
 /// The calls on one GPU whose kernels wait for other ranks. They run one at a time, in the order of
-/// submission, which is the same on all ranks: two at once could deadlock, as each could occupy the
+/// submission, which is the same on all ranks: two at once could deadlock, as each could occupy a
 /// GPU on which the other has yet to begin. All devices that this process opens on a GPU share one
 /// object.
 struct AwaitingCalls {
@@ -17,7 +17,7 @@ struct AwaitingCalls {
   std::shared_ptr<Event> last;  ///< the end of the last submitted call; null before the first
 };
 
-/// The object of the GPU at `place`. It lives as long as one of the results does.
+/// The object of the GPU at `place`. It lives as long as any result.
 [[nodiscard]] std::shared_ptr<AwaitingCalls> awaiting_calls(Place place);
 
 }  // namespace annulus

@@ -10,8 +10,8 @@
 
 namespace annulus {
 
-/// Memory of which a call needs nothing once it has ended. The calls of a device run one after the
-/// other, so that objects hold the same pieces: sixty-four of one shape take no more than one.
+/// Memory that a call needs only while it runs. The calls of a device run one after the other, so
+/// objects share the same pieces: sixty-four objects of one shape take no more than one.
 class CallMemory {
  public:
   struct Request {
@@ -20,9 +20,9 @@ class CallMemory {
   };
   using Piece = std::shared_ptr<const Buffer>;
 
-  /// A piece for each request of one object, which uses all of them at once. Pieces that other
-  /// objects hold are taken where they are large enough and at most a quarter larger; the others
-  /// are new. A piece goes back to its pool with its last holder.
+  /// A piece for each request of one object, which uses all pieces at once. Shares pieces of other
+  /// objects that are large enough and at most a quarter larger; others are new. A piece goes back
+  /// to its pool with its last holder.
   [[nodiscard]] std::vector<Piece> take(std::span<const Request> requests);
 
  private:

@@ -14,18 +14,17 @@
 
 namespace annulus {
 
-/// Watches calls that a device has been given and nobody waits for by our means: a caller who
-/// synchronises his own stream would wait for a lost rank for ever. A thread looks at marks that
-/// the device writes into host memory, so that a call costs nothing more. When a call makes no
-/// progress for the timeout, the thread releases the work that waits for other ranks, on all
-/// objects that are watched here, and check() throws from then on.
+/// Watches calls on a device that no thread waits for through this library: a caller who
+/// synchronises his own stream would wait for a lost rank for ever. A thread reads marks that the
+/// device writes into host memory, so calls cost nothing more. When a call makes no progress for
+/// the timeout, the thread releases the work that waits for other ranks, on all objects that are
+/// watched here, and check() throws from then on.
 ///
-/// The thread does not communicate, because MPI may permit only one thread at a time. So it knows
-/// no heartbeats, and the timeout counts from the last progress of this rank's own device.
+/// The thread does not communicate, because MPI may permit only one thread at a time. So it
+/// receives no heartbeats, and the timeout counts from the last progress of this rank's own device.
 class CallWatch {
  public:
-  /// The calls of one object, as the thread sees them. All functions are called from the thread,
-  /// until the end of the Watched object.
+  /// The calls of one object. The thread calls all these functions until the Watched object ends.
   struct Calls {
     std::function<bool()> under_way;        ///< exchanges have begun and not ended
     std::function<std::uint64_t()> moved;   ///< changes with progress
@@ -40,7 +39,7 @@ class CallWatch {
     Calls calls;
     std::uint64_t moved;
     Clock::time_point since;      // the last progress
-    std::atomic<int> paused = 0;  // somebody waits under a watchdog of his own
+    std::atomic<int> paused = 0;  // a thread waits under its own watchdog
   };
 
  public:
@@ -56,7 +55,7 @@ class CallWatch {
     CallWatch& watch_;
     std::list<Entry>::iterator entry_;
   };
-  /// While it lives, the calls are not watched.
+  /// While a Pause lives, the calls are not watched.
   class Pause {
    public:
     explicit Pause(Watched& watched) noexcept : entry_(*watched.entry_) { ++entry_.paused; }

@@ -20,9 +20,9 @@ struct CudaDeviceInfo {
 };
 
 struct CudaVersions {
-  std::string built;   ///< runtime that the build saw; "not built"
+  std::string built;   ///< runtime at build time; "not built"
   std::string loaded;  ///< runtime in use
-  std::string driver;  ///< newest CUDA that the driver serves
+  std::string driver;  ///< newest CUDA version that the driver supports
 };
 
 /// Why no GPU can be used, such as "this build has no CUDA" or "no CUDA device: …"; empty if one
@@ -35,9 +35,9 @@ struct CudaVersions {
 [[nodiscard]] std::vector<CudaDeviceInfo> cuda_devices();
 [[nodiscard]] CudaVersions cuda_versions();
 
-/// The device with this index among the visible ones. Its calls, and those of its streams and
-/// memory, may come from any thread, whatever device is current there, and leave it current. Throws
-/// UnsupportedError with the reason when there is none.
+/// The device with this index among the visible ones. Calls on it, its streams and its memory may
+/// come from any thread, under any current device, and leave that device current. Throws
+/// UnsupportedError with the reason if there is none.
 [[nodiscard]] std::unique_ptr<Device> make_cuda_device(int index);
 
 /// Page-locked host memory, for staging between files and device.

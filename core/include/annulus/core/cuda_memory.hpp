@@ -7,11 +7,11 @@
 
 namespace annulus::cuda {
 
-/// cudaMalloc on the current device: null where there is no memory left; throws CudaError.
+/// cudaMalloc on the current device. Null if no memory is left; throws CudaError.
 [[nodiscard]] void* allocate(std::size_t bytes);
 /// "3.2 GiB of the device's 139.8 GiB are free".
 [[nodiscard]] std::string memory_state(int device);
-/// "0000:1b:00.0": the same in every process of a node, whatever CUDA_VISIBLE_DEVICES says.
+/// "0000:1b:00.0": the same in every process of a node, independent of CUDA_VISIBLE_DEVICES.
 [[nodiscard]] std::string bus_id(int device);
 
 }  // namespace annulus::cuda

@@ -37,7 +37,7 @@ struct CudaEventTraits {
   static void release(Raw raw) noexcept;
 };
 
-/// A stream of a CUDA device. Its calls may come from any thread, whatever device is current there.
+/// A stream of a CUDA device. Its calls may come from any thread, under any current device.
 class CudaStream final : public Stream {
  public:
   /// `tracer` may be null; otherwise it must outlive the stream.

@@ -18,8 +18,8 @@ struct AwaitingCalls;
 class CallMemory;
 class ForeignStream;
 
-/// While it lives, its device is current for CUDA calls that the calling thread makes itself; at
-/// the end, the previous device is current again.
+/// While the object lives, its device is current for the thread's own CUDA calls; at the end, the
+/// previous device is current again.
 class CurrentDevice {
  public:
   virtual ~CurrentDevice() = default;
@@ -34,14 +34,14 @@ struct TensorCopy {
 class Device {
  public:
   virtual ~Device() = default;
-  /// For callers that launch kernels of their own. Null where no device has to be current.
+  /// For callers that launch their own kernels. Null if no device has to be current.
   [[nodiscard]] virtual std::unique_ptr<CurrentDevice> make_current() const { return nullptr; }
   [[nodiscard]] virtual Place place() const noexcept = 0;
   [[nodiscard]] virtual MemoryPool& memory() noexcept = 0;
   /// The host memory that this device copies from and to fastest: page-locked memory for a GPU.
   [[nodiscard]] virtual MemoryPool& staging() = 0;
-  /// `tracer` may be null; otherwise it must outlive the stream. A device that must choose runs the
-  /// work of urgent streams first.
+  /// `tracer` may be null; otherwise it must outlive the stream. If a device must choose, it runs
+  /// the work of urgent streams first.
   [[nodiscard]] virtual std::unique_ptr<Stream> make_stream(std::string name, Watchdog watchdog,
                                                             Tracer* tracer, bool urgent) = 0;
   [[nodiscard]] std::unique_ptr<Stream> make_stream(std::string name, Watchdog watchdog,
@@ -55,32 +55,32 @@ class Device {
                                                           const std::function<void()>& /*body*/) {
     return nullptr;
   }
-  /// Shared with the other devices that this process has opened on the same GPU.
+  /// Shared with other Device objects of this process on the same GPU.
   [[nodiscard]] AwaitingCalls& awaiting_calls();
   /// Memory that the calls on this device use one after the other.
   [[nodiscard]] CallMemory& call_memory();
-  /// Likewise, for what kernels need while they run (see Workspace), beside what their call holds.
+  /// Likewise, for what kernels need while they run (see Workspace), apart from the memory of their
+  /// call.
   [[nodiscard]] CallMemory& kernel_memory();
-  /// Orders a call with `caller`, the caller's stream, which may be null: work submitted to
-  /// `stream` from now on starts after what is on the caller's. It also starts after the calls
-  /// before, as calls on a device run one after the other, in the order in which they are submitted
-  /// and graphs of the caller that hold some are launched.
+  /// Orders a call after `caller`, the caller's stream, which may be null: work submitted to
+  /// `stream` from now on starts after the present work of the caller's stream. It also starts
+  /// after earlier calls. Calls on a device run one after the other, in the order in which they are
+  /// submitted, or in which graphs of the caller that hold them are launched.
   virtual void begin_call(Stream& stream, ForeignStream* caller);
-  /// Work put on the caller's stream from now on starts after the call.
+  /// Later work on the caller's stream starts after the call.
   virtual void end_call(Stream& stream, ForeignStream* caller);
-  /// Work submitted to `stream` from now on starts after the calls before and the launched graphs
-  /// that hold calls.
+  /// Later work on `stream` starts after earlier calls and after launched graphs that hold calls.
   virtual void await_calls(Stream& /*stream*/) {}
-  /// For results that the user of `stream`, a stream of the caller, may drop before the stream is
-  /// done with them. What comes back goes only to later users of the same stream, whose work runs
-  /// after that of the earlier ones. The pool lives as long as the device.
+  /// Memory for results that the user of `stream`, a stream of the caller, may drop before the
+  /// stream is done with them. Freed memory is reused only on the same stream, where later work
+  /// runs after earlier work. The pool lives as long as the device.
   [[nodiscard]] virtual MemoryPool& memory_of(ForeignStream& /*stream*/) { return memory(); }
-  /// Copies between tensors of equal shape and dtype. Each lies on the host or on this device. They
-  /// are contiguous, unless both lie on the same. Ordered by `stream`, which belongs to this
+  /// Copies between tensors of equal shape and dtype, each on the host or on this device. They must
+  /// be contiguous unless both are on the same side. Ordered by `stream`, which belongs to this
   /// device.
   virtual void copy(const ConstTensorView& source, const TensorView& destination,
                     Stream& stream) = 0;
-  /// Several such copies, in any order or at once: none may write what another reads or writes.
+  /// Several copies, in any order or at once: none may write what another reads or writes.
   virtual void copy(std::span<const TensorCopy> copies, Stream& stream) {
     for (const TensorCopy& one : copies) copy(one.source, one.destination, stream);
   }

@@ -4,8 +4,8 @@
 
 namespace annulus {
 
-/// Makes a CUDA device current for the calling thread, and the previous one again at the end. Costs
-/// next to nothing if it is current already.
+/// Makes a CUDA device current for the calling thread, and the previous one again at the end.
+/// Almost free if the device is current already.
 class DeviceGuard {
  public:
   /// Throws CudaError.

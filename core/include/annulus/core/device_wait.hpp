@@ -9,16 +9,16 @@
 
 namespace annulus {
 
-/// A device's queue of work, as seen by someone who waits for its end.
+/// A device's queue of work, for a thread that waits for its end.
 struct DeviceQueue {
   std::function<bool()> idle;            ///< throws if the device has failed
   std::function<std::uint64_t()> moved;  ///< changes as the work goes on
   std::string description;               ///< "compute: waiting for cuda:0"
 };
 
-/// Waits until `queue` is idle, sending heartbeats whenever it has moved or waiting.computing()
-/// says that this rank waits only for its own work. Throws TimeoutError when nothing has moved for
-/// the watchdog's timeout, or for kComputingTimeouts of them while the device computes.
+/// Waits until `queue` is idle. Sends heartbeats whenever it has moved, or when waiting.computing()
+/// says that this rank waits only for its own work. Throws TimeoutError if nothing moves for the
+/// watchdog's timeout, or for kComputingTimeouts timeouts while the device computes.
 void wait_for_device(const DeviceQueue& queue, const Waiting& waiting, const Watchdog& watchdog);
 
 }  // namespace annulus

@@ -18,8 +18,8 @@ struct EnvironmentVariable {
 /// its options from ANNULUS_<OPTION>.
 [[nodiscard]] std::span<const EnvironmentVariable> environment_variables();
 
-/// The value of a variable of the table, or its default if it is not set. Throws InternalError for
-/// a name that the table lacks.
+/// The value of a variable in the table, or its default if it is not set. Throws InternalError for
+/// a name that is not in the table.
 [[nodiscard]] std::string environment(std::string_view name);
 
 /// As environment(), for on/off variables: 0, off, false, no or empty are off; 1, on, true, yes are

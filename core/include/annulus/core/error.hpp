@@ -6,7 +6,7 @@
 
 namespace annulus {
 
-/// Exit codes of the program. 1 is what mpirun and the shell themselves fail with.
+/// Exit codes of the program. 1 is left to failures of mpirun and the shell.
 enum class ExitCode : int {
   success = 0,
   usage = 2,    ///< the caller's input is wrong

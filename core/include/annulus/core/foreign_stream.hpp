@@ -7,8 +7,8 @@
 
 namespace annulus {
 
-/// A device stream that somebody else owns, against which ours are ordered. The host waits for
-/// nothing.
+/// A device stream that belongs to the caller, with which our streams are ordered. The host does
+/// not wait.
 class ForeignStream {
  public:
   virtual ~ForeignStream() = default;
@@ -16,16 +16,16 @@ class ForeignStream {
   ForeignStream(const ForeignStream&) = delete;
   ForeignStream& operator=(const ForeignStream&) = delete;
 
-  /// Differs from that of every other stream of this process, ended ones included.
+  /// Unique among all streams of this process, including ended ones.
   [[nodiscard]] virtual std::uint64_t id() const = 0;
   /// True if work submitted now is captured instead of executed.
   [[nodiscard]] virtual bool is_captured() const = 0;
-  /// Expires when the graph into which the stream is captured has been destroyed, with all that was
-  /// instantiated from it.
+  /// Expires when the graph that the stream is captured into has been destroyed, with all its
+  /// instances.
   [[nodiscard]] virtual std::weak_ptr<void> captured_graph() = 0;
-  /// Work submitted to `ours` from now on starts after the work that is on the foreign stream now.
+  /// Later work on `ours` starts after the present work of the foreign stream.
   virtual void precede(Stream& ours) = 0;
-  /// Work put on the foreign stream from now on starts after the work that `ours` has now.
+  /// Later work on the foreign stream starts after the present work of `ours`.
   virtual void follow(Stream& ours) = 0;
 };
 

@@ -4,10 +4,10 @@
 
 namespace annulus {
 
-/// Move-only owner of a C handle: the one way in which the project holds communicators, file
-/// descriptors and device handles.
+/// Move-only owner of a C handle. All communicators, file descriptors and device handles are held
+/// by it.
 ///
-/// `Traits` says what the handle is:
+/// `Traits` describes the handle:
 ///
 ///     struct Traits {
 ///       using Raw = int;                          // the C type

@@ -16,20 +16,20 @@ namespace annulus {
 class HostOperation {
  public:
   virtual ~HostOperation() = default;
-  /// Called once, when all earlier work of the stream has finished.
+  /// Called once, after all earlier work of the stream has finished.
   virtual void start() = 0;
   /// Advances the work. Returns true once it has finished. Never blocks.
   virtual bool test() = 0;
-  /// The number of its pieces that have finished, which shows that a long transfer makes progress.
+  /// The number of finished pieces, which shows the progress of a long transfer.
   [[nodiscard]] virtual std::uint64_t pieces_finished() const { return 0; }
   /// "step 2: waiting for 1.5 MiB of key/value from rank 3": for a timeout.
   [[nodiscard]] virtual std::string describe() const = 0;
   /// The mesh ranks that it still waits for.
   [[nodiscard]] virtual std::vector<int> peers() const { return {}; }
-  /// The name and messages that the trace shows.
+  /// Name and messages for the trace.
   [[nodiscard]] virtual TraceLabel label() const = 0;
-  /// Records what the trace shows of it, once it has finished: one span from its start to its end,
-  /// unless it can tell its parts apart.
+  /// Records the finished operation in the trace: one span from its start to its end, unless it
+  /// knows its parts.
   virtual void trace(Tracer& tracer, const std::string& stream, std::int64_t begin_ns,
                      std::int64_t end_ns) const {
     tracer.record({label(), stream, begin_ns, end_ns});
@@ -37,7 +37,7 @@ class HostOperation {
 };
 
 /// A stream on the CPU. Computation runs at once in the calling thread, so an event recorded after
-/// it is complete. Operations are queued: each starts when the one before it has finished, and
+/// it is complete. Operations are queued: each starts when the previous one has finished, and
 /// advances only inside progress(), wait() or synchronize() of this stream or of one that waits for
 /// it. Not thread-safe: one thread drives all host streams of a rank.
 class HostStream final : public Stream {

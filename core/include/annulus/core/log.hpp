@@ -9,7 +9,7 @@
 /// The library's log on standard error. Silent unless ANNULUS_LOG_LEVEL names a level.
 namespace annulus {
 
-/// info: the main steps of a run, from the first rank of a mesh alone where all would say the same.
+/// info: the main steps of a run, only from the first rank of a mesh if all would log the same.
 /// debug: every choice, on every rank.
 enum class LogLevel : std::uint8_t { debug, info };
 

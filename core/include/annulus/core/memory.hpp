@@ -20,7 +20,7 @@ class MemoryPool;
 class Buffer {
  public:
   Buffer() = default;
-  /// `block` bytes belong to it, of which `bytes` were asked for.
+  /// `block` is its size, of which `bytes` were requested.
   Buffer(MemoryPool* pool, void* data, std::size_t bytes, std::size_t block) noexcept
       : pool_(pool), data_(data), bytes_(bytes), block_(block) {}
   Buffer(Buffer&& other) noexcept { swap(other); }
@@ -56,9 +56,9 @@ struct MemoryStatistics {
   std::uint64_t system_calls = 0;  ///< number of requests to the system
 };
 
-/// Hands out memory of one place and keeps what comes back for later requests, so that a repeated
+/// Hands out memory of one place and keeps returned memory for later requests, so that a repeated
 /// call allocates nothing. A request gets the smallest free block that fits and is at most a
-/// quarter larger. If the system has no memory left, free blocks are returned to it and it is asked
+/// quarter larger. If the system has no memory left, the pool returns its free blocks and asks
 /// again. Safe to use from several threads.
 class MemoryPool {
  public:
@@ -74,20 +74,20 @@ class MemoryPool {
   [[nodiscard]] Buffer allocate(std::size_t bytes, std::string_view what = {});
   [[nodiscard]] Place place() const noexcept { return place_; }
   [[nodiscard]] MemoryStatistics statistics() const;
-  /// Resets the peak to what is in use now.
+  /// Resets the peak to the present use.
   void reset_peak();
-  /// Returns to the system what is free, of what the pool may free.
+  /// Returns free blocks to the system, if may_free() allows.
   void trim() { release(); }
 
  protected:
-  /// The bytes to take from the system for a request of `bytes`: at least as many, and a multiple
-  /// of kAlignment. Requests with the same answer can use the same block, one after the other.
+  /// The bytes to take from the system for a request of `bytes`: at least `bytes`, and a multiple
+  /// of kAlignment. Requests with equal results can use the same block, one after the other.
   [[nodiscard]] virtual std::size_t block_bytes(std::size_t bytes) const noexcept;
-  /// Called with a result of block_bytes(). Null if there is no memory; throws if something else is
-  /// wrong.
+  /// Called with a result of block_bytes(). Null if there is no memory; throws for other errors.
   virtual void* system_allocate(std::size_t bytes) = 0;
   virtual void system_free(void* data, std::size_t bytes) noexcept = 0;
-  /// True if a free block may go back to the system before the pool ends. With the pool's lock held.
+  /// True if a free block may go back to the system before the pool ends. Called with the pool's
+  /// lock held.
   [[nodiscard]] virtual bool may_free(const void* /*data*/) const noexcept { return true; }
   /// "3.2 GiB of 139.8 GiB are free": for the error when there is no memory; may be empty.
   [[nodiscard]] virtual std::string system_state() const { return {}; }
@@ -97,7 +97,7 @@ class MemoryPool {
  private:
   friend class Buffer;
   void give_back(void* data, std::size_t block) noexcept;
-  /// With the lock held.
+  /// The lock must be held.
   [[nodiscard]] std::pair<void*, std::size_t> take_free(std::size_t block) noexcept;
   void release_locked() noexcept;
 

@@ -6,7 +6,7 @@
 
 namespace annulus {
 
-/// Detects calls of two threads that overlap where only one thread at a time may call. A thread
+/// Detects overlapping calls of two threads to objects that allow one thread at a time. A thread
 /// may call from within its own call.
 class OneAtATime {
  public:
@@ -26,8 +26,8 @@ class OneAtATime {
   explicit OneAtATime(std::string of) : of_(std::move(of)) {}
 
   /// The call lasts as long as the result. Throws LibraryError, naming both calls and their
-  /// threads, while a call of another thread lasts, which goes on undisturbed. `name` must outlive
-  /// the call.
+  /// threads, during a call of another thread, which is not disturbed. `name` must outlive the
+  /// call.
   [[nodiscard]] Call begin(const char* name);
 
  private:

@@ -27,7 +27,7 @@ struct Waiting {
   std::function<std::uint64_t()> moved;   ///< changes with progress; marked(), if empty
 };
 
-/// While a device computes, moved() may stay the same for this many timeouts; after that its kernel
+/// While a device computes, moved() may stay the same for this many timeouts; then its kernel
 /// counts as hung.
 inline constexpr int kComputingTimeouts = 20;
 

@@ -46,8 +46,8 @@ class Extents {
 /// Row-major strides, in elements.
 [[nodiscard]] Extents contiguous_strides(const Extents& shape);
 
-/// A strided view of memory that someone else owns. Strides count elements, not bytes.
-/// `Void` is `void` for a writable view and `const void` for a read-only one.
+/// A strided view of memory that it does not own. Strides count elements, not bytes. `Void` is
+/// `void` for a writable view and `const void` for a read-only one.
 template <class Void>
 class BasicTensorView {
  public:
@@ -132,8 +132,8 @@ class BasicTensorView {
   }
 
  private:
-  // As a number: what is prepared before there is memory slices views at null, on which pointer
-  // arithmetic is undefined.
+  // Computed as a number, since views are also sliced at null, before there is memory, where
+  // pointer arithmetic is undefined.
   [[nodiscard]] Void* offset_by(std::int64_t elements) const noexcept {
     const auto bytes = elements * static_cast<std::int64_t>(size_of(dtype_));
     return reinterpret_cast<Void*>(reinterpret_cast<std::intptr_t>(data_) + bytes);
@@ -146,14 +146,14 @@ class BasicTensorView {
   Place place_;
 };
 
-/// True if no two elements share memory, by strides that nest in each other, as those of any
-/// allocation do, in any order of the dimensions.
+/// True if strides nest in each other, in some order of the dimensions, as in any allocation, so
+/// that no two elements share memory.
 [[nodiscard]] bool has_nested_strides(const Extents& shape, const Extents& strides);
 
 using TensorView = BasicTensorView<void>;
 using ConstTensorView = BasicTensorView<const void>;
 
-/// Copies elements between host views of equal shape and dtype, whatever their strides.
+/// Copies elements between host views of equal shape and dtype, with any strides.
 void copy(const ConstTensorView& source, const TensorView& destination);
 
 /// A contiguous tensor that owns its memory. Contents are uninitialised.

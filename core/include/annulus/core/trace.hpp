@@ -42,15 +42,14 @@ struct TraceLabel {
 
 /// One span on one stream of one rank. Times are nanoseconds of the monotonic clock.
 ///
-/// A rank sees a message from the moment that it posts it to the moment that it notices its
-/// completion. When the other side was ready shows only in the spans of both; see
-/// begin_when_moving().
+/// A rank sees a message from its posting until it notices the completion. Only the spans of both
+/// sides show when the other side was ready; see begin_when_moving().
 struct TraceSpan {
   TraceLabel label;
   std::string stream;
   std::int64_t begin_ns = 0;
   std::int64_t end_ns = 0;
-  std::int64_t waited_ns = 0;  ///< before the begin: posted, with the other side not ready
+  std::int64_t waited_ns = 0;  ///< time before the begin: posted, but the other side was not ready
 };
 
 class TraceSink {
@@ -103,7 +102,7 @@ class TraceCollector final : public TraceSink {
   std::vector<TraceSpan> spans_;
 };
 
-/// Where the time of the traced calls of one rank went, in nanoseconds.
+/// The time of one rank's traced calls, in nanoseconds.
 struct TraceSummary {
   std::int64_t call = 0;
   std::int64_t kernel = 0;
@@ -111,7 +110,7 @@ struct TraceSummary {
   std::int64_t wait = 0;                   ///< exposed transfer time
   std::int64_t transfer = 0;               ///< message time, hidden or not
   std::int64_t transfer_under_kernel = 0;  ///< message time that passed while a kernel ran
-  /// call − kernel − wait: what was neither kernel nor transfer.
+  /// call − kernel − wait: time that was neither kernel nor transfer.
   [[nodiscard]] std::int64_t bookkeeping() const { return call - kernel - wait; }
 };
 

@@ -6,7 +6,7 @@
 
 #include <annulus/core/trace.hpp>
 
-/// The spans of several ranks together: which of them are the two sides of a message.
+/// Finds the two sides of each message in the spans of several ranks.
 namespace annulus {
 
 /// Spans of all ranks, by mesh rank, on one clock.
@@ -24,17 +24,18 @@ struct TraceFlow {
   std::size_t index = 0;
 };
 
-/// Every message that both its ranks have recorded, in an order that depends only on the messages.
+/// Every message that both of its ranks have recorded, in an order that depends only on the
+/// messages.
 [[nodiscard]] std::vector<TraceFlow> flows_of(const TraceOfRanks& ranks);
 
-/// Lets spans of transfers begin when their messages move instead of when they were posted: once
-/// both sides have posted the first message that the span receives, or sends if it receives none.
-/// A message that was sent before its receiver was ready (into a buffer) stays as it is.
+/// Changes the begin of transfer spans from the posting to the moment when messages move: when both
+/// sides have posted the first message that the span receives, or sends if it receives none. A
+/// message that was sent into a buffer before its receiver was ready is not changed.
 void begin_when_moving(TraceOfRanks& ranks);
 
 /// Spans as bytes, to be sent to another rank.
 [[nodiscard]] std::string pack_spans(const std::vector<TraceSpan>& spans);
-/// Throws InternalError for bytes that are no spans.
+/// Throws InternalError for bytes that are not spans.
 [[nodiscard]] std::vector<TraceSpan> unpack_spans(const std::string& bytes);
 
 }  // namespace annulus

@@ -16,7 +16,7 @@ namespace annulus::cuda {
 constexpr int kWarp = 32;
 constexpr int kThreads = 256;
 
-/// Vectors, and how many neighbouring lanes share one.
+/// The vectors of a launch, and the neighbouring lanes that share one.
 struct VectorGrid {
   unsigned vectors = 0, rows = 0, heads = 0;  // vectors = batch · rows · heads
   int packs = 0;                              // of a vector
@@ -74,7 +74,7 @@ Strided<T> strided(const View& view) {
   return {static_cast<T*>(view.data()), {view.stride(0), view.stride(1), view.stride(2)}};
 }
 
-/// `width` elements, moved sixteen bytes at a time at most.
+/// `width` elements, moved at most sixteen bytes at a time.
 template <class T, int width>
 struct alignas(sizeof(T) * width < 16 ? sizeof(T) * width : 16) Pack {
   T at[width];

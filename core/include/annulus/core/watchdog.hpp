@@ -10,30 +10,29 @@
 
 namespace annulus {
 
-/// How ranks tell those that wait for them that they are alive, and that somebody computes.
+/// Messages that tell waiting ranks which ranks are alive, and that some rank computes.
 class Heartbeats {
  public:
   virtual ~Heartbeats() = default;
   enum class State { waiting, computing };
-  /// Takes heartbeats that have come, and sends those that are due: at a limited rate, so it is
-  /// cheap enough for a kernel's loop. Never blocks.
+  /// Takes heartbeats that have arrived, and sends heartbeats that are due. The rate is limited, so
+  /// it is cheap enough for a kernel's loop. Never blocks.
   virtual void beat(State state) = 0;
-  /// Ranks of the mesh that a wait is for.
+  /// Returns the mesh ranks that a wait is for.
   using Peers = std::function<std::vector<int>()>;
-  /// For how many seconds no rank is known to have computed or, if that is longer, one of `peers`
-  /// (which may be empty) is known to have been silent. As of the last beat().
+  /// Seconds since any rank is known to have computed or, if longer, since one of `peers` (which
+  /// may be empty) was last heard. As of the last beat().
   [[nodiscard]] virtual double silence(const Peers& peers) = 0;
   /// Ranks of the mesh that are silent, for messages.
   [[nodiscard]] virtual std::vector<int> silent_ranks() { return {}; }
-  /// True if another thread may beat(), as long as the thread of the other calls does not
-  /// communicate.
+  /// True if another thread may beat() while the main thread does not communicate.
   [[nodiscard]] virtual bool any_thread_may_beat() const { return false; }
 };
 
-/// Sends heartbeats from a thread of its own until it ends: see Watchdog::computing().
+/// Sends heartbeats from a separate thread until the object ends: see Watchdog::computing().
 class Computing {
  public:
-  /// For at most `most`. Does nothing without heartbeats that any thread may send.
+  /// For at most `most`. Does nothing unless any thread may send heartbeats.
   Computing(std::shared_ptr<Heartbeats> heartbeats, std::chrono::duration<double> most);
   ~Computing();
   Computing(const Computing&) = delete;
@@ -47,15 +46,15 @@ class Computing {
 /// Bounds every wait for another rank or device. Waiting polls: first spinning, then yielding the
 /// core, then sleeping for short spells, so that oversubscribed ranks do not starve each other.
 ///
-/// The timeout limits silence, not work: it does not expire while some rank reports that it is
-/// still computing, however unevenly the work is distributed, unless the rank that is waited for
-/// reports nothing at all. Waiting ranks report that they are alive.
+/// The timeout limits silence, not work. It does not expire while some rank reports that it is
+/// computing, however unevenly the work is distributed, unless an awaited rank reports nothing at
+/// all. Waiting ranks report that they are alive.
 class Watchdog {
  public:
   using Seconds = std::chrono::duration<double>;
-  /// Where nobody says otherwise: thousands of ranks take their time to start.
+  /// The default; thousands of ranks take long to start.
   static constexpr Seconds kDefault{300};
-  /// A year: longer timeouts, infinite ones too, count as this one, which clocks can still add.
+  /// A year: longer timeouts, even infinite ones, are cut to this, which clocks can still add.
   static constexpr Seconds kLongest{365.0 * 24 * 3600};
 
   /// Throws ArgumentError unless `timeout` is positive.
@@ -68,10 +67,10 @@ class Watchdog {
     if (heartbeats_) heartbeats_->beat(state);
   }
 
-  /// While the result lives, the others know that this rank is alive without calling the watchdog:
-  /// it computes without a stream (an oracle), reads files, waits for a disk or a GPU. Meanwhile it
-  /// must not communicate. The heartbeats stop after `timeouts` timeouts, for work that might hang.
-  /// If MPI was started without MPI_THREAD_SERIALIZED, there are none.
+  /// While the result lives, heartbeats are sent without calls to the watchdog: for a rank that
+  /// computes without a stream (an oracle), reads files, or waits for a disk or a GPU. Meanwhile it
+  /// must not communicate. The heartbeats stop after `timeouts` timeouts, as the work might hang.
+  /// Without MPI_THREAD_SERIALIZED, none are sent.
   [[nodiscard]] Computing computing(
       double timeouts = std::numeric_limits<double>::infinity()) const {
     return {heartbeats_, timeouts * timeout_};
@@ -79,8 +78,8 @@ class Watchdog {
 
   using Peers = Heartbeats::Peers;
   /// Polls `done` until it returns true. Throws TimeoutError with the text of `describe` ("step 2:
-  /// waiting for …") when neither the end nor a heartbeat of a computing rank came within the
-  /// timeout, or when one of `peers`, the ranks that it waits for, has been silent for as long.
+  /// waiting for …") if neither the end nor a heartbeat of a computing rank comes within the
+  /// timeout, or if one of `peers`, the awaited ranks, has been silent for as long.
   void wait(const std::function<bool()>& done, const std::function<std::string()>& describe,
             const Peers& peers = {}) const;
 

@@ -9,13 +9,13 @@ namespace annulus {
 
 class Device;
 
-/// Memory of which a kernel needs nothing between two of its runs. The kernels of a device, which
-/// run one after the other, hold the same.
+/// Memory that a kernel needs only while it runs. Kernels of a device run one after the other, so
+/// they share it.
 class Workspace {
  public:
   /// `device` must outlive it.
   explicit Workspace(Device& device) noexcept : device_(device) {}
-  /// Makes it at least so large. What it was before stays, as work under way and recordings may use
+  /// Makes it at least this large. Earlier memory is kept, as work under way and recordings may use
   /// it. Throws LibraryError if there is no memory.
   void reserve(std::size_t bytes);
   /// Null before anything was reserved.

@@ -15,12 +15,12 @@ namespace annulus {
 
 /// Coordination of ranks: barriers, short texts and numbers, agreement on errors (agreement.hpp)
 /// and the end of the job. Calls block and are collective over all ranks, which make them in the
-/// same order. A rank sends and receives O(log P) messages per call, to and from O(log P) others;
-/// all ranks together send O(P) messages.
+/// same order. A rank exchanges O(log P) messages per call with O(log P) others; all ranks together
+/// send O(P) messages.
 ///
-/// Errors: throws TimeoutError, naming the missing rank and what it should give, if it does not
-/// arrive within the watchdog's timeout, InternalError if a rank makes another call, and
-/// LibraryError if the transport fails. After any of them, only abort() is defined.
+/// Throws TimeoutError, naming the missing rank and what it should give, if a rank does not arrive
+/// within the watchdog's timeout; InternalError if a rank makes another call; LibraryError if the
+/// transport fails. After any of these errors, only abort() is defined.
 class Control {
  public:
   virtual ~Control() = default;
@@ -36,30 +36,30 @@ class Control {
   /// Returns when all ranks have arrived. `what`, here and below, is the purpose of the call:
   /// errors name it, and calls for different purposes are different calls.
   void barrier(std::string_view what = "barrier");
-  /// Adds the text of later ranks to that of the ranks before them; associative. May throw
+  /// Adds the text of later ranks to that of earlier ranks; must be associative. May throw
   /// InternalError, which all ranks then throw.
   using Merge = std::function<void(std::string& whole, const std::string& later)>;
-  /// The texts of all ranks, merged in order of rank, on every rank. Cheap as long as merged texts
-  /// stay short.
+  /// The texts of all ranks, merged in order of rank, on every rank. Cheap if merged texts stay
+  /// short.
   [[nodiscard]] std::string merge_text(std::string text, const Merge& merge, std::string_view what);
-  /// The text of rank 0, on every rank; those of others are ignored.
+  /// The text of rank 0, on every rank; other ranks' texts are ignored.
   [[nodiscard]] std::string broadcast(std::string text, std::string_view what);
   /// The first text, in order of rank, that is not empty, on every rank; empty if all are.
   [[nodiscard]] std::string first_text(std::string text, std::string_view what);
   /// The different texts of all ranks, on every rank.
   [[nodiscard]] std::set<std::string> distinct_texts(const std::string& text,
                                                      std::string_view what);
-  /// How ranks differ in a text that must be the same on all.
+  /// The first difference in a text that must be the same on all ranks.
   struct Difference {
-    int rank;              ///< the first whose text is not that of rank 0
+    int rank;              ///< the first whose text differs from rank 0's
     std::string text;      ///< its text
-    std::string expected;  ///< that of rank 0
+    std::string expected;  ///< rank 0's
   };
-  /// Compares hashes, and sends texts only where these differ.
+  /// Compares hashes, and sends texts only if hashes differ.
   [[nodiscard]] std::optional<Difference> first_difference(const std::string& text,
                                                            std::string_view what);
-  /// Every rank's text, in order of rank, on every rank: O(P) bytes for each, unless neighbours
-  /// have the same text, which is sent once. Prefer one of the calls above.
+  /// Every rank's text, in order of rank, on every rank. O(P) bytes per rank, except that equal
+  /// texts of neighbours are sent once. Prefer one of the calls above.
   [[nodiscard]] std::vector<std::string> gather_text(const std::string& text,
                                                      std::string_view what = "gather_text");
   /// The same on rank 0 only; empty on the others, which do not wait for it.
@@ -72,7 +72,7 @@ class Control {
                                         std::string_view what = "sum");
   [[nodiscard]] std::vector<double> max(std::span<const double> values,
                                         std::string_view what = "max");
-  /// Sends heartbeats to the ranks that wait for this one: see Watchdog::computing().
+  /// Sends heartbeats to ranks that wait for this one: see Watchdog::computing().
   [[nodiscard]] virtual Computing computing(double timeouts) const = 0;
   [[nodiscard]] Computing computing() const {
     return computing(std::numeric_limits<double>::infinity());
@@ -81,7 +81,7 @@ class Control {
   [[noreturn]] virtual void abort(int exit_code) noexcept = 0;
 
  protected:
-  /// For messages: a purpose, and what every rank should do for it ("give 8 B").
+  /// For error messages: a purpose, and what every rank should do for it ("give 8 B").
   struct Call {
     std::string_view what;
     std::string deed;

@@ -6,7 +6,7 @@
 
 namespace annulus {
 
-/// Gives a group up when an exception leaves the scope: see Group::give_up(). Declare it after the
+/// Gives up a group when an exception leaves the scope: see Group::give_up(). Declare it after the
 /// buffers of the group's exchanges. Freeing device memory waits for all work on the device, which
 /// may itself wait for a peer that never comes.
 class GiveUpOnError {

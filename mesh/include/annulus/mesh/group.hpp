@@ -37,8 +37,8 @@ struct ExchangeLabel {
 };
 
 /// An exchange whose messages and buffers are known in advance, and that can be posted any number
-/// of times: as a whole, or as offer(), take() and reclaim(), in this order, with other work
-/// between them. All are ordered by the stream; none allocates or blocks. Errors are those of
+/// of times: as a whole, or by offer(), take() and reclaim(), in this order, with other work
+/// between. All calls are ordered by the stream; none allocates or blocks. Errors are as for
 /// Group::exchange.
 class PreparedExchange {
  public:
@@ -53,27 +53,26 @@ class PreparedExchange {
     reclaim(stream);
     stream.flush();
   }
-  /// Declares the data to send ready: peers of a one-sided transport may fetch them from now on.
+  /// Declares the data ready to send: from now on, peers of a one-sided transport may fetch it.
   virtual void offer(Stream& /*stream*/) {}
-  /// Receives, after the peers have offered; also sends, if the transport is two-sided. Two ranks
-  /// take their common exchanges in the same order.
+  /// Receives, after the peers have offered; also sends if the transport is two-sided. Two ranks
+  /// must take their common exchanges in the same order.
   virtual void take(Stream& stream) = 0;
   /// After this, the buffers of the sends may be reused.
   virtual void reclaim(Stream& /*stream*/) {}
 };
 
-/// Ranks that exchange data: those along one mesh axis, or along a tuple of axes. control()
-/// coordinates them.
+/// Ranks that exchange data, along one mesh axis or a tuple of axes. control() coordinates them.
 ///
-/// Exchanges are ordered by their stream. They return at once, and the buffers must not be touched
-/// until an event recorded after the call is complete. Every send needs a matching receive; between
-/// two ranks, messages match in order of posting within one stream. A message to oneself is
-/// received in the same exchange. Buffers lie at place().
+/// Exchanges are ordered by their stream and return at once. Buffers lie at place(), and must not
+/// be touched until an event recorded after the call is complete. Every send needs a matching
+/// receive; between two ranks, messages match in order of posting within one stream. A message to
+/// oneself is received in the same exchange.
 ///
 /// Errors: a wait beyond the watchdog's timeout throws TimeoutError, which names step, peer (by its
 /// mesh rank) and bytes. A transport that fails, or a message of unexpected length, throws
-/// LibraryError. After either, only control().abort() is defined. A peer outside the group, or a
-/// message to oneself without its counterpart, throws InternalError at once.
+/// LibraryError. After these errors, only control().abort() is defined. A peer outside the group,
+/// or a message to oneself without its counterpart, throws InternalError at once.
 class Group {
  public:
   virtual ~Group() = default;
@@ -81,7 +80,7 @@ class Group {
   Group& operator=(const Group&) = delete;
 
   [[nodiscard]] Control& control() noexcept { return *control_; }
-  /// For making another group of the same ranks.
+  /// For another group of the same ranks.
   [[nodiscard]] const std::shared_ptr<Control>& shared_control() const noexcept { return control_; }
   [[nodiscard]] int rank() const noexcept { return control_->rank(); }
   [[nodiscard]] int size() const noexcept { return control_->size(); }
@@ -96,9 +95,9 @@ class Group {
   /// All sends and receives as one step. They may proceed concurrently and in any order.
   virtual void exchange(std::span<const Send> sends, std::span<const Receive> receives,
                         Stream& stream, ExchangeLabel label) = 0;
-  /// Prepares an exchange. Collective over the ranks that take part in it; may block until they
-  /// have made the matching calls. Buffers from exchange_memory() are the fastest, and for some
-  /// transports the only ones possible. The group must outlive the result.
+  /// Prepares an exchange. Collective over its ranks; may block until they have made the matching
+  /// calls. Buffers from exchange_memory() are the fastest, and for some transports the only
+  /// possible ones. The group must outlive the result.
   [[nodiscard]] virtual std::unique_ptr<PreparedExchange> prepare(std::vector<Send> sends,
                                                                   std::vector<Receive> receives,
                                                                   ExchangeLabel label);
@@ -106,12 +105,11 @@ class Group {
   /// `ordinary`.
   [[nodiscard]] virtual MemoryPool& exchange_memory(MemoryPool& ordinary) { return ordinary; }
   /// Throws LibraryError if the transport has noticed a failure. Never blocks. For threads that
-  /// wait for work posted here.
+  /// wait for posted work.
   virtual void check() {}
-  /// Abandons the work posted here. Releases device work that waits for peers, which would
-  /// otherwise block every call that frees memory. Recordings of this work must be destroyed first.
-  /// Afterwards data in flight is undefined, also on the peers, and only control().abort() may be
-  /// called.
+  /// Abandons posted work. Releases device work that waits for peers, which would otherwise block
+  /// every call that frees memory. Recordings of the work must be destroyed first. Afterwards, data
+  /// in flight is undefined on this rank and its peers, and only control().abort() may be called.
   virtual void give_up() noexcept {}
 
  protected:

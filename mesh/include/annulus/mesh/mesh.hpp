@@ -32,22 +32,22 @@ class Mesh {
  public:
   /// Collective over `communicator`, which is duplicated and may be freed afterwards. MPI must be
   /// initialised unless `communicator` is MPI_COMM_NULL: that makes a mesh of one rank without MPI.
-  /// Ranks that `watchdog` connects get this rank's heartbeats too. Throws ArgumentError on all
+  /// Ranks connected by `watchdog` get this rank's heartbeats too. Throws ArgumentError on all
   /// ranks if the shape's product is not the communicator's size, or if they have different shapes.
   Mesh(const MeshShape& shape, MPI_Comm communicator, const Watchdog& watchdog);
-  /// The same with a shape as MeshShape::parse() reads it. What is wrong with one rank's is the
-  /// ArgumentError of all.
+  /// The same with a text for MeshShape::parse(). If it is wrong on one rank, all throw
+  /// ArgumentError.
   Mesh(const std::string& shape, MPI_Comm communicator, const Watchdog& watchdog);
 
   [[nodiscard]] const MeshShape& shape() const noexcept { return shape_; }
   [[nodiscard]] const Topology& topology() const noexcept { return topology_; }
   [[nodiscard]] int rank() const noexcept { return world_->rank(); }
   [[nodiscard]] int size() const noexcept { return world_->size(); }
-  /// The watchdog that was given, connected to all ranks of the mesh: a stream that waits with it
-  /// does not give up while another rank is computing.
+  /// The given watchdog, connected to all ranks of the mesh: a stream that waits with it does not
+  /// give up while another rank is computing.
   [[nodiscard]] const Watchdog& watchdog() const noexcept { return watchdog_; }
 
-  /// Watches calls of which the ranks of the mesh compute their parts, with the same timeout.
+  /// Watches calls of the mesh, with the same timeout.
   [[nodiscard]] CallWatch& call_watch() noexcept { return *call_watch_; }
 
   /// Coordinates all ranks of the mesh.
@@ -63,16 +63,16 @@ class Mesh {
   /// a CUDA device. automatic means the first of transports(). The first request for a tuple and a
   /// transport is collective over the mesh; later ones return the same group. A group of one rank
   /// sends nothing, so it is the host's. Throws UnsupportedError with the reason, on all ranks, if
-  /// the transport is not possible; and ArgumentError, on this rank, for a CUDA device that is not
-  /// the one it came with before.
+  /// the transport is not possible; and ArgumentError, on this rank, for a CUDA device other than
+  /// the one of earlier calls.
   [[nodiscard]] Group& group(std::span<const std::string> axes, Place place,
                              Transport transport = Transport::automatic);
   /// All ranks of the mesh, likewise.
   [[nodiscard]] Group& group(Place place, Transport transport = Transport::automatic);
-  /// The transports between the CUDA devices `place` of such a group, the preferred one first, the
-  /// same on all ranks of the mesh: peer where all ranks of every group can copy out of each
-  /// other's memory, composite where only some can; and NCCL. One of them can still turn out to be
-  /// impossible. Empty for host memory and for groups of one rank. Collective like group().
+  /// The transports for CUDA devices `place` along these axes, the preferred one first, the same on
+  /// all ranks of the mesh: peer if all ranks of every group can copy out of each other's memory,
+  /// composite if only some can; and NCCL. A listed transport may still fail to start. Empty for
+  /// host memory and for groups of one rank. Collective like group().
   [[nodiscard]] std::vector<Transport> transports(std::span<const std::string> axes, Place place);
   /// Two ranks of the mesh that compute on the same GPU, if there are any, where this rank computes
   /// at `place`, a CUDA device. The first call is collective over the mesh; later ones repeat its
@@ -88,21 +88,21 @@ class Mesh {
        const Watchdog& watchdog);
   [[nodiscard]] AxisNames all_axes() const;
   [[nodiscard]] AxisNames group_key(std::span<const std::string> axes) const;
-  /// Which ranks along some axes copy out of each other's memory: in the group of this rank, and in
-  /// all groups of the mesh.
+  /// The ranks along some axes that can copy out of each other's memory, in this rank's group and
+  /// in all groups of the mesh.
   struct Reach {
     PeerReach own;
     PeerExtent extent = PeerExtent::none;
-    std::string obstacle;  ///< the first of any group; "": all ranks of every group do
+    std::string obstacle;  ///< the first of any group; "" if all ranks of every group can
   };
   [[nodiscard]] const Reach& peer_reach(const AxisNames& key, Group& host, Place place);
-  /// Throws ArgumentError if another device has been this rank's in the mesh.
+  /// Throws ArgumentError if this rank has used another device in the mesh.
   void take_device(Place place);
   [[nodiscard]] std::unique_ptr<Group> make_device_group(const AxisNames& key, Group& host,
                                                          Place place, Transport transport);
   [[nodiscard]] std::unique_ptr<Group> make_nccl_group(Group& host, Place place);
 
-  Communicator communicator_;  // those of groups are copies of it
+  Communicator communicator_;  // groups have copies of it
   Watchdog watchdog_;
   std::shared_ptr<CallWatch> call_watch_;
   std::shared_ptr<Control> world_;
@@ -113,7 +113,7 @@ class Mesh {
   std::optional<std::optional<std::pair<int, int>>> ranks_on_one_gpu_;  // once it is known
   std::map<AxisNames, Reach> peer_reaches_;
   std::unique_ptr<NcclGroups> nccl_;  // made when first needed
-  // Over the groups in groups_; by the transport chosen, never automatic.
+  // Built on the groups in groups_; by chosen transport, never automatic.
   std::map<std::pair<AxisNames, Transport>, std::unique_ptr<Group>> device_groups_;
 };
 

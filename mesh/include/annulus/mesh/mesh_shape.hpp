@@ -10,7 +10,7 @@
 
 namespace annulus {
 
-/// Names of mesh axes, major first, along which a dimension is sharded.
+/// Names of the mesh axes that shard a dimension, major first.
 using AxisNames = std::vector<std::string>;
 
 struct MeshAxis {
@@ -37,8 +37,8 @@ class MeshShape {
   /// other than letters, digits and underscores; a size below 1; 2³¹ or more ranks.
   explicit MeshShape(std::vector<MeshAxis> axes);
   /// Parses "dp=2,sp=-1". One size may be −1; it becomes `ranks` divided by the product of the
-  /// others. `ranks` = 0 means that the number is unknown; −1 is then an error. Throws
-  /// ArgumentError("mesh", …), also if the product differs from `ranks` > 0.
+  /// others. `ranks` = 0: the number is unknown, and −1 is an error. Throws ArgumentError("mesh",
+  /// …), also if the product differs from a known `ranks`.
   static MeshShape parse(std::string_view text, int ranks);
 
   [[nodiscard]] const std::vector<MeshAxis>& axes() const noexcept { return axes_; }
@@ -65,7 +65,7 @@ class MeshShape {
   [[nodiscard]] std::size_t index(std::string_view name) const {
     return static_cast<std::size_t>(axis_index(name));
   }
-  /// Ranks between two neighbours along axis `index`.
+  /// The distance in ranks between two neighbours along axis `index`.
   [[nodiscard]] int rank_stride(int index) const noexcept;
 
   std::vector<MeshAxis> axes_;

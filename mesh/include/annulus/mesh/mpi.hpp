@@ -31,29 +31,28 @@ struct CommunicatorTraits {
 /// order.
 using Communicator = Handle<CommunicatorTraits>;
 
-/// MPI for as long as this object lives: initialised with errors returned as codes and, if the
-/// library offers it, MPI_THREAD_SERIALIZED (see Watchdog::computing()); finalised at the end. Does
-/// neither if MPI is already initialised, or without a launcher, because a single rank needs no
-/// MPI.
+/// Initialises MPI, with errors returned as codes and, if the library offers it,
+/// MPI_THREAD_SERIALIZED (see Watchdog::computing()), and finalises it at the end. Does neither if
+/// MPI is already initialised, or without a launcher, because a single rank needs no MPI.
 class MpiSession {
  public:
-  /// Called with the reason before this process ends itself.
+  /// Called with the reason before the process exits.
   using LastWord = std::function<void(const std::string& text)>;
 
   /// Throws LibraryError with the fix if this process is one of several that MPI cannot connect, as
-  /// each would compute everything. MPI_Init and MPI_Finalize cannot be interrupted: if one of them
-  /// takes longer than `timeout`, as it does when a rank has stopped, the process calls `last_word`
-  /// and exits with code 3.
+  /// each would compute everything. MPI_Init and MPI_Finalize cannot be interrupted: if one takes
+  /// longer than `timeout`, because a rank has stopped, the process calls `last_word` and exits
+  /// with code 3.
   MpiSession(int* argc, char*** argv, Watchdog::Seconds timeout = Watchdog::kDefault,
              LastWord last_word = {});
-  /// A session without MPI, whatever launcher started this process: for what needs no other rank.
+  /// A session without MPI under any launcher, for work that needs no other rank.
   [[nodiscard]] static MpiSession alone();
   ~MpiSession();
   MpiSession(const MpiSession&) = delete;
   MpiSession& operator=(const MpiSession&) = delete;
 
-  /// All ranks, numbered as in MPI_COMM_WORLD unless number_by_node() was called; MPI_COMM_NULL
-  /// when this process stands alone.
+  /// All ranks, numbered as in MPI_COMM_WORLD unless number_by_node() was called; MPI_COMM_NULL if
+  /// this process is alone.
   [[nodiscard]] MPI_Comm world() const noexcept;
   [[nodiscard]] int rank() const;
   [[nodiscard]] int size() const;
@@ -64,10 +63,10 @@ class MpiSession {
   /// The number of every rank in MPI_COMM_WORLD, by rank.
   [[nodiscard]] std::vector<int> mpirun_ranks() const;
 
-  /// Ends MPI once all ranks have called it. Nothing of MPI may be used afterwards. Throws
-  /// TimeoutError naming the ranks that do not come. Without this call, the destructor does the
-  /// same, and passes errors to the last word; if an exception is on its way, it waits a few
-  /// seconds at most and then leaves MPI running, so that the job can be aborted.
+  /// Ends MPI once all ranks have called it. MPI must not be used afterwards. Throws TimeoutError
+  /// naming missing ranks. Without this call, the destructor does the same and passes errors to the
+  /// last word. During an exception, it waits a few seconds at most and then leaves MPI running, so
+  /// that the job can be aborted.
   void finish(const Watchdog& watchdog);
 
  private:

@@ -14,13 +14,13 @@ namespace annulus {
 inline constexpr std::size_t kMpiChunkBytes = std::size_t{64} << 20;
 
 /// The ranks `members` of `communicator`, in this order, as a group that moves host memory. Ranks
-/// of the communicator are mesh ranks; error messages name them, and mpirun's number in brackets
-/// where it differs. The group owns the communicator. Other groups may use it only if they have no
+/// of the communicator are mesh ranks; error messages name them, with mpirun's number in brackets
+/// if it differs. The group owns the communicator. Other groups may use it only if they have no
 /// rank in common with this one. The call is not collective. Work submitted to streams must finish
 /// before the group is destroyed. `chunk_bytes` (1 … 2³¹−1) is the same on every rank.
 ///
-/// Exchanges need a host stream. A trace shows each as one transfer span, whose peer is the first
-/// one received from and whose bytes are those received from and sent to other ranks.
+/// Exchanges need a host stream. A trace shows each as one transfer span: its peer is the first
+/// rank received from, its bytes are all that other ranks send and get.
 [[nodiscard]] std::unique_ptr<Group> make_mpi_group(Communicator communicator,
                                                     std::vector<int> members, Watchdog watchdog,
                                                     std::size_t chunk_bytes = kMpiChunkBytes);

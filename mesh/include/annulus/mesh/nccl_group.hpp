@@ -16,8 +16,8 @@ struct NcclVersions {
 
 [[nodiscard]] NcclVersions nccl_versions();
 
-/// The NCCL groups of a mesh. Each has a communicator of its own, over its ranks only; they share
-/// how they end.
+/// The NCCL groups of a mesh. Each has its own communicator, over its ranks only; they share the
+/// state of a failure.
 class NcclGroups {
  public:
   virtual ~NcclGroups() = default;
@@ -33,7 +33,7 @@ class NcclGroups {
 
 /// For memory of the CUDA device `place`. Collective over `world`, all ranks of the mesh, which
 /// must outlive the result. Communicators are non-blocking, and the watchdog bounds the wait for
-/// one to start or to end. Ranks destroy the groups together and in the same order, except after a
+/// their start and end. Ranks destroy the groups together and in the same order, except after a
 /// failure or during an exception. Throws, on all ranks, UnsupportedError if the build has no NCCL
 /// or if two ranks share a device, which NCCL does not support; and make() throws LibraryError if
 /// NCCL fails.

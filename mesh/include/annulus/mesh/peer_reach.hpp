@@ -7,16 +7,16 @@
 
 namespace annulus {
 
-/// Which of the ranks can copy out of each other's memory.
+/// The ranks that can copy out of each other's memory.
 enum class PeerExtent : std::uint8_t { none, some, all };
 
-/// The ranks of a group in cliques: those of a clique all copy out of each other's memory.
+/// The P2P cliques of a group: all ranks of a clique can copy out of each other's memory.
 struct PeerReach {
   std::vector<int> clique_of_rank;  ///< cliques count from 0, in order of their first rank
-  std::string obstacle;             ///< why there is more than one: "ranks 0 and 2 are on different
+  std::string obstacle;             ///< why there are several: "ranks 0 and 2 are on different
                                     ///< nodes"; "" if there is only one
 
-  /// True if messages between two ranks can go by copies.
+  /// True if two ranks can copy messages.
   [[nodiscard]] bool connects(int rank, int other) const {
     return clique_of_rank.at(static_cast<std::size_t>(rank)) ==
            clique_of_rank.at(static_cast<std::size_t>(other));
@@ -27,10 +27,10 @@ struct PeerReach {
   /// The findings of one rank.
   struct Finding {
     std::vector<int> reached;  ///< the other ranks whose memory it reaches
-    std::string obstacle;      ///< why it does not reach the first of the rest
+    std::string obstacle;      ///< why it does not reach the first other rank
   };
-  /// From what every rank has found out, in order of rank. Each rank joins the first clique all of
-  /// whose ranks reach it and are reached by it.
+  /// Made from every rank's findings, in order of rank. Each rank joins the first clique whose
+  /// ranks all reach it and are reached by it.
   [[nodiscard]] static PeerReach from(std::span<const Finding> findings);
   /// No rank reaches another.
   [[nodiscard]] static PeerReach nowhere(int ranks, std::string obstacle);

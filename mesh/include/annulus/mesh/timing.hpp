@@ -28,8 +28,8 @@ inline Timing timing_of(std::vector<double> seconds) {
           seconds[(count * 99 + 99) / 100 - 1], seconds.back()};
 }
 
-/// One call of `body`, begun together: the seconds of the slowest rank. `body` returns when the
-/// device is done. Collective.
+/// Times one call of `body`, which all ranks begin together: the seconds of the slowest rank.
+/// `body` must return when the device is done. Collective.
 template <class Body>
 double seconds_of(Control& world, const Body& body) {
   world.barrier("start of a timed call");
@@ -39,7 +39,7 @@ double seconds_of(Control& world, const Body& body) {
   return world.max(std::array{own}, "time of a call")[0];
 }
 
-/// Calls of `body`. Collective.
+/// Times several calls of `body`. Collective.
 template <class Body>
 Timing time_calls(int iterations, Control& world, const Body& body) {
   std::vector<double> seconds;

@@ -7,8 +7,8 @@
 
 namespace annulus {
 
-/// Which ranks share a node: those that see the same host name and the same running kernel. Where
-/// ANNULUS_NODE is set, it takes the place of the host name.
+/// The nodes of all ranks. Ranks share a node if they see the same host name and the same running
+/// kernel. If ANNULUS_NODE is set, it replaces the host name.
 struct Topology {
   std::vector<int> node_of_rank;        ///< node index of every rank; nodes count from 0
   std::vector<int> local_rank_of_rank;  ///< position of every rank within its node
@@ -19,9 +19,9 @@ struct Topology {
 
   /// Collective over `ranks`. Throws ArgumentError on all of them for a bad ANNULUS_NODE on one.
   static Topology discover(Control& ranks);
-  /// The same without ANNULUS_NODE: which ranks really share cores and GPUs.
+  /// The same without ANNULUS_NODE, for ranks that really share cores and GPUs.
   static Topology of_machines(Control& ranks);
-  /// From one text per rank, "host name\nidentity", equal for ranks of the same node.
+  /// Made from one text per rank, "host name\nidentity", equal for ranks of the same node.
   static Topology from_seats(const std::vector<std::string>& seats);
 };
 

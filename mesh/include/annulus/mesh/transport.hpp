@@ -26,11 +26,11 @@ struct TransportTraits {
   bool one_sided = false;                   ///< receivers fetch what a prepared exchange offers:
                                             ///< take() waits for receives, reclaim() for sends
   bool shares_devices = false;              ///< several ranks may use one GPU
-  bool starts_once = false;         ///< messages of an exchange start together: what one costs
-                                    ///< besides its bytes is paid once
-  bool on_multiprocessors = false;  ///< kernels move the messages, beside those that compute
-  bool uniform_calls = false;  ///< the ranks of an exchange call alike: all post it eagerly, or all
-                               ///< capture and replay it
+  bool starts_once = false;         ///< messages of an exchange start together, so the start
+                                    ///< is paid for once
+  bool on_multiprocessors = false;  ///< kernels move the messages, at the expense of computation
+  bool uniform_calls = false;    ///< all ranks of an exchange must call alike: all post it eagerly,
+                                 ///< or all capture and replay it
   std::string_view inside = {};  ///< the transport that carries messages inside a node, if another
 
   /// The transport that carries messages inside a node.
@@ -43,10 +43,10 @@ struct TransportTraits {
 [[nodiscard]] std::span<const TransportTraits* const> transports() noexcept;
 /// The transports between GPUs, in the order in which automatic prefers them.
 [[nodiscard]] std::vector<Transport> device_transports();
-/// Those that make a difference where ranks reach each other as `extent` says: composite is the
-/// same as peer where all do, and the same as NCCL where none do.
+/// The distinct transports for ranks of this extent: composite equals peer if all ranks reach each
+/// other, and NCCL if none do.
 [[nodiscard]] std::vector<Transport> device_transports(PeerExtent extent);
-/// Throws ArgumentError for a name that no transport has.
+/// Throws ArgumentError for an unknown name.
 [[nodiscard]] const TransportTraits& transport_traits(std::string_view name);
 /// Throws InternalError for automatic.
 [[nodiscard]] const TransportTraits& transport_traits(Transport transport);

@@ -9,12 +9,12 @@
 
 namespace annulus {
 
-/// Which rank holds which positions of a sequence, as a list instead of a formula: for example,
+/// The positions of a sequence that each rank holds, as a list instead of a formula: for example,
 /// rows distributed by their work (see ring::assign_rows()). Plain data; copies share it.
 class Assignment {
  public:
   /// Takes the positions of each rank. Throws ArgumentError("assignment", …) unless there is a
-  /// rank, all ranges have stride 1, those of a rank ascend, and every position from 0 to the last
+  /// rank, all ranges have stride 1, a rank's ranges ascend, and every position from 0 to the last
   /// is held by exactly one rank.
   explicit Assignment(std::vector<PositionRanges> by_rank);
 

@@ -6,7 +6,7 @@
 
 namespace annulus {
 
-/// The kind of work that an attention call belongs to. Sharding rules may differ between modes.
+/// The kind of work that an attention call is part of. Sharding rules may differ between modes.
 enum class AttentionMode : std::uint8_t { train, prefill, autoregressive, insert };
 
 inline constexpr std::array kAttentionModes{AttentionMode::train, AttentionMode::prefill,

@@ -37,8 +37,8 @@ struct AttentionShardingOptions {
   bool bhtd = false;
 };
 
-/// The shardings that the rules give in one mode, with the default rules reduced to the axes that
-/// `mesh` has. Throws UnknownAxisError if a rule of the user names an axis that the mesh lacks,
+/// The shardings that the rules give in one mode, with the default rules reduced to the axes of
+/// `mesh`. Throws UnknownAxisError if a user's rule names an axis that the mesh lacks,
 /// DuplicateSpecError if the rules shard two dimensions of one tensor along the same axis, and
 /// ArgumentError for a bias or mask of more than 4 dimensions or sinks of another rank.
 [[nodiscard]] AttentionShardings get_shardings(const ShardingRules& rules, const MeshShape& mesh,

@@ -15,8 +15,8 @@ namespace annulus {
 /// | kind     | ranks A, size n           | rank t holds                                      |
 /// |----------|---------------------------|---------------------------------------------------|
 /// | block    | A divides n               | the t-th block of n/A                             |
-/// | sequence | any, even n < A           | what SequenceLayout(layout, n, A, granule) says   |
-/// | assigned | those of the assignment   | what the assignment gives rank t                  |
+/// | sequence | any, even n < A           | those of SequenceLayout(layout, n, A, granule)    |
+/// | assigned | the assignment's          | the positions that the assignment gives rank t    |
 /// | kv_heads | A divides n, or n ≥ 1     | the t-th block of n/A, or                         |
 /// |          | divides A                 | the one head t·n/A, shared by A/n ranks           |
 ///
@@ -48,9 +48,11 @@ class Distribution {
 
   /// True if `size` entries can be divided among `ranks` ranks in this way.
   [[nodiscard]] bool fits(std::int64_t size, int ranks) const noexcept;
-  /// The entries, of `size`, that rank `coordinate` of `ranks` holds. Requires fits(size, ranks).
+  /// The entries that rank `coordinate` holds of `size` entries on `ranks` ranks. Requires
+  /// fits(size, ranks).
   [[nodiscard]] PositionRanges positions(std::int64_t size, int ranks, int coordinate) const;
-  /// How many neighbouring ranks hold the same entries: 1, except for shared key/value heads.
+  /// The number of neighbouring ranks that hold the same entries: 1, except for shared key/value
+  /// heads.
   [[nodiscard]] int copies(std::int64_t size, int ranks) const noexcept;
 
   bool operator==(const Distribution&) const = default;

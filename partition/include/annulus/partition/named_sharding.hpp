@@ -11,7 +11,7 @@
 
 namespace annulus {
 
-/// Which rank of a mesh holds which part of an array. In each dimension a rank holds some of the
+/// The part of an array that each rank of a mesh holds. In each dimension a rank holds a set of
 /// positions; its shard is the product of these sets. Ranks that differ only along axes that the
 /// spec does not name hold the same shard. Plain data, equal on every rank; no communication.
 class NamedSharding {
@@ -32,7 +32,7 @@ class NamedSharding {
   }
   /// Number of ranks along the axes of one dimension.
   [[nodiscard]] int shards(int dim) const { return mesh_.size(spec_[dim]); }
-  /// Where a rank stands along the axes of one dimension, in [0, shards(dim)).
+  /// A rank's coordinate along the axes of one dimension, in [0, shards(dim)).
   [[nodiscard]] int coordinate(int rank, int dim) const {
     return mesh_.coordinate(rank, spec_[dim]);
   }

@@ -43,9 +43,8 @@ class IndivisibleError : public UserError {
   AxisNames axes_;
 };
 
-/// The mesh axes along which each dimension of an array is sharded. The first axis of an entry is
-/// the major one. An empty entry means "none": every rank holds the whole dimension. No axis occurs
-/// twice.
+/// The mesh axes that shard each dimension of an array. The first axis of an entry is the major
+/// one. An empty entry means "none": every rank holds the whole dimension. No axis occurs twice.
 class PartitionSpec {
  public:
   /// No dimension is sharded.

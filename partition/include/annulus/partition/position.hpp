@@ -89,7 +89,7 @@ class PositionRanges {
   [[nodiscard]] std::int64_t size() const noexcept { return size_; }
   [[nodiscard]] bool empty() const noexcept { return size_ == 0; }
   [[nodiscard]] const std::vector<PositionRange>& ranges() const& noexcept { return ranges_; }
-  /// By value on a temporary, so that `for (… : layout.positions(rank).ranges())` is safe.
+  /// Returns a value on a temporary, so that `for (… : layout.positions(rank).ranges())` is safe.
   [[nodiscard]] std::vector<PositionRange> ranges() && noexcept { return std::move(ranges_); }
 
   [[nodiscard]] GlobalPosition global(LocalPosition local) const;
@@ -106,7 +106,7 @@ class PositionRanges {
 /// "0:16", "3:16:4" (start:end:stride), joined by "+"; "-" when empty.
 [[nodiscard]] std::string to_string(const PositionRanges& ranges);
 
-/// Positions that two shards share, and where they lie in each of the two.
+/// Positions that two shards share, and their local positions in both.
 struct CommonRange {
   PositionRange global;         ///< the shared positions
   LocalPosition first;          ///< local position of global.start in the first shard …

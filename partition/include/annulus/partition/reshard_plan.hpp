@@ -10,7 +10,7 @@
 namespace annulus {
 
 /// Entries of one rank's source shard and their place in another rank's destination shard. In each
-/// dimension d, these are shape[d] entries, starting at local position begin[d], step[d] apart.
+/// dimension d, there are shape[d] entries, starting at local position begin[d], step[d] apart.
 struct ReshardBox {
   Extents shape;
   Extents source_begin;
@@ -36,10 +36,10 @@ struct ReshardPlan {
 };
 
 /// The transfers that turn one sharding of an array into another. A rank takes what it already
-/// holds from itself. Otherwise, if several ranks hold it, the one that has the fewest elements to
-/// send so far is chosen (the lowest such rank), which spreads the load. The result depends only on
-/// the two shardings. If `rank` is given, it contains only the transfers of that rank. Throws
-/// ArgumentError unless both shardings have the same global shape and mesh.
+/// holds from itself. If several other ranks hold it, the one with the fewest elements to send so
+/// far is chosen (the lowest of equals), which spreads the load. The result depends only on the two
+/// shardings. If `rank` is given, it contains only the transfers of that rank. Throws ArgumentError
+/// unless both shardings have the same global shape and mesh.
 [[nodiscard]] ReshardPlan plan_reshard(const NamedSharding& from, const NamedSharding& to,
                                        std::optional<int> rank = std::nullopt);
 

@@ -14,7 +14,7 @@ enum class LayoutKind : std::uint8_t {
   contiguous,  ///< rank r holds chunk r of P
   zigzag,      ///< rank r holds chunks r and 2P−1−r of 2P: equal causal work
   striped,     ///< rank r holds positions r, r+P, r+2P, …
-  balanced     ///< rank r holds what a Assignment gives it: equal work under a given mask
+  balanced     ///< rank r holds the positions of an Assignment: equal work under a mask
 };
 
 [[nodiscard]] std::string_view name_of(LayoutKind kind) noexcept;
@@ -27,7 +27,7 @@ enum class LayoutKind : std::uint8_t {
 /// is not divisible, the first chunks get one more: 10 positions on 4 ranks are 3, 3, 2 and 2. A
 /// remainder shorter than a granule goes to the last chunk, so sizes differ by at most one granule.
 /// Striped has the granule 1. If there are fewer positions than ranks, some ranks hold nothing.
-/// Balanced is given by its assignment.
+/// Balanced follows its assignment.
 class SequenceLayout {
  public:
   /// `length` ≥ 0 positions on `ranks` ≥ 1 ranks; `granule` ≥ 1, and 1 if striped. Throws

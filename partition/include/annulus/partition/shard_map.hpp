@@ -19,29 +19,29 @@ namespace annulus {
 struct ShardSpec {
   PartitionSpec spec;
   std::vector<Distribution> distributions;
-  /// Of a result: axes that the spec does not name, along which the ranks have terms of a sum. It
+  /// For a result: axes that the spec does not name, along which ranks have terms of a sum. The sum
   /// is made element by element in order of rank (row-major along these axes, first = major), in
   /// float32 at least, and rounded once. All ranks along these axes get it.
   AxisNames summed = {};
-  /// Of a result that is summed: a rank has any number of terms, and the body returns them with one
-  /// dimension before those of the spec. They count in their order. A sum whose terms do not depend
-  /// on the number of ranks, such as one for each tile of a sequence in contiguous shards, has the
-  /// same bits on any number of ranks.
+  /// For a summed result: a rank has any number of terms, which the body returns with an additional
+  /// first dimension, in order. If the terms do not depend on the number of ranks, such as one term
+  /// for each tile of a sequence in contiguous shards, the sum has the same bits on any number of
+  /// ranks.
   bool stacked = false;
 
   ShardSpec(PartitionSpec partition, std::vector<Distribution> distribution = {})  // NOLINT
       : spec(std::move(partition)), distributions(std::move(distribution)) {}
 };
 
-/// Runs once on every rank: local shards in, local results out. The views are valid for the call.
-/// Its work on a GPU belongs on the stream of the call, or is finished when it returns.
+/// Runs once on every rank: local shards in, local results out. The views are valid during the
+/// call. GPU work must be on the stream of the call, or finished on return.
 using ShardBody = std::function<std::vector<Tensor>(std::span<const ConstTensorView> shards)>;
 
 struct ShardMap {
   ShardBody body;
   std::vector<ShardSpec> in_specs;   ///< one per argument
   std::vector<ShardSpec> out_specs;  ///< one per result of the body
-  /// Verify that results are equal bit for bit along each axis that their spec does not name.
+  /// Verifies that results are equal bit for bit along each axis that their spec does not name.
   bool check_replication = true;
 };
 
@@ -49,11 +49,11 @@ struct ShardMap {
 using ShardedArguments = std::vector<std::reference_wrapper<const ShardedTensor>>;
 
 /// Runs a function shard by shard, as JAX's shard_map does. Arguments that are not sharded as
-/// in_specs say are resharded first. The results get the shardings that out_specs describe; in each
+/// in_specs are resharded first. The results get the shardings that out_specs describe; in each
 /// dimension their global size is the sum of the local sizes along its axes. The distribution
 /// kv_heads is not possible for a result, because the number of ranks that share a head does not
-/// follow from the shards. Arguments and results lie in the device's memory; sums are made in that
-/// of the host.
+/// follow from the shards. Arguments and results lie in the device's memory; sums are made in host
+/// memory.
 ///
 /// Collective over the mesh. The body may communicate through mesh.group(), in the same order on
 /// every rank. The ranks agree on errors, so all of them throw together, if
@@ -67,15 +67,14 @@ using ShardedArguments = std::vector<std::reference_wrapper<const ShardedTensor>
                                                    const ShardMap& map,
                                                    const ShardedArguments& arguments);
 
-/// The map of gradients that belongs to `map`, its transpose: it takes the arguments of `map` and
-/// then the gradients of its results, and returns the gradients of the arguments, each sharded as
-/// its argument.
+/// The map of gradients of `map`. It takes the arguments of `map`, then the gradients of its
+/// results, and returns the gradients of the arguments, each sharded like its argument.
 ///
-/// `gradients` computes a rank's part, as if its shards were all there is. Where an argument is
-/// replicated along an axis that other specs of the map name, ranks along it have used its copies
-/// for different work: its gradient is the sum of theirs (ShardSpec::summed). Along an axis that no
-/// spec names all ranks do the same work, and nothing is added up. A result that is replicated has
-/// one gradient, which every rank gets whole. `stacked`: ShardSpec::stacked of the sums.
+/// `gradients` computes a rank's part from its own shards alone. If an argument is replicated along
+/// an axis that other specs of the map name, ranks along it have used its copies for different
+/// work, so its gradient is the sum of theirs (ShardSpec::summed). Along an axis that no spec
+/// names, all ranks do the same work, and nothing is summed. A replicated result has one gradient,
+/// which every rank gets whole. `stacked`: ShardSpec::stacked of the sums.
 ///
 ///     y = shard_map(mesh, device, stream, map, {x, weight});
 ///     gradients = shard_map(mesh, device, stream, transpose(map, body), {x, weight, grad_y});

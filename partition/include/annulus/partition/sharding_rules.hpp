@@ -19,7 +19,7 @@ enum class SemanticAxis : std::uint8_t {
   batch,
   query_length,
   kv_length,
-  head,  ///< query heads, also those of masks, biases and sinks
+  head,  ///< query heads, including those of masks, biases and sinks
   kv_head,
   head_dim  ///< D and Dv
 };
@@ -32,8 +32,8 @@ inline constexpr std::array kSemanticAxes{SemanticAxis::batch,     SemanticAxis:
 /// Throws ArgumentError("semantic axis", …).
 [[nodiscard]] SemanticAxis parse_semantic_axis(std::string_view name);
 
-/// A rule of the user: the mesh axes of a semantic axis, in one mode or, without a mode, in all of
-/// them. An empty list of axes is an explicit "none".
+/// A user's rule: the mesh axes of a semantic axis, in one mode or, without a mode, in all modes.
+/// An empty list of axes is an explicit "none".
 struct ShardingRule {
   SemanticAxis axis = SemanticAxis::batch;
   std::optional<AttentionMode> mode;
@@ -41,9 +41,9 @@ struct ShardingRule {
   bool operator==(const ShardingRule&) const = default;
 };
 
-/// The mesh axes of each semantic axis, per mode (docs/semantics.md §3). A rule of the user for one
-/// mode takes precedence over one for all modes, and that over the default: batch = (fsdp, dp),
-/// query and kv length = sp, head and kv head = tp, head dim = none.
+/// The mesh axes of each semantic axis, per mode (docs/semantics.md §3). A user's rule for one mode
+/// takes precedence over one for all modes, and that over the default: batch = (fsdp, dp), query
+/// and kv length = sp, head and kv head = tp, head dim = none.
 class ShardingRules {
  public:
   /// The defaults.
@@ -55,8 +55,8 @@ class ShardingRules {
   [[nodiscard]] const std::vector<ShardingRule>& rules() const noexcept { return rules_; }
   [[nodiscard]] const AxisNames& axes(SemanticAxis axis, AttentionMode mode) const noexcept;
 
-  /// These rules, with the defaults reduced to the axes that `mesh` has. Throws UnknownAxisError if
-  /// a rule of the user names an axis that it lacks.
+  /// These rules, with the defaults reduced to the axes of `mesh`. Throws UnknownAxisError if a
+  /// user's rule names an axis that the mesh lacks.
   [[nodiscard]] ShardingRules for_mesh(const MeshShape& mesh) const;
 
   // The resulting specs. All throw DuplicateSpecError if the rules shard two dimensions of one
@@ -89,7 +89,7 @@ class ShardingRules {
 
 /// `spec`, reduced to the `preserved` dimensions; the others become none. Without `preserved` all
 /// dimensions keep their axes. Without a mesh (null) the result is `spec` itself. With a mesh but
-/// without a tensor to depend on, there is no spec. Throws ArgumentError for a negative dimension.
+/// without a tensor, there is no result. Throws ArgumentError for a negative dimension.
 [[nodiscard]] std::optional<PartitionSpec> create_stable_sharding(
     const PartitionSpec& spec, const MeshShape* mesh, bool has_dependency,
     const std::optional<std::vector<int>>& preserved);

@@ -36,8 +36,8 @@ struct InitBias {
   std::function<void(const TensorView& part, std::span<const PositionRanges> index)> fill;
 };
 
-/// Choices in which the backward pass differs from the forward pass; empty: as Choice says for the
-/// forward pass, or "auto".
+/// Choices for the backward pass. An empty one falls back to the forward pass's Choice, then to
+/// "auto".
 struct BackwardChoice {
   std::string implementation = {};
   std::string schedule = {};
@@ -61,11 +61,11 @@ struct AttentionOptions : AttentionProblem, ring::LayoutOptions, ring::Choice {
   /// Who decides what Choice leaves open. Its cache in memory is the context's unless it names
   /// another.
   ring::TuningOptions tuning = {};
-  /// How plans are made, with what Choice names; ring::PlanOptions::for_place() if absent.
+  /// How plans are made; Choice overrides its members. ring::PlanOptions::for_place() if absent.
   std::optional<ring::PlanOptions> plan = {};
-  /// The model behind predictions; ring::CostModel::for_place() if absent.
+  /// The model for predictions; ring::CostModel::for_place() if absent.
   std::optional<ring::CostModel> cost_model = {};
-  Tracer* tracer = nullptr;  ///< of all calls; must outlive Attention. The same on all ranks.
+  Tracer* tracer = nullptr;  ///< of all calls; must outlive Attention. All ranks have one or none.
   BackwardChoice backward = {};
 };
 
@@ -79,18 +79,18 @@ struct AttentionTensors {
   const void* key = nullptr;    ///< key_shape()
   const void* value = nullptr;  ///< value_shape()
   void* output = nullptr;       ///< output_shape()
-  float* lse = nullptr;         ///< [b,n,t]; may be null, and is if the output is unnormalised
+  float* lse = nullptr;         ///< [b,n,t]; may be null; must be null for an unnormalised output
   /// The rank's rows of the bias, for all keys: bias_shape(). An entry of −∞ hides its pair.
   const float* bias = nullptr;
   /// The rank's rows of the dense mask, for all keys: mask_shape(). One byte per entry, 0 where a
   /// pair is hidden. Not read if the bias policy is bias_wins and there is a bias.
   const void* mask = nullptr;
-  void* weights = nullptr;  ///< weights_shape(), of weights_dtype(); if the options want them
-  /// Both [b,n,t], lse_shape(), if the options want an unnormalised output.
+  void* weights = nullptr;  ///< weights_shape(), of weights_dtype(); if the options ask for them
+  /// Maximum and sum, [b,n,t], lse_shape(), if the options ask for an unnormalised output.
   float* maximum = nullptr;
   float* sum = nullptr;
-  /// Those of the values named by AttentionOptions::call_arguments that this call has of its own.
-  /// Wrong ones are errors, as those of tensors are.
+  /// This call's own values of what AttentionOptions::call_arguments names. They are checked like
+  /// the tensors.
   ring::CallValues call_values = {};
 };
 
@@ -99,30 +99,30 @@ struct AttentionOutput {
   Tensor outputs;                      ///< output_shape()
   std::optional<Tensor> lse = {};      ///< [b,n,t], float32
   std::optional<Tensor> weights = {};  ///< weights_shape()
-  std::optional<Tensor> maximum = {};  ///< [b,n,t], float32: of an unnormalised output
+  std::optional<Tensor> maximum = {};  ///< [b,n,t], float32, with an unnormalised output
   std::optional<Tensor> sum = {};      ///< likewise
 };
 
 /// The local shards of one call of the backward pass, contiguous [b,t,n,d], where the context
 /// computes. The problem's dtype, unless said otherwise.
 struct BackwardTensors {
-  const void* query = nullptr;        ///< query_shape(); as of the forward pass
+  const void* query = nullptr;        ///< query_shape(); as in the forward pass
   const void* key = nullptr;          ///< key_shape()
   const void* value = nullptr;        ///< value_shape()
-  const void* output = nullptr;       ///< output_shape(): what the forward pass has returned …
+  const void* output = nullptr;       ///< output_shape(): the forward pass's result …
   const float* lse = nullptr;         ///< … and its LSE, lse_shape()
   const void* grad_output = nullptr;  ///< output_shape(): the gradient of the loss by the output
   void* grad_query = nullptr;         ///< query_shape()
   void* grad_key = nullptr;           ///< key_shape()
   void* grad_value = nullptr;         ///< value_shape()
-  /// lse_shape(): the gradient of the loss by the LSE; null: it does not depend on it. All ranks
-  /// pass one, or none does.
+  /// lse_shape(): the gradient of the loss by the LSE; null if the loss does not depend on it. All
+  /// ranks pass one, or none does.
   const float* grad_lse = nullptr;
-  const float* bias = nullptr;  ///< as of the forward pass
+  const float* bias = nullptr;  ///< as in the forward pass
   const void* mask = nullptr;   ///< likewise
   /// Adds to the gradients that are there, instead of overwriting them. The same on all ranks.
   bool accumulate = false;
-  ring::CallValues call_values = {};  ///< as of the forward pass
+  ring::CallValues call_values = {};  ///< as in the forward pass
   /// sinks_shape(): the gradient of the sinks; null: not wanted. All ranks want it, or none does.
   float* grad_sinks = nullptr;
   /// bias_shape(): the gradient of the bias, of init_bias too; null: not wanted. All ranks want it,
@@ -138,7 +138,7 @@ class Attention {
   /// a kernel refuses a block when it is prepared, all ranks replan it for another one. A choice of
   /// the tuning chain that fails passes to the next link; an error then says what was tried.
   Attention(Context& context, const AttentionOptions& options);
-  /// With a layout and choices that the library makes.
+  /// The library chooses the layout and everything else.
   Attention(Context& context, const AttentionProblem& problem);
   /// Waits for calls under way. Graphs of the caller may live on: see run().
   ~Attention();
@@ -167,12 +167,11 @@ class Attention {
   [[nodiscard]] PositionRanges key_positions() const;
 
   /// Collective over the context. On a GPU the call is enqueued on `stream`, a cudaStream_t, null
-  /// for CUDA's default stream: it starts after what was enqueued there before, what is enqueued
-  /// there afterwards sees its results, and the host waits for nothing. On the CPU it is done when
-  /// it returns. Tensors of the first call are checked on all ranks before anything travels
-  /// (UserError on all of them). A later failure is thrown by the next call or by wait(), as
-  /// LibraryError; the job can then only be aborted. Calls of a context run
-  /// one after the other, whatever their streams.
+  /// for CUDA's default stream: it starts after earlier work on that stream, later work there sees
+  /// its results, and the host does not wait. On the CPU the work is done when the function
+  /// returns. Tensors of the first call are checked on all ranks before anything is sent (UserError
+  /// on all of them). A later failure is thrown by the next call or by wait(), as LibraryError; the
+  /// job can then only be aborted. Calls of a context run one after the other, on any streams.
   ///
   /// A first call cannot be captured into a CUDA graph, nor can the first one after set_mask() has
   /// planned again; later ones can, under schedules other than allgather. A graph computes what was
@@ -196,32 +195,34 @@ class Attention {
   /// Like run() above, for tensors with any strides. An LSE or weights without memory are not
   /// returned.
   void run(const ring::LocalTensors& tensors, void* stream = nullptr);
-  /// A call that is done when it returns, and ordered with no stream: the tensors must be there.
+  /// A call that is done when it returns. It is ordered with no stream, so the tensors must be
+  /// complete.
   void run_and_wait(const ring::LocalTensors& tensors);
-  /// Makes ready for tensors of these strides, with a new plan where kernels refuse them.
-  /// Collective over the context. All ranks throw the same error when the tensors of one do not fit
-  /// (UserError) or one lacks memory (AgreedFailure), and the object is as good as before. Calls
-  /// with other strides do without it, but then each rank prepares by itself, and tensors that do
-  /// not fit are a failure of that rank alone.
+  /// Prepares for tensors of these strides, with a new plan if kernels refuse them. Collective over
+  /// the context. All ranks throw the same error if the tensors of one do not fit (UserError) or
+  /// one lacks memory (AgreedFailure); the object then stays usable as before. Calls with other
+  /// strides work without it, but then each rank prepares by itself, and tensors that do not fit
+  /// are a failure of that rank alone.
   void prepare(const ring::LocalTensors& tensors);
-  /// Computes the gradients of query, key and value, and of the sinks and the bias if asked, from
-  /// the output, its LSE and their gradients (docs/semantics.md §1, "Backward"). Collective over
+  /// Computes the gradients of query, key and value, and of the sinks and the bias on request, from
+  /// the output, its LSE and their gradients (docs/semantics.md §1, "Gradients"). Collective over
   /// the context, ordered by the stream, and checked in the first call like run(). Gradients of an
   /// operand that several ranks hold are the same on all of them.
   ///
-  /// The first call with or without a gradient of the LSE, of the sinks, of the bias, and with or
-  /// without accumulation, plans the pass unless prepare_backward() has: schedule and
-  /// implementations are chosen apart from those of the forward pass. All ranks throw the same
-  /// error (UserError) where they ask for different gradients, whose calls are all first ones, for
-  /// an unnormalised output or attention weights, for a named schedule whose backward pass is not
-  /// planned yet, and where no implementation computes the gradients.
+  /// The first call of a kind plans the pass unless prepare_backward() has. The kind is: with or
+  /// without gradients of the LSE, the sinks and the bias, and with or without accumulation.
+  /// Schedule and implementations are chosen independently of the forward pass. All ranks throw the
+  /// same UserError if they ask for different gradients in first calls, for an unnormalised output
+  /// or attention weights, for a named schedule that has no backward pass, and if no implementation
+  /// computes the gradients.
   void backward(const BackwardTensors& tensors, void* stream = nullptr);
   /// The same for tensors with any strides.
   void backward(const ring::BackwardLocalTensors& tensors, bool accumulate = false,
                 void* stream = nullptr);
-  /// A call that is done when it returns, and ordered with no stream: the tensors must be there.
+  /// A call that is done when it returns. It is ordered with no stream, so the tensors must be
+  /// complete.
   void backward_and_wait(const ring::BackwardLocalTensors& tensors, bool accumulate = false);
-  /// Plans the backward pass for later calls of this kind, or does nothing if that is done.
+  /// Plans the backward pass for later calls of this kind; does nothing if it is planned already.
   /// Collective over the context, with the errors of backward().
   void prepare_backward(const ring::BackwardRequest& request = {});
   /// Views of contiguous shards.
@@ -230,16 +231,15 @@ class Attention {
   [[nodiscard]] const ring::ShardedAttention* backward_pass(
       const ring::BackwardRequest& request = {}) const noexcept;
   /// Replaces the mask for later calls, such as the lengths or documents of another batch. Shards
-  /// stay where they are. Balanced ones keep the layout for the mask that the object was made with.
-  /// Collective over the context. Waits for earlier calls and replans, but compiles nothing again;
-  /// the backward pass is planned again at its next use. If the mask differs only in lengths and
-  /// offsets that are call arguments, and the lengths are within those that are planned for,
-  /// nothing is planned and no rank communicates.
-  /// All ranks throw the same error for a mask that does not fit or that no implementation accepts
-  /// (UserError), and the object is as good as before.
+  /// stay where they are: a balanced layout stays as it was for the first mask. Collective over the
+  /// context. Waits for earlier calls and replans, but compiles nothing again; the backward pass is
+  /// replanned at its next use. If the mask differs only in lengths and offsets that are call
+  /// arguments, and the lengths do not exceed the planned ones, nothing is planned and no rank
+  /// communicates. All ranks throw the same error for a mask that does not fit or that no
+  /// implementation accepts (UserError); the object then stays usable as before.
   void set_mask(const Mask& mask);
-  /// Returns when all calls are done. Throws UserError, on this rank alone, if a length that one of
-  /// them has read from the memory of the device was out of bounds: the object can be used further.
+  /// Returns when all calls are done. Throws UserError, on this rank alone, if a call read a length
+  /// from device memory that was out of bounds; the object stays usable.
   void wait();
 
   /// Views of contiguous shards.
@@ -251,12 +251,12 @@ class Attention {
   [[nodiscard]] const ring::RankPlan& rank_plan() const noexcept;
   /// The input of the planner, prices included.
   [[nodiscard]] const ring::PlanInput& plan_input() const noexcept;
-  /// Only rank 0 knows why others were passed over.
+  /// Only rank 0 knows why other schedules were passed over.
   [[nodiscard]] const ring::ScheduleChoice& schedule() const noexcept;
-  /// Which link of the tuning chain decided what, and why.
+  /// The link of the tuning chain that decided, its choice, and why.
   [[nodiscard]] const ring::Decision& decision() const noexcept;
-  /// Which implementations could compute the problem, and why the others cannot, some of them only
-  /// for some of this rank's blocks.
+  /// The implementations that can compute the problem, and why the others cannot, be it only for
+  /// some of this rank's blocks.
   [[nodiscard]] Selection selection() const;
   /// The implementation that computes a block of the rank's plan.
   [[nodiscard]] const Implementation& implementation_of(const ring::Tile& block) const;
@@ -265,10 +265,10 @@ class Attention {
   [[nodiscard]] std::string implementations_of_ranks() const;
   /// The transport of the transfers: "mpi", "nccl", "peer", "composite", "self".
   [[nodiscard]] const std::string& transport() const noexcept;
-  /// Bytes taken beyond the caller's tensors, apart from the workspace of kernels. Objects of a
-  /// context share memory where they need nearly as much: together they take less than the sum.
+  /// Bytes of memory besides the caller's tensors, without the workspace of kernels. Objects of a
+  /// context share memory where they need nearly as much, so together they take less than the sum.
   [[nodiscard]] std::size_t extra_bytes() const;
-  /// How many calls a device has replayed from a recording.
+  /// The number of calls that the device has replayed from a recording.
   [[nodiscard]] std::size_t replays() const;
   /// True if this rank merges partial results that kernels have rounded to the problem's dtype.
   [[nodiscard]] bool reduces_rounded() const;
@@ -278,7 +278,7 @@ class Attention {
   std::unique_ptr<Impl> impl_;
 };
 
-/// How plans are made at a place, with the parameters that `choice` names.
+/// The plan options of a place, with the parameters that `choice` names.
 [[nodiscard]] ring::PlanOptions plan_options(const ring::Choice& choice, Place place);
 
 }  // namespace annulus

@@ -21,7 +21,8 @@ inline constexpr std::int64_t kMaximumWeightBytes = std::int64_t{4} << 30;
 [[nodiscard]] NamedSharding weights_sharding(const AttentionProblem& problem,
                                              const ShardedOperands& operands);
 
-/// Throws UnsupportedError if a rank's part and keys take more than kMaximumWeightBytes.
+/// Throws UnsupportedError if a rank's weights and gathered keys take more than
+/// kMaximumWeightBytes.
 void check_weights_fit(const AttentionProblem& problem, const ShardedOperands& operands);
 
 /// Computes this rank's attention weights: see annulus::attention_weights(). Reads query, key, bias

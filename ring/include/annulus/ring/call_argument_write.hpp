@@ -11,15 +11,15 @@ namespace annulus::ring {
 struct CallArgumentWrite {
   static constexpr int kMaximumBatches = 256;
 
-  /// A number for each batch. Arrays are those of the device, from the first batch on.
+  /// A number for each batch. Arrays are the device's, from the first batch on.
   struct Numbers {
     std::int32_t* to = nullptr;          ///< null: there is nothing to write
-    const std::int32_t* from = nullptr;  ///< null: the numbers that are `given`
+    const std::int32_t* from = nullptr;  ///< null: the numbers in `given`
     std::int64_t stride = 0;             ///< of `from`; 0: one number for all batches
-    /// Numbers from 0 to these are allowed; null: any.
+    /// The largest allowed numbers, from 0 on; null: any are allowed.
     const std::int32_t* maximum = nullptr;
-    /// Memory of the host that the device can write, for a number that is not allowed: the number
-    /// itself below, its batch + 1 in the upper half.
+    /// Host memory that the device can write, for a number that is not allowed: the number in the
+    /// lower half, its batch + 1 in the upper half.
     volatile std::uint64_t* refused = nullptr;
     std::int32_t given[kMaximumBatches] = {};
   };

@@ -21,9 +21,9 @@ namespace annulus {
 class OneAtATime;
 class Overlay;
 
-/// How ranks come to their devices.
+/// How ranks get their devices.
 enum class DeviceRule : std::uint8_t {
-  named,     ///< ContextOptions::place; without one, the CUDA device that is current
+  named,     ///< ContextOptions::place; without a value, the current CUDA device
   assigned,  ///< each rank gets a GPU of its own, see bind_gpus(); CPUs where no rank sees any
   gpus       ///< likewise, but ranks without a GPU are an error
 };
@@ -31,8 +31,8 @@ enum class DeviceRule : std::uint8_t {
 struct ContextOptions {
   /// Named axes and their sizes, the last one fastest; one size may be −1.
   std::string mesh = "sp=-1";
-  /// Where the rank computes. Without a value: on the CUDA device that is current in the calling
-  /// thread, where this build and the machines of all ranks have one; on the CPU where none has.
+  /// The device of the rank. Without a value: the CUDA device that is current in the calling thread
+  /// if this build and the machines of all ranks have one; the CPU if none has.
   std::optional<Place> place = {};
   DeviceRule devices = DeviceRule::named;
   /// True if several ranks may compute on one GPU.
@@ -46,11 +46,11 @@ struct ContextOptions {
   int threads = 0;
 };
 
-/// The ranks that compute together, and what this one computes with. Many Attention objects may use
-/// one context, in any order that is the same on all ranks. Calls that belong to a context, and to
-/// contexts made from it, may come from any thread, but from one at a time; an overlapping call of
-/// another thread throws LibraryError, and the first one is not disturbed. Not copyable; must
-/// outlive the Attention objects.
+/// The ranks that compute together, and the resources of this rank. Many Attention objects may use
+/// one context, in any order that is the same on all ranks. Calls on a context, and on contexts
+/// made from it, may come from any thread, but only one at a time. An overlapping call of another
+/// thread throws LibraryError and does not disturb the first one. Not copyable; must outlive the
+/// Attention objects.
 class Context {
  public:
   /// Collective over `communicator`, which is duplicated and may be freed afterwards. All ranks
@@ -59,11 +59,12 @@ class Context {
   explicit Context(MPI_Comm communicator, const ContextOptions& options = {});
   /// One rank, without MPI.
   explicit Context(const ContextOptions& options = {}) : Context(MPI_COMM_NULL, options) {}
-  /// Another mesh, of ranks of `base`, with its device, registry, watchdog and settings. `base`
-  /// must outlive it. Collective over `communicator`; throws like the first one, for the mesh.
+  /// Another mesh of ranks of `base`, with the device, registry, watchdog and settings of `base`,
+  /// which must outlive it. Collective over `communicator`; throws as the first constructor does
+  /// for a mesh.
   Context(MPI_Comm communicator, const MeshShape& mesh, Context& base);
-  /// Collective on GPUs, and to be done before MPI_Finalize: ranks wait, for the timeout at most,
-  /// until no rank uses mapped memory of another.
+  /// Must run before MPI_Finalize. Collective on GPUs: ranks wait, at most for the timeout, until
+  /// no rank uses mapped memory of another.
   ~Context() = default;
   Context(const Context&) = delete;
   Context& operator=(const Context&) = delete;
@@ -75,13 +76,13 @@ class Context {
   [[nodiscard]] Place place() const noexcept { return device_->place(); }
   [[nodiscard]] Transport transport() const noexcept { return transport_; }
   [[nodiscard]] int threads() const noexcept { return threads_; }
-  /// The implementations that attention chooses from; add() your own before making any.
+  /// The implementations that attention chooses from; add() your own before making attention.
   [[nodiscard]] Registry& registry() noexcept { return *registry_; }
   /// The results of tuning on this context.
   [[nodiscard]] ring::TuningCache& tuning_cache() noexcept { return tuning_cache_; }
-  /// The choices that the living overlays make together.
+  /// The combined choices of the overlays that are alive.
   [[nodiscard]] ring::Choice overlay() const;
-  /// Every call that belongs to the context begins here.
+  /// Guards every call on the context against overlapping ones.
   [[nodiscard]] OneAtATime& calls() noexcept { return *calls_; }
   /// Keeps what graphs of the caller still use, as long as it says so, or to the end of the
   /// context. Asked whenever attention is made or ends.
@@ -100,15 +101,15 @@ class Context {
   std::vector<std::function<bool()>> in_use_;  // each holds what it is asked about
 };
 
-/// While it lives, attention made on its context has these choices where its options leave them
-/// open, as if they named them:
+/// While an overlay lives, attention made on its context takes these choices where its own options
+/// leave them open, as if the options named them:
 ///
 ///     const annulus::Overlay overlay(context, {.schedule = "ulysses"});
 ///     annulus::Attention attention(context, options);
 ///
-/// Of several, the one made last counts, member by member. The same on all ranks; one thread at a
-/// time makes and ends overlays, and attention, on a context. Attention that was made before, or
-/// that outlives it, does not change.
+/// Overlays nest: the innermost one that sets a member counts. They must be the same on all ranks.
+/// One thread at a time makes and ends overlays and attention on a context. Attention that was made
+/// before, or that outlives the overlay, does not change.
 class Overlay {
  public:
   Overlay(Context& context, ring::Choice choice);

@@ -21,11 +21,12 @@ class CostCurve {
   /// Seconds of a message: `latency` plus its bytes at `bytes_per_second`.
   static CostCurve transfer(double latency, double bytes_per_second);
 
-  /// Beyond the first and the last point: their values.
+  /// Below the first point and beyond the last one, the value is theirs.
   [[nodiscard]] double clamped(double size) const noexcept;
-  /// Below the first point, its value. Past the last one, the value goes on rising: as in the last
-  /// segment, or as from the first point to the last, whichever is steeper; in proportion to the
-  /// size if neither rises. Noise thus makes nothing free. A single point holds for every size.
+  /// Below the first point, the value is the first point's. Past the last point, it goes on rising:
+  /// as in the last segment, or as from the first point to the last, whichever is steeper; in
+  /// proportion to the size if neither rises. Thus no size is free because of noise. A single point
+  /// holds for every size.
   [[nodiscard]] double extended(double size) const noexcept;
   /// The first segment extended to size 0, but neither below 0 nor above the first value.
   [[nodiscard]] double at_zero() const noexcept;
@@ -41,8 +42,8 @@ class CostCurve {
   std::vector<Point> points_;
 };
 
-/// The smallest size, within the range of both, from which on `b` stays at or below `a` up to the
-/// end of that range; −1 if there is none.
+/// The smallest size from which `b` stays at or below `a` up to the end of the range that both
+/// cover; −1 if there is none.
 [[nodiscard]] double crossover(const CostCurve& a, const CostCurve& b);
 
 }  // namespace annulus::ring

@@ -18,40 +18,40 @@
 
 namespace annulus::ring {
 
-/// How the cost of a kernel is known: measured for the very class of the problem, derived from the
-/// nearest class that was measured, or assumed.
+/// The source of a kernel's cost: measured for the problem's class, derived from the nearest
+/// measured class, or assumed.
 enum class Knowledge : std::uint8_t { measured, nearest, assumed };
 
 [[nodiscard]] std::string_view name_of(Knowledge knowledge) noexcept;
 
 /// The cost of one implementation's calls for problems of one class.
 struct KernelCost {
-  std::string source;       ///< how it is known: of which problem it was measured
+  std::string source;       ///< the problem that it was measured on, or why it is assumed
   CostCurve rate;           ///< operations per second of the whole device, by the rows of a block
   double call_latency = 0;  ///< seconds that a call takes besides
   Knowledge knowledge = Knowledge::measured;
   std::int64_t row_tile = 1;  ///< see Declaration
   FewRows few_rows = {};      ///< see Implementation
 
-  /// Seconds of a call: `flops` operations on a block of `rows` rows, which gets `share` of the
-  /// device's rate (see used_share()), while reading from memory takes `reading` seconds.
+  /// Seconds of a call: `flops` operations on a block of `rows` rows at `share` of the device's
+  /// rate (see used_share()), while reading from memory takes `reading` seconds.
   [[nodiscard]] double seconds(double flops, double rows, double share, double reading) const {
     return call_latency + std::max(flops / (rate.clamped(rows) * share), reading);
   }
   bool operator==(const KernelCost&) const = default;
 };
 
-/// A machine's speed: assumed, or measured there (annulus bench --calibrate).
-/// prices.hpp applies it to a problem.
+/// A machine's speed, assumed or measured (annulus bench --calibrate). prices.hpp applies it to a
+/// problem.
 struct CostModel {
   /// "assumed: …", or "measured: …", which names the machine and the ranks.
   std::string source;
   Place::Kind device = Place::Kind::host;  ///< what the ranks compute on
-  /// Measured costs, by the name of the kernel (Implementation::kernel_name). Everything else
-  /// counts with assumed_rate().
+  /// Measured costs, by the name of the kernel (Implementation::kernel_name). For other kernels,
+  /// assumed_rate() is used.
   std::map<std::string, std::map<ProblemClass, KernelCost>> kernels;
-  double merge_bytes_per_second = 1;  ///< memory rate of merging partial results
-  /// Memory rate of kernels that read keys and values for a few rows; absent: derived from merging.
+  double merge_bytes_per_second = 1;  ///< for merging partial results
+  /// Rate at which kernels for few rows read keys and values; absent: derived from merging.
   std::optional<double> read_bytes_per_second = {};
   /// Seconds of a message by its bytes, for each transport ("mpi" between CPUs, "nccl" and "peer"
   /// between GPUs), while the rank sends one and receives one. More bytes never take less time.
@@ -68,7 +68,7 @@ struct CostModel {
   double node_bytes_per_second = 360e9;
   /// Seconds that a launch of copies, or of a reduction, takes besides its bytes.
   double launch_seconds = 0;
-  /// The names, among these, of what was not measured.
+  /// The keys that may be assumed instead of measured.
   static constexpr std::array<std::string_view, 5> kAssumable{
       "transports", "transfer_share", "network_hops", "node_bytes_per_second", "launch_seconds"};
   std::set<std::string, std::less<>> assumed{kAssumable.begin(), kAssumable.end()};
@@ -78,39 +78,39 @@ struct CostModel {
   /// One Hopper GPU per rank, NVLink between ranks; between nodes, a link of 400 Gb/s per GPU, of
   /// which a node has eight.
   static CostModel hopper_nvlink();
-  /// The one for ranks that compute on such a device.
+  /// The assumed model for ranks on this kind of device.
   static CostModel for_device(Place::Kind device);
   static CostModel for_place(Place place) { return for_device(place.kind); }
 
-  /// Throws ArgumentError("cost model", …) unless it is one of ranks that compute at such a place.
+  /// Throws ArgumentError("cost model", …) unless the model is for ranks at this kind of place.
   void check_place(Place place) const;
-  /// Throws ArgumentError("cost model", …) unless its source is this one: figures of different
-  /// machines do not mix.
+  /// Throws ArgumentError("cost model", …) unless the model's source is `expected`: figures of
+  /// different machines must not mix.
   void check_source(std::string_view expected) const;
-  /// Takes over all that `newer`, of the same source, has measured; the rest stays. With `prefers`,
-  /// also takes over its transport in use. Throws as check_source() does.
+  /// Takes over all measurements of `newer`, which must have the same source; the rest stays. With
+  /// `prefers`, also takes over its transport in use. Throws as check_source() does.
   void refresh(const CostModel& newer, bool prefers);
-  /// True if it has times of the transport of this name, or of the one that carries its messages
-  /// inside a node.
+  /// True if the model has times of this transport, or of the one that carries its messages inside
+  /// a node.
   [[nodiscard]] bool knows(std::string_view name) const;
   /// Throws ArgumentError when the model does not know the transport.
   void use_transport(std::string_view name);
-  /// Uses the transport that the ranks have. If the model has no times of it, assumes some, and
-  /// says so in `source`.
+  /// Uses the ranks' transport. If the model has no times of it, assumes some and says so in
+  /// `source`.
   void adopt_transport(std::string_view name);
-  /// Seconds of combining or copying, by the bytes that are read and written.
+  /// Seconds to combine or copy, by the bytes read and written.
   [[nodiscard]] double memory_seconds(double bytes) const { return bytes / merge_bytes_per_second; }
-  /// Seconds of reading so many bytes in a kernel.
+  /// Seconds for a kernel to read this many bytes.
   [[nodiscard]] double reading_seconds(double bytes) const;
-  /// Seconds of a message by its bytes and the transport in use: to another node (`across`) or
+  /// Seconds of a message, by its bytes, in the transport in use: to another node (`across`) or
   /// inside one.
   [[nodiscard]] const CostCurve& messages(bool across) const;
   [[nodiscard]] double transfer_seconds(double bytes, bool across = false) const {
     return transfer_seconds({&bytes, 1}, across);
   }
-  /// Seconds of messages that are sent together, by the bytes of each. They take as long as one
-  /// after the other, but a transport that starts them together pays for the start once. They never
-  /// take less than one message of all their bytes.
+  /// Seconds of messages that are sent together, by the bytes of each: the sum of their times, but
+  /// a transport that starts them together pays for the start once. Never less than one message of
+  /// all their bytes.
   [[nodiscard]] double transfer_seconds(std::span<const double> messages,
                                         bool across = false) const;
 };
@@ -127,12 +127,13 @@ struct CostModel {
 ///      "network_hops": [{"bytes": 65536, "seconds": 1e-4}, …], "node_bytes_per_second": 1.2e9,
 ///      "launch_seconds": 5e-6, "assumed": ["network_hops", …]}
 [[nodiscard]] std::string to_json(const CostModel& model);
-/// Reads it back, or a file of version 6, whose kernels are those of the forward pass, or 5, which
-/// knew no read_bytes_per_second either; the two keys may be absent. The curves of messages are read as CostCurve::rising(). Throws FileError, naming `path`
-/// and the key, if a value is missing, unknown (which includes names of implementations, and of
-/// transports that the device does not use), of the wrong type, or so large or small that
-/// predictions would overflow (a latency above an hour, a rate below 1 per second); if a class
-/// comes twice; also for another schema or version.
+/// Reads it back. Files of version 6, whose kernels are of the forward pass, and of version 5,
+/// which had no read_bytes_per_second either, are read too: both keys may be absent. The curves of
+/// messages are read as CostCurve::rising(). Throws FileError, naming `path` and the key, for
+/// another schema or version, a class that comes twice, and a value that is missing, unknown
+/// (including implementations, and transports that the device does not use), of the wrong type, or
+/// so large or small that predictions would overflow (a latency above an hour, a rate below 1 per
+/// second).
 [[nodiscard]] CostModel parse_cost_model(std::string_view text, const std::string& path);
 
 }  // namespace annulus::ring

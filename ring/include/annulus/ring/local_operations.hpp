@@ -11,8 +11,8 @@
 
 namespace annulus::ring {
 
-/// The elementwise work that the runner does around the kernels, on one kind of memory. Every
-/// call is ordered by its stream.
+/// The runner's elementwise operations around the kernels, on one kind of memory. Every call is
+/// ordered by its stream.
 class LocalOperations {
  public:
   virtual ~LocalOperations() = default;
@@ -21,26 +21,25 @@ class LocalOperations {
                        SoftmaxForm form, Stream& stream) const = 0;
   /// result := the sum of the parts, in their order, added in float32 (float64 for a float64
   /// result) and rounded once; 0 without parts. All have one shape, stride 1 in the last dimension,
-  /// and floating dtypes, float64 all together or none; one of the parts may lie where the result
-  /// does. At most kMaximumParts.
+  /// and floating dtypes; all are float64 or none is. One of the parts may be the result's memory.
+  /// At most kMaximumParts.
   virtual void sum(std::span<const ConstTensorView> parts, const TensorView& result,
                    Stream& stream) const = 0;
   /// delta := rowsum(output ∘ grad_output) − grad_lse: outputs [b,t,n,Dv], delta and grad_lse
-  /// [b,n,t], of which the latter may be without dimensions. Delta is float32, or float64 where the
-  /// outputs are. The sum of a row whose output is 0 is 0 even where its grad_output, as in
-  /// padding, is NaN.
+  /// [b,n,t]; grad_lse may be without dimensions. Delta is float32, or float64 if the outputs are.
+  /// The sum of a row whose output is 0 is 0 even if its grad_output is NaN, as in padding.
   virtual void delta(const ConstTensorView& output, const ConstTensorView& grad_output,
                      const ConstTensorView& grad_lse, const TensorView& delta,
                      Stream& stream) const = 0;
   /// grad_sinks[0,0,n,m] := −Σ exp(sinks[n,m] − lse[b,n,t]) · delta[b,n,t] over batches and rows
-  /// whose LSE is not −∞, in an order that depends on sizes alone. LSE and delta are as for
-  /// delta(); sinks [n,M] and grad_sinks [1,1,n,M] are float32. Both have one head where heads
-  /// share their sinks: the sum is then also over heads.
+  /// whose LSE is not −∞, in an order that depends only on sizes. LSE and delta are as for delta();
+  /// sinks [n,M] and grad_sinks [1,1,n,M] are float32. Both have one head where heads share their
+  /// sinks: the sum is then also over heads.
   virtual void sink_gradient(const ConstTensorView& sinks, const ConstTensorView& lse,
                              const ConstTensorView& delta, const TensorView& grad_sinks,
                              Stream& stream) const = 0;
-  /// The state of sinks given [n,M], or [M] for all heads alike, float32 with stride 1 in the last
-  /// dimension: copies them to `logits`, contiguous, and sets lse [n] (float32 or float64), the log
+  /// The softmax state of sinks [n,M], or [M] for all heads alike; float32, stride 1 in the last
+  /// dimension. Copies them to `logits`, contiguous. Sets lse [n] (float32 or float64) to the log
   /// of the sum of a head's exponentials, and maximum [n] (float32) unless it has no dimensions.
   virtual void sink_state(const ConstTensorView& sinks, const TensorView& logits,
                           const TensorView& lse, const TensorView& maximum,
@@ -48,8 +47,8 @@ class LocalOperations {
   /// Writes a number that running kernels read (AttentionBlock::arrived_from). A kernel that reads
   /// the new value also sees the stream's earlier writes.
   virtual void publish(std::int32_t value, std::int32_t* number, Stream& stream) const = 0;
-  /// Writes arguments of a call where later kernels read them. Reads those in the memory of the
-  /// device when the stream has come so far.
+  /// Writes arguments of a call to where later kernels read them. Arguments in device memory are
+  /// read in the order of the stream.
   virtual void write(const CallArgumentWrite& write, Stream& stream) const = 0;
 };
 

@@ -12,16 +12,16 @@
 #include <annulus/mesh/mesh_shape.hpp>
 #include <annulus/partition/position.hpp>
 
-/// The work of every rank as plain data, and the only description of it: the runner executes it,
-/// the
-/// simulation replays it, and costs, reports and traces read it. A plan is made by pure functions
-/// (planner.hpp) without MPI and without a GPU.
+/// The work of every rank as plain data. There is no other description of it: the runner executes
+/// it, the simulation replays it, and costs, reports and traces read it. A plan is made by pure
+/// functions (planner.hpp) without MPI and without a GPU.
 ///
 /// A rank has buffers and tasks. A buffer holds tokens of one or more contents; the caller's
-/// tensors are buffers too. Tasks copy, exchange, compute and reduce. Those that compute (copies,
-/// blocks and reductions) run one after the other in the order of the list, and so the exchanges of
-/// one group receive. Beyond that, nothing is ordered except by the dependencies that a task names:
-/// what an exchange sends may be overwritten once that exchange is released, whatever the others do.
+/// tensors are buffers too. Tasks copy, exchange, compute and reduce. Computing tasks (copies,
+/// blocks and reductions) run one after the other in the order of the list. The exchanges of one
+/// group receive in that order too. Everything else is ordered only by the dependencies that a task
+/// names. The memory that an exchange sends may be overwritten once that exchange is released, even
+/// if earlier ones are not.
 namespace annulus::ring {
 
 /// How data is sent (docs/semantics.md §5).
@@ -32,8 +32,8 @@ enum class Schedule : std::uint8_t { local, ring, double_ring, allgather, ulysse
 /// A schedule, and how it splits the ranks along the sequence.
 struct ScheduleVariant {
   Schedule schedule = Schedule::local;
-  int ulysses_degree = 0;  ///< of hybrid; 0 of all others
-  int inner_size = 0;      ///< of double_ring; 0 of all others
+  int ulysses_degree = 0;  ///< of hybrid; 0 for all others
+  int inner_size = 0;      ///< of double_ring; 0 for all others
   bool operator==(const ScheduleVariant&) const = default;
 };
 
@@ -56,7 +56,7 @@ enum class Content : std::uint8_t {
   bias,        ///< see ScoreTensors
   dense_mask,  ///< likewise
   maximum,     ///< of a row's logits: see SoftmaxState
-  sum,         ///< Σ exp(logit − maximum), the caller's in place of an LSE
+  sum,         ///< Σ exp(logit − maximum), returned in place of an LSE
   grad_lse,
   grad_sinks,  ///< [n,M] or [1,M], of one token and one batch: see SinkGradient
   grad_bias    ///< as the bias
@@ -86,8 +86,8 @@ struct BatchRange {
 
 enum class BufferKind : std::uint8_t {
   caller,    ///< a tensor of the caller, of one content, all heads
-  exchange,  ///< sent from or received into: laid out [token][batch][content], so that any run of
-             ///< tokens is one message
+  exchange,  ///< for messages: laid out [token][batch][content], so that any run of tokens is one
+             ///< message
   local      ///< of one content, laid out as a tensor of the caller: [batch, tokens, heads, width]
 };
 
@@ -96,14 +96,13 @@ struct Buffer {
   BufferKind kind = BufferKind::caller;
   std::vector<Content> contents;
   DType dtype = DType::float32;
-  /// How its tokens are numbered: by local position if they are the rank's own, from 0 if they are
-  /// other ranks'.
+  /// The rank's own tokens are numbered by local position, other ranks' tokens from 0.
   LocalRange tokens;
   HeadRange heads;
   /// Index of an earlier buffer whose memory this one takes over; −1 for none.
   int reuses = -1;
-  /// The keys whose entries a bias or a dense mask has here, in this order, by global position;
-  /// none: all keys of the problem, in theirs.
+  /// Global positions of the keys that a bias or a dense mask has entries for, in this order;
+  /// without a value: all keys of the problem, in global order.
   std::optional<PositionRanges> columns = {};
 };
 
@@ -119,16 +118,16 @@ struct Region {
 /// One message: whole tokens of an exchange buffer.
 struct Transfer {
   int peer = 0;    ///< the other side's rank in the group
-  int origin = 0;  ///< rank in the group whose tokens they are
+  int origin = 0;  ///< the rank in the group that owns the tokens
   int buffer = 0;  ///< on this side
   LocalRange tokens;
   std::int64_t bytes = 0;
 };
 
-/// Which stage of a task is waited for.
+/// The stage of a task that another one waits for.
 enum class Stage : std::uint8_t {
   done,     ///< computed, or received
-  released  ///< of an exchange: what it has sent may be overwritten
+  released  ///< of an exchange: the memory that it has sent may be overwritten
 };
 
 /// An earlier task of another queue. It stands for all tasks before it in that queue, too.
@@ -144,14 +143,13 @@ struct Exchange {
   int group = 0;  ///< index into RankPlan::groups
   std::vector<Transfer> sends;
   std::vector<Transfer> receives;
-  /// Receiving waits for these in addition to the task's own dependencies: memory that is still in
-  /// use. Sending does not wait for it.
+  /// Receiving also waits for these tasks, which still use the memory. Sending does not.
   std::vector<Dependency> receive_after;
 };
 
 /// Copies one content into the region `to`, from the tokens of buffer `from` that begin at
 /// `from_begin`. Heads and batches are the same on both sides. A bias or a dense mask of all keys
-/// is cut to those of the region's buffer.
+/// is cut to the keys of the region's buffer.
 struct Copy {
   Content content = Content::key;
   int from = 0;
@@ -167,7 +165,7 @@ struct Copy {
 struct Result {
   Region output;
   int lse = -1;      ///< buffer of the LSE of the same tokens, heads and batches …
-  int maximum = -1;  ///< … and of the maximum; −1 where nobody wants it
+  int maximum = -1;  ///< … and of the maximum; −1 if it is not needed
   bool operator==(const Result&) const = default;
 };
 
@@ -178,7 +176,7 @@ struct Arrival {
   bool operator==(const Arrival&) const = default;
 };
 
-/// Some rows against some columns, for some heads and batches: what a block reads.
+/// The input of a block: some rows against some columns, for some heads and batches.
 struct Tile {
   LocalRange rows;  ///< tokens of the query buffer
   PositionRanges row_positions;
@@ -196,16 +194,16 @@ struct Tile {
 
 /// A tile of the forward pass.
 struct Block : Tile {
-  Result result;                ///< where its softmax state is put
+  Result result;                ///< where its softmax state is written
   std::optional<Result> state;  ///< of the same rows over other columns, to be continued
   /// True if its kernel begins before all columns have arrived, and awaits them
   /// (AttentionBlock::arrived_from). The arrivals, in their order, then fill the columns from the
-  /// last to the first; columns after those of the first arrival are there from the beginning.
+  /// last to the first; later columns than the first arrival's are there from the beginning.
   bool awaits_columns = false;
   std::vector<Arrival> arrivals;
 };
 
-/// delta of some rows, in float32, from the output and its gradient.
+/// Computes delta of some rows, in float32, from the output and its gradient.
 struct Delta {
   Region output;
   int grad_output = -1;  ///< buffers of the same rows, heads and batches
@@ -213,7 +211,8 @@ struct Delta {
   int delta = -1;
 };
 
-/// The part of the sinks' gradient that the rank's own rows have: −Σ exp(sink − LSE) · delta.
+/// The contribution of the rank's own rows to the gradient of the sinks: −Σ exp(sink − LSE) ·
+/// delta.
 struct SinkGradient {
   Region delta;  ///< all rows, heads and batches
   int lse = -1;  ///< buffer of the same
@@ -225,19 +224,19 @@ struct BackwardBlock : Tile {
   int grad_output = -1, lse = -1, delta = -1;  ///< buffers of the rows
   Region grad_query;                           ///< the rows and query heads
   Region grad_key, grad_value;                 ///< the columns and their key/value heads
-  Region grad_bias;  ///< RankPlan::scores_of() the block; without a buffer (−1): not wanted
+  Region grad_bias;           ///< as RankPlan::scores_of(); buffer −1: not wanted
   bool repeats_bits = false;  ///< see annulus::BackwardBlock
 };
 
 enum class Reduction : std::uint8_t {
-  softmax,  ///< partial results are weighted by their LSE
-  sum       ///< of plain numbers: gradients
+  softmax,  ///< merges partial results, weighted by their LSE
+  sum       ///< adds plain numbers: gradients
 };
 
 [[nodiscard]] std::string_view name_of(Reduction reduction) noexcept;
 
 /// Combines the parts in this order and rounds once. Rows of `into` that no part covers get output
-/// 0, LSE −∞ (the LSE of the sinks, if it adds them) and maximum −∞. The parts of a sum cover
+/// 0, LSE −∞ (or the LSE of the sinks, if they are added) and maximum −∞. The parts of a sum cover
 /// `into`, and the first of them may be `into` itself; without parts, a sum is 0.
 struct Reduce {
   Reduction reduction = Reduction::softmax;
@@ -247,13 +246,13 @@ struct Reduce {
   /// that completes a row adds its sinks.
   bool sinks = false;
   /// Writes the output unnormalised, and the sum in place of the LSE: see SoftmaxForm. Only the
-  /// reduction that completes a row does.
+  /// reduction that completes a row may.
   bool unnormalised = false;
 };
 
 struct Task {
   std::variant<Copy, Exchange, Block, Reduce, Delta, SinkGradient, BackwardBlock> work;
-  int step = 0;  ///< round of the schedule that it belongs to, for reports and messages
+  int step = 0;  ///< its round of the schedule, for reports and messages
   std::vector<Dependency> after;
 };
 
@@ -270,7 +269,7 @@ struct RankPlan {
   AttentionShape local;
   std::int64_t first_batch = 0;  ///< global index
   std::int64_t first_head = 0;
-  /// The rank's parts [b,n,t,S] of bias and dense mask, 1 where they are broadcast.
+  /// Shapes of the rank's parts [b,n,t,S] of bias and dense mask, 1 where they are broadcast.
   std::optional<Extents> bias, dense_mask;
   std::int64_t sinks_per_head = 0;  ///< M, if their gradient is wanted
   std::vector<PlanGroup> groups;
@@ -278,7 +277,7 @@ struct RankPlan {
   std::vector<Buffer> buffers;
   std::vector<Task> tasks;
 
-  /// The same batches, counted in the whole problem.
+  /// Converts local batches to global ones.
   [[nodiscard]] BatchRange global(BatchRange batches) const noexcept {
     return {first_batch + batches.begin, batches.count};
   }
@@ -306,7 +305,7 @@ struct RankPlan {
   /// Elements per token and head: D, Dv, or 1 for LSE and the like; for bias and mask, the number
   /// of keys in the buffer, or 1.
   [[nodiscard]] std::int64_t width(const Buffer& buffer, Content content) const;
-  /// Batches of each of its tokens: those of the rank, or 1 of a bias or a mask that is broadcast.
+  /// Batches of each token: the rank's, or 1 for a bias or a mask that is broadcast.
   [[nodiscard]] BatchRange batches(const Buffer& buffer) const;
   /// The part of a bias or a mask that a block reads, or of the bias's gradient that it adds to.
   [[nodiscard]] Region scores_of(const Tile& block, int buffer) const;
@@ -317,18 +316,18 @@ struct RankPlan {
 
   /// Visible pairs times query heads.
   [[nodiscard]] double work() const;
-  /// Operations of one of its blocks for every visible pair and query head: 2 (D + Dv) forward,
-  /// 2 (3 D + 2 Dv) backward.
+  /// Operations of a block: 2 (D + Dv) for every visible pair and query head, backward 2 (3 D + 2
+  /// Dv).
   [[nodiscard]] double flops(const Block& block) const;
   [[nodiscard]] double backward_flops(const Tile& block) const;
   [[nodiscard]] std::int64_t bytes_received() const;
   [[nodiscard]] std::int64_t bytes_sent() const;
-  /// Bytes of the memory of its buffers of one kind.
+  /// Bytes of memory of the buffers of one kind.
   [[nodiscard]] std::int64_t buffer_bytes(BufferKind kind) const;
-  /// True if it combines partial results that a kernel has rounded to less than float32, which is
-  /// one rounding more than in an unsharded call.
+  /// True if the rank combines partial results that a kernel has rounded to less than float32: one
+  /// rounding more than in an unsharded call.
   [[nodiscard]] bool reduces_rounded() const;
-  /// True if it adds up parts of gradients that were rounded for their way: see
+  /// True if the rank adds parts of gradients that were rounded for sending: see
   /// PlanOptions::grad_wire.
   [[nodiscard]] bool adds_rounded_gradients() const;
 };
@@ -336,13 +335,13 @@ struct RankPlan {
 /// A call of the backward pass, beyond its problem: docs/semantics.md §1.
 struct BackwardRequest {
   bool grad_lse = false;    ///< the LSE has a gradient
-  bool adds = false;        ///< gradients are added to what is there, instead of overwriting it
+  bool adds = false;        ///< gradients are added to the existing values
   bool grad_sinks = false;  ///< the gradient of the sinks is wanted
   bool grad_bias = false;   ///< the gradient of the bias is wanted
   bool operator==(const BackwardRequest&) const = default;
 };
 
-/// The plans of the ranks of a mesh: of all of them, or of those that were asked for.
+/// The plans of the ranks of a mesh, all or some.
 struct Plan {
   AttentionProblem problem;
   MeshShape mesh;
@@ -351,8 +350,8 @@ struct Plan {
   std::vector<RankPlan> ranks;  ///< in order of rank
   double most_work = 0;         ///< of the most loaded rank of all
   double mean_work = 0;         ///< of all
-  int ulysses_degree = 0;       ///< of hybrid: ranks that exchange heads; 0 of all others
-  int inner_size = 0;           ///< of double_ring: ranks of a row; 0 of all others
+  int ulysses_degree = 0;       ///< of hybrid: ranks that exchange heads; 0 for all others
+  int inner_size = 0;           ///< of double_ring: ranks of a row; 0 for all others
   /// Set if this is a plan of the backward pass.
   std::optional<BackwardRequest> backward = {};
 

@@ -20,13 +20,14 @@ struct PredictedRun {
 /// Adds a rank's shards and buffers.
 void add_memory(PredictedRun& run, const RankPlan& rank);
 
-/// Predicts a run from some ranks of the mesh: the bytes that all receive are estimated from them.
+/// Predicts a run from some ranks of the mesh, from which the bytes that all ranks receive are
+/// estimated.
 [[nodiscard]] PredictedRun predict_run(const PlanInput& input, const ScheduleVariant& variant,
                                        const std::vector<int>& ranks);
 
-/// Gives a model the transport that ranks on these nodes (see Prices; empty for one node) take
-/// where its own stays inside a node. Throws ArgumentError("transport", …) if that one was asked
-/// for.
+/// If the model's transport stays inside a node, and ranks are on several (see Prices; empty: one
+/// node), sets the transport that such ranks take. Throws ArgumentError("transport", …) if the
+/// caller named the transport.
 void settle_transport(CostModel& model, Transport asked, const NamedSharding& key,
                       const std::vector<int>& node_of_rank);
 

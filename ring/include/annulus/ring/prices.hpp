@@ -11,17 +11,17 @@
 
 namespace annulus::ring {
 
-/// A cost model applied to one problem: what turns its plans into time.
+/// A cost model applied to one problem, which turns its plans into time.
 struct Prices {
   CostModel model;  ///< of merging and messages
-  /// By the implementation's name. The source says which figures these are.
+  /// By the implementation's name.
   std::map<std::string, KernelCost> kernels;
-  /// Which ranks of the mesh share a node, as Topology::node_of_rank; empty: all.
+  /// The node of each rank of the mesh, as Topology::node_of_rank; empty: all share one.
   std::vector<int> node_of_rank = {};
 
-  /// How the costs of the kernels are known: "native assumed, sdpa measured".
+  /// The sources of the kernels' costs: "native assumed, sdpa measured".
   [[nodiscard]] std::string knowledge() const;
-  /// All numbers and sources: ranks that plan together have the same.
+  /// All numbers and sources, to check that ranks which plan together have the same.
   [[nodiscard]] std::string to_text() const;
   /// Throws InternalError for an implementation that has no price.
   [[nodiscard]] const KernelCost& kernel(const std::string& implementation) const;
@@ -34,17 +34,18 @@ struct Prices {
   }
 };
 
-/// The prices of these implementations for the class of a pass of `problem` (class_of()): the first
-/// of the following that there is.
+/// The prices of these implementations for the class of a pass of `problem` (class_of()). Each
+/// price is the first in this list that exists:
 ///
-/// 1. What was measured for the class.
-/// 2. What was measured for the nearest class, scaled by the rates that are assumed of the two
-///    classes. The nearest class has the same dtype, or else one of as many bytes; among these,
-///    the same pass; then the most similar D + Dv; then the same kind of mask; then a soft cap, or none, likewise.
-/// 3. The rate that is assumed of the implementation at `place`, scaled by what was measured of
-///    another kernel over what is assumed of that one. It is the kernel of the nearest class; of
-///    several, the one with the most similar assumed rate.
-/// 4. The rate that is assumed of the implementation at `place`.
+/// 1. The price measured for the class.
+/// 2. The price measured for the nearest class, scaled by the assumed rates of the two classes. The
+///    nearest class has the same dtype, or else one of as many bytes; then the same
+///    pass; then the most similar D + Dv; then the same kind of mask; then a soft cap if the
+///    problem has one.
+/// 3. The assumed rate of the implementation at `place`, scaled by the measured over the assumed
+///    rate of another kernel: the one of the nearest class; of several, the one with the most
+///    similar assumed rate.
+/// 4. The assumed rate of the implementation at `place`.
 ///
 /// Throws ArgumentError for a model of ranks that compute on another kind of device.
 [[nodiscard]] Prices make_prices(CostModel model, const AttentionProblem& problem,

@@ -13,12 +13,12 @@
 
 namespace annulus::ring {
 
-/// Ranks that need not exist, for which the best mesh is sought.
+/// The ranks to find the best mesh for. They need not exist.
 struct WantedRanks {
   int ranks = 1;
   int nodes = 1;            ///< a divisor of `ranks`; consecutive ranks share a node
-  double memory_bytes = 0;  ///< what a rank may need for shards and buffers; 0: no limit
-  Place place;              ///< what they compute on
+  double memory_bytes = 0;  ///< limit for a rank's shards and buffers; 0: no limit
+  Place place;              ///< the device of each
   std::string sequence_axis = "sp";
 };
 
@@ -29,21 +29,21 @@ struct Recommendation {
   /// None where the problem cannot be laid on the mesh.
   std::optional<ScheduleVariant> variant = {};
   std::string transport;
-  std::string why_not;   ///< cannot run, does not fit, or is not worthwhile; empty if none
-  bool is_slow = false;  ///< not played, as others take less than it takes at least
-  double least = 0;      ///< seconds that it takes at least; 0 if not known
-  PredictedRun run;      ///< 0 seconds: it was not played
+  std::string why_not;   ///< why it is not recommended; empty if it is
+  bool is_slow = false;  ///< not simulated: others take less than its lower bound
+  double least = 0;      ///< lower bound in seconds; 0 if not known
+  PredictedRun run;      ///< 0 seconds: it was not simulated
   double rate = 0;       ///< operations per second and rank
 };
 
 struct Recommendations {
-  /// Best first, then those that are not recommended, with the reason.
+  /// Best first, then candidates that are not recommended, with the reason.
   std::vector<Recommendation> all;
-  /// Ranks whose plans were made, of the layout with most.
+  /// The number of sampled ranks, of the layout with most.
   std::size_t most_planned = 0;
 };
 
-/// Candidates of which as many are played as can be listed.
+/// The most candidates that are simulated and listed.
 inline constexpr std::size_t kRecommended = 20;
 
 /// Compares meshes dp × tp × sp with every sequence layout and schedule that `problem` leaves open,

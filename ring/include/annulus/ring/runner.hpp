@@ -25,7 +25,7 @@ struct CallTensor {
   Content content;
   TensorView view;
 };
-/// The tensors of one call, in any order: one for each content of a buffer of the caller.
+/// The tensors of one call, in any order: one for each content of the caller's buffers.
 using CallTensors = std::span<const CallTensor>;
 
 struct RunnerOptions {
@@ -37,20 +37,19 @@ struct RunnerOptions {
   CallWatch* watch = nullptr;
 };
 
-/// Executes the plan of one rank, any number of times. All memory is taken when it is prepared for
-/// tensors of certain strides; calls allocate nothing of their own as long as the strides stay the
-/// same.
+/// Executes the plan of one rank, any number of times. All memory is allocated by prepare(); calls
+/// allocate nothing as long as the strides stay the same.
 ///
 /// Computation goes to the stream "compute", the exchanges of each group to a stream of their own;
 /// streams wait for each other where the plan says so. A CPU kernel advances transfers while it
-/// computes. A device records a call whose tensors it has seen before and replays it from then on:
-/// the host then submits one graph. Where the transport needs uniform calls on all ranks, the first
-/// call is the only one that is not recorded. While a tracer is enabled, calls are not replayed;
-/// all ranks enable theirs for the same calls.
+/// computes. A device records a call whose tensors it has seen before and replays it from then on,
+/// so the host submits one graph. If the transport needs uniform calls on all ranks, only the first
+/// call is not recorded. While a tracer is enabled, calls are not replayed; all ranks must enable
+/// theirs for the same calls.
 class Runner {
  public:
-  /// `implementations` are those that the plan names, `groups` those of the plan, for memory of
-  /// `device`. What is referred to must outlive the runner. Not collective.
+  /// `implementations` and `groups` are the plan's, the groups for memory of `device`. Everything
+  /// passed by reference must outlive the runner. Not collective.
   Runner(const AttentionProblem& problem, RankPlan plan,
          std::span<const Implementation* const> implementations, std::vector<Group*> groups,
          Device& device, const Watchdog& watchdog, RunnerOptions options);
@@ -67,17 +66,17 @@ class Runner {
   [[nodiscard]] std::vector<CallTensor> expected() const;
   /// Throws ArgumentError naming a tensor whose shape, dtype, place or strides do not fit the plan.
   void check(CallTensors tensors) const;
-  /// True if it is ready for tensors laid out like these.
+  /// True if it is ready for tensors with this layout.
   [[nodiscard]] bool is_ready_for(CallTensors tensors) const;
-  /// Makes ready for tensors of these strides, and of addresses that are as well aligned; tensors
-  /// without memory count as aligned. Waits for calls under way. Returns the blocks that a kernel
-  /// refuses; it is ready only if there are none. Does not communicate; but if the transport needs
-  /// the same calls on all ranks, it must be called alike on all ranks too.
+  /// Prepares for tensors of these strides, and of addresses that are at least as well aligned;
+  /// tensors without memory count as aligned. Waits for calls under way. Returns the blocks that a
+  /// kernel refuses; the runner is ready only if there are none. Does not communicate, but if the
+  /// transport needs the same calls on all ranks, all ranks must call it alike.
   [[nodiscard]] std::vector<Refusal> prepare(CallTensors tensors);
 
-  /// Computes what a call computes, on tensors that it is ready for, and waits for it. Sends and
-  /// receives nothing, so buffers for other ranks' shards have any contents. Not collective. Throws
-  /// what a kernel throws, after which the runner can only be destroyed.
+  /// Computes what a call computes, on tensors that the runner is ready for, and waits for it.
+  /// Sends and receives nothing, so buffers for other ranks' shards hold arbitrary values. Not
+  /// collective. Throws what a kernel throws, after which the runner can only be destroyed.
   void rehearse(CallTensors tensors);
 
   /// Sets the call arguments of later calls: see apply_values(). `planned` is the problem that the
@@ -87,13 +86,13 @@ class Runner {
   /// Submits a call. It runs after earlier work on `caller`, and later work there sees its results;
   /// if `caller` is null, it is ordered with no other stream. Collective over the groups. On a
   /// device the host does not wait, unless the tensors have other strides or alignment than before.
-  /// Throws LibraryError or TimeoutError, after which the job can only be aborted (Control::abort);
-  /// also for tensors that were not prepared and that a kernel refuses, since other ranks may have
-  /// begun.
+  /// Throws LibraryError or TimeoutError, after which the job can only be aborted (Control::abort).
+  /// Tensors that were not prepared and that a kernel refuses are an error of this kind too, since
+  /// other ranks may have begun.
   void submit(CallTensors tensors, ForeignStream* caller);
   /// Returns when all calls are done; the tensors are then the caller's again. Throws like
-  /// submit(), and UserError, after which all is as before, if a length that a call has read from
-  /// the memory of the device was out of bounds.
+  /// submit(). Also throws UserError if a call read a length from device memory that was out of
+  /// bounds; the runner stays usable.
   void wait();
 
   /// True if kernels of this rank wait for what other ranks send. A caller cannot capture such
@@ -106,9 +105,9 @@ class Runner {
   [[nodiscard]] bool is_captured();
 
   [[nodiscard]] const RankPlan& plan() const noexcept;
-  /// Bytes taken beyond the caller's tensors, apart from the workspace of kernels.
+  /// Bytes of memory besides the caller's tensors, without the workspace of kernels.
   [[nodiscard]] std::size_t extra_bytes() const noexcept;
-  /// How many calls were replayed from a recording.
+  /// The number of calls that were replayed from a recording.
   [[nodiscard]] std::size_t replays() const noexcept;
 
  private:

@@ -27,15 +27,15 @@ struct ShardedAttentionOptions {
   std::optional<CostModel> cost_model;  ///< CostModel::for_place(device.place()) if not given
   RunnerOptions runner;
   Transport transport = Transport::automatic;  ///< between GPUs; ignored for host memory
-  /// Who decides what is left open above, and in `plan`.
+  /// How members that are left open above, and in `plan`, are chosen.
   TuningOptions tuning = {};
-  Choice overlay = {};  ///< what counts as named where it is left open above
-  /// Plans the backward pass in place of the forward pass. The cost model decides what is left
-  /// open, whatever `tuning` says.
+  Choice overlay = {};  ///< fills in what is left open above
+  /// Plans the backward pass instead of the forward pass. Whatever is left open is then chosen by
+  /// the cost model, without `tuning`.
   std::optional<BackwardRequest> backward = {};
 };
 
-/// A kind of call in words, for errors on ranks that differ in it.
+/// A kind of call in words, for errors when ranks differ.
 [[nodiscard]] std::string request_text(const BackwardRequest& request);
 
 /// The whole path of one pass: problem + mesh + shardings → plan → runner → output, or gradients.
@@ -47,57 +47,58 @@ class ShardedAttention {
   /// Collective over the mesh: either all ranks get the object, or all throw the same error. The
   /// references must outlive it. If a kernel refuses a block when it is prepared, all ranks replan
   /// it for another one. A choice of the tuning chain that fails passes to the next link; an error
-  /// then says what was tried. What is decided here stays, under other strides and masks too.
+  /// then says what was tried. The decision stays under other strides and masks.
   ShardedAttention(const AttentionProblem& problem, const ShardedOperands& operands, Mesh& mesh,
                    const Registry& registry, Device& device,
                    const ShardedAttentionOptions& options);
   ShardedAttention(const ShardedAttention&) = delete;
   ShardedAttention& operator=(const ShardedAttention&) = delete;
 
-  /// Makes ready for tensors of these strides, with a new plan where kernels refuse them.
-  /// Collective over the mesh. All ranks throw the same error when the tensors of one do not fit
-  /// (UserError) or one lacks memory (AgreedFailure), and the object is as good as before.
+  /// Prepares for tensors of these strides, with a new plan if kernels refuse them. Collective over
+  /// the mesh. All ranks throw the same error if the tensors of one do not fit (UserError) or one
+  /// lacks memory (AgreedFailure); the object then stays usable as before.
   void prepare(const LocalTensors& tensors);
-  /// prepare(), and then all that a call computes on this rank, without a single transfer: what
-  /// cannot be computed shows while the ranks can still agree on it. Collective over the mesh. The
-  /// outputs, and what kernels read in place of other ranks' shards, are undefined. All ranks throw
-  /// the same error (UserError or AgreedFailure), after which the object is of no more use.
+  /// prepare(), then all computation of a call on this rank, without any transfer, so that failures
+  /// show while the ranks can still agree on them. Collective over the mesh. The outputs are
+  /// undefined, as are the values that stand for other ranks' shards. All ranks throw the same
+  /// error (UserError or AgreedFailure), after which the object can only be destroyed.
   void rehearse(const LocalTensors& tensors);
-  /// Replaces the mask for later calls: other lengths, other documents. Does what set_values()
-  /// does if that is enough, and then returns false. Otherwise it is collective over the mesh.
-  /// Waits for earlier calls and replans, with the same shardings; compiled kernels are kept. All
-  /// ranks throw the same error for a mask that does not fit or that no implementation accepts
-  /// (UserError), and the object is as good as before.
+  /// Replaces the mask for later calls: other lengths, other documents. If set_values() is enough,
+  /// does that and returns false. Otherwise it is collective over the mesh. Waits for earlier calls
+  /// and replans, with the same shardings; compiled kernels are kept. All ranks throw the same
+  /// error for a mask that does not fit or that no implementation accepts (UserError); the object
+  /// then stays usable as before.
   bool set_mask(const Mask& mask);
-  /// Replaces lengths and offsets that are call arguments. False, and nothing is done, if the mask
-  /// differs from the one that was planned for in more than these. Does not communicate.
+  /// Replaces lengths and offsets that are call arguments. Does nothing and returns false if the
+  /// mask differs from the planned one in anything else. Does not communicate.
   bool set_values(const Mask& mask);
   /// Submits a call and returns: see Runner::submit. Collective over the mesh. In the first call,
   /// all ranks agree on its tensors before anything is sent (prepare()). Later calls do not,
-  /// because it would cost more than the call itself on the host. So call prepare() before tensors
-  /// with other strides. Without it, a rank waits for its earlier calls and prepares by itself, and
-  /// tensors that do not fit or that a kernel refuses are a failure of that rank alone.
+  /// because agreeing would cost the host more than the call itself. So call prepare() before using
+  /// tensors with other strides. Otherwise a rank waits for its earlier calls and prepares by
+  /// itself, and tensors that do not fit or that a kernel refuses are a failure of that rank alone.
   void submit(const LocalTensors& tensors, ForeignStream* caller);
   /// See Runner::wait.
   void wait();
   /// submit() and wait().
   void run(const LocalTensors& tensors);
-  /// The same for the backward pass, if it is the one that was planned.
+  /// The same for the backward pass, if that was planned.
   void prepare(const BackwardLocalTensors& tensors);
   void submit(const BackwardLocalTensors& tensors, ForeignStream* caller);
   void run(const BackwardLocalTensors& tensors);
-  /// True if prepare() or a first call has made all ranks ready for tensors.
+  /// True if prepare() or a first call has prepared all ranks.
   [[nodiscard]] bool is_prepared() const noexcept { return prepared_; }
 
   [[nodiscard]] const RankPlan& rank_plan() const noexcept { return runner_->plan(); }
-  /// Only rank 0 knows why others were passed over.
+  /// Only rank 0 knows why other schedules were passed over.
   [[nodiscard]] const ScheduleChoice& schedule() const noexcept { return planning_->schedule; }
-  /// Which link of the tuning chain decided what, and why.
+  /// The link of the tuning chain that decided, its choice, and why.
   [[nodiscard]] const Decision& decision() const noexcept { return decision_; }
   /// Names of the implementations that compute this rank's blocks: "sdpa+native"; "none" without
   /// blocks.
   [[nodiscard]] std::string implementations() const;
-  /// The names of all ranks: a rank alone may have nothing to compute. Collective over the mesh.
+  /// The names on all ranks together, since one rank may have nothing to compute. Collective over
+  /// the mesh.
   [[nodiscard]] std::string implementations_of_ranks() const;
   /// See Runner::extra_bytes.
   [[nodiscard]] std::size_t extra_bytes() const { return runner_->extra_bytes(); }
@@ -111,11 +112,9 @@ class ShardedAttention {
   /// kernel has rounded to less than float32: one rounding more than in an unsharded call.
   [[nodiscard]] bool reduces_rounded() const;
   /// See RankPlan::adds_rounded_gradients.
-  [[nodiscard]] bool adds_rounded_gradients() const {
-    return rank_plan().adds_rounded_gradients();
-  }
-  /// Which implementations could compute the problem, and why the others cannot, some of them only
-  /// for some of this rank's blocks.
+  [[nodiscard]] bool adds_rounded_gradients() const { return rank_plan().adds_rounded_gradients(); }
+  /// The implementations that can compute the problem, and why the others cannot, be it only for
+  /// some of this rank's blocks.
   [[nodiscard]] Selection selection() const;
   /// The implementation that computes a block of the rank's plan.
   [[nodiscard]] const Implementation& implementation_of(const Tile& block) const {
@@ -143,7 +142,7 @@ class ShardedAttention {
           input(make_plan_input(bound, operands, selection.candidates, place, std::move(model),
                                 options, backward)),
           open(options) {}
-    // Makes the input one of plans of this choice.
+    // Fixes the input to this choice.
     void settle(const ScheduleChoice& choice) {
       schedule = choice;
       input.options = with_variant(open, choice);
@@ -153,7 +152,7 @@ class ShardedAttention {
     AttentionProblem bound;
     Selection selection;
     PlanInput input;   // refers to the bound
-    PlanOptions open;  // as they were before a choice
+    PlanOptions open;  // before a choice was made
     ScheduleChoice schedule;
   };
   [[nodiscard]] std::unique_ptr<Planning> make_planning(AttentionProblem problem) const;

@@ -15,8 +15,8 @@
 namespace annulus::ring {
 
 /// How the tensors of a problem are sharded over a mesh. Output is sharded as query, except that
-/// its last dimension is Dv; LSE [B,N,T] likewise, and maximum and sum of an unnormalised output as
-/// the LSE.
+/// its last dimension is Dv; LSE [B,N,T], and maximum and sum of an unnormalised output, are
+/// sharded likewise.
 struct ShardedOperands {
   NamedSharding query;
   NamedSharding key;
@@ -32,13 +32,12 @@ struct ShardedOperands {
 struct OperandLayout {
   PartitionSpec query;                           ///< of [B,T,N,D]
   PartitionSpec kv;                              ///< of [B,S,K,D]
-  LayoutKind sequence = LayoutKind::contiguous;  ///< of queries, and of keys unless kv_sequence is
+  LayoutKind sequence = LayoutKind::contiguous;  ///< of queries; of keys too without kv_sequence
   /// The granule of both sequences: see SequenceLayout, and assign_rows() if balanced. The default
   /// is 1, or that of assign_rows() if balanced.
   std::optional<std::int64_t> granule = {};
   std::optional<LayoutKind> kv_sequence = {};
-  /// Specs of bias and dense mask. They follow from the query's: one that is given must say the
-  /// same.
+  /// Specs of bias and dense mask. They follow from the query's; a given one must agree with it.
   std::optional<PartitionSpec> bias = {};
   std::optional<PartitionSpec> dense_mask = {};
 };
@@ -50,24 +49,23 @@ struct OperandLayout {
 /// "zigzag", "zigzag:128" with a granule, "zigzag,contiguous" if keys have another layout.
 [[nodiscard]] std::string layout_text(const OperandLayout& layout);
 
-/// How a problem is laid on a mesh, as far as a caller chooses it; the rest follows from the
-/// problem (default_layout()).
+/// The caller's choices for the layout of a problem on a mesh; the rest follows from the problem
+/// (default_layout()).
 struct LayoutOptions {
   /// Specs of query and output [B,T,N,D], and of key and value [B,S,K,D]. Without them, `rules`
   /// decide, for `mode`.
   std::optional<PartitionSpec> query_spec = {};
   std::optional<PartitionSpec> kv_spec = {};
-  /// Specs of bias and dense mask [B,N,T,S]. They follow from the query's spec (scores_spec()); one
-  /// that
-  /// is given must say the same.
+  /// Specs of bias and dense mask [B,N,T,S]. They follow from the query's spec (scores_spec()); a
+  /// given one must agree with it.
   std::optional<PartitionSpec> bias_spec = {};
   std::optional<PartitionSpec> mask_spec = {};
   /// The default rules shard the batch along fsdp and dp, the sequence along sp and heads along tp,
   /// as far as the mesh has these axes.
   ShardingRules rules = {};
-  std::optional<AttentionMode> mode = {};  ///< without it: see infer_attention_mode()
-  /// How a sharded sequence is distributed. Without it: zigzag under a causal mask, which gives all
-  /// ranks the same work if nothing else is masked; contiguous otherwise; balanced where documents,
+  std::optional<AttentionMode> mode = {};  ///< default: see infer_attention_mode()
+  /// The distribution of a sharded sequence. Default: zigzag under a causal mask, which gives all
+  /// ranks the same work if nothing else is masked; contiguous otherwise; balanced if documents,
   /// blocks or lengths of the mask make these uneven.
   std::optional<LayoutKind> layout = {};
   /// The layout of key and value; the same as `layout` if absent.
@@ -76,8 +74,8 @@ struct LayoutOptions {
   std::optional<std::int64_t> granule = {};
 };
 
-/// The layout with the parts that `options` set, and defaults for the others. The default specs are
-/// those of the sharding rules for the mode, with default rules reduced to the axes that the mesh
+/// The layout with the parts that `options` set, and defaults for the others. The default specs
+/// follow the sharding rules for the mode, with default rules reduced to the axes that the mesh
 /// has. The default sequence layout of a sharded sequence under a causal mask is zigzag, which
 /// gives all ranks the same work if nothing else is masked; it is contiguous otherwise.
 ///
@@ -92,14 +90,14 @@ struct LayoutOptions {
                                            const LayoutOptions& options = {});
 
 /// Balanced rows follow from the mask (see assign_rows()). Balanced keys have the same layout if
-/// there are as many of them, on the same axes; otherwise they are assigned by how many rows see
-/// them.
+/// there are as many of them, on the same axes; otherwise they are assigned by the number of rows
+/// that see them.
 ///
 /// Throws the spec errors of partition_spec.hpp. Query and key/value must have the same axes for
 /// batch and heads (ArgumentError), the head dimension must not be sharded, and the number of head
-/// shards must divide N, and divide or be a multiple of K. Specs of bias and dense mask must be
-/// scores_spec(), up to axes of size 1, and of a tensor that the problem has (ArgumentError "bias
-/// spec", "mask spec").
+/// shards must divide N, and divide or be a multiple of K. A spec of a bias or dense mask must
+/// equal scores_spec(), up to axes of size 1, and the problem must have that tensor (ArgumentError
+/// "bias spec", "mask spec").
 [[nodiscard]] ShardedOperands shard_operands(const AttentionProblem& problem, const MeshShape& mesh,
                                              const OperandLayout& layout);
 

@@ -19,8 +19,8 @@ struct RankTimeline {
   double finish = 0;
 };
 
-/// Ranks that compute more slowly than the prices say: each takes longer by a share that is drawn
-/// evenly between 0 and `most`. What is drawn depends only on the seed and the rank.
+/// Ranks that compute more slowly than the prices say: each takes longer by a share drawn uniformly
+/// between 0 and `most`. The draw depends only on the seed and the rank.
 struct Stragglers {
   std::uint64_t seed = 0;
   double most = 0;  ///< 0.05: up to 5 % longer
@@ -29,25 +29,26 @@ struct Stragglers {
   [[nodiscard]] double factor(int rank) const;
 };
 
-/// Plays plans as the runner executes them, as discrete events. The tasks that compute run in the
-/// order of the list, and so do the exchanges of a group, each once its dependencies are met.
+/// Simulates the execution of plans by discrete events. As in the runner, the tasks that compute
+/// run in the order of the list, and so do the exchanges of a group, each once its dependencies are
+/// met.
 ///
-/// A transfer starts when both sides are ready, or, by a one-sided transport, when the receiver is
-/// ready and the sender has offered; by transports that do not move messages ahead, not before the
-/// computation that precedes it in the list is done. The messages that a rank gets in one exchange
-/// follow each other, those inside the node apart from those of other nodes.
+/// A transfer starts when both sides are ready; with a one-sided transport, when the receiver is
+/// ready and the sender has offered. If the transport does not move messages ahead, it also waits
+/// for the computation that precedes it in the list. The messages that a rank gets in one exchange
+/// follow each other, separately for messages inside the node and from other nodes.
 ///
 /// Links are shared. A rank has one link in each direction to the ranks of its node and one to
 /// other nodes; the ranks of a node share what the node's network carries. A message alone on its
-/// links takes what CostModel says; if the messages on one of them want more than it carries, all
-/// of these slow down alike. Transports that need multiprocessors slow a rank's kernels down while
-/// its messages move; copy engines do not.
+/// links takes as long as CostModel says; messages that overload a link slow down alike. Transports
+/// that need multiprocessors slow a rank's kernels down while its messages move; copy engines do
+/// not.
 ///
-/// In a sample of a mesh, ranks that are left out are assumed to be as far as the ranks that they
-/// exchange with, and to load the network of their node as much as those of it that are there.
+/// In a sample of a mesh, ranks that are left out are assumed to keep pace with the ranks that they
+/// exchange with, and to load their node's network as much as the sampled ranks of that node.
 class Simulation {
  public:
-  /// `prices` must outlive it. `plan`: what it plays, for errors: "hybrid (ulysses degree 8)".
+  /// `prices` must outlive it. `plan` names the plan in errors: "hybrid (ulysses degree 8)".
   Simulation(const Prices& prices, std::string plan, const Stragglers& stragglers = {});
   ~Simulation();
   Simulation(const Simulation&) = delete;
@@ -58,8 +59,7 @@ class Simulation {
   /// To be called once. Returns the timelines in the order in which the ranks were added. Throws
   /// InternalError, which says how far a rank has come, if tasks wait for each other forever.
   [[nodiscard]] std::vector<RankTimeline> run();
-  /// The spans of the `index`-th rank, as a traced run shows them: computing and waiting on the
-  /// stream
+  /// The spans of the `index`-th rank, as in a traced run: computing and waiting on the stream
   /// "compute", messages on "communication". The simulation begins at 0 ns. Empty unless the rank
   /// was recorded.
   [[nodiscard]] const std::vector<TraceSpan>& spans(std::size_t index) const;
@@ -72,8 +72,8 @@ class Simulation {
 /// The timelines of all ranks of a plan.
 [[nodiscard]] std::vector<RankTimeline> simulate(const Plan& plan, const Prices& prices);
 
-/// No simulation of this rank's plan ends sooner: what it computes, and what each of its links
-/// carries, as if nothing were in the way.
+/// A lower bound for the simulated time of this rank's plan: its computation, and the load of each
+/// of its links, without any waiting.
 [[nodiscard]] double least_seconds(const RankPlan& rank, const Prices& prices);
 
 /// The finish of the slowest rank.

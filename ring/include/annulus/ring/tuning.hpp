@@ -7,18 +7,18 @@
 
 #include <annulus/mesh/transport.hpp>
 
-/// How attention comes to what its caller leaves open: implementation, transport, schedule, ulysses
-/// degree, inner size and head groups. See docs/tuning.md.
+/// Chooses what the caller leaves open: implementation, transport, schedule, ulysses degree, inner
+/// size and head groups. See docs/tuning.md.
 namespace annulus::ring {
 
 class TuningCache;
 
-/// Which links of the chain may decide. Results are right under all of them, but only `off` gives
-/// the same bits on every machine and at any time: schedules and kernels round differently.
+/// The links of the chain that may decide. Results are right under all of them, but only `off`
+/// gives the same bits on every machine and at any time: schedules and kernels round differently.
 enum class TuningPolicy : std::uint8_t {
   off,     ///< the cost model
-  cached,  ///< what was measured before, else the cost model; writes no file
-  measure  ///< what was measured before, else what is measured now, which is then kept
+  cached,  ///< earlier measurements, else the cost model; writes no file
+  measure  ///< earlier measurements, else a new one, which is kept
 };
 
 [[nodiscard]] std::string_view name_of(TuningPolicy policy) noexcept;
@@ -40,30 +40,30 @@ struct Choice {
 
 /// "schedule hybrid, ulysses degree 2, implementation sdpa, transport peer"; "nothing".
 [[nodiscard]] std::string choice_text(const Choice& choice);
-/// `inner`, and what it leaves open as in `outer`.
+/// `inner`, with open members filled in from `outer`.
 [[nodiscard]] Choice nested(const Choice& outer, const Choice& inner);
 
 struct TuningOptions {
   TuningPolicy policy = TuningPolicy::off;
   /// The persistent cache, which rank 0 reads and writes: a cache, or a new name in a directory
-  /// that exists. Another file is an ArgumentError where it would be read, and stays as it is. "":
-  /// default_tuning_file(), whose directories are made.
+  /// that exists. Reading any other file is an ArgumentError and leaves it as it is. "":
+  /// default_tuning_file(), whose directories are created.
   std::string file = {};
   std::string shown = "tuning cache";  ///< what messages call it
-  /// The cache in memory; null for none. Must outlive the call that it is given to. Only that of
-  /// rank 0 counts.
+  /// The cache in memory; null for none. Must outlive the call that it is passed to. Only rank 0's
+  /// counts.
   TuningCache* cache = nullptr;
-  /// Measured are plans whose predicted time is at most so many times the best …
+  /// Plans whose predicted time is at most this many times the best are measured …
   double factor = 2;
   int candidates = 8;   ///< … and no more than these
   int runs = 5;         ///< timed calls of each, of which the median counts
-  double seconds = 10;  ///< no further candidate is begun after so long
+  double seconds = 10;  ///< no further candidate is begun after this time
 };
 
 /// The links of the chain, in order.
 enum class DecidedBy : std::uint8_t {
-  caller,       ///< named whatever there is to choose
-  overlay,      ///< it and the caller
+  caller,       ///< left nothing open
+  overlay,      ///< left nothing open, together with the caller
   memory,       ///< the cache in memory
   file,         ///< the persistent cache
   measurement,  ///< candidates were timed
@@ -72,26 +72,26 @@ enum class DecidedBy : std::uint8_t {
 
 [[nodiscard]] std::string_view name_of(DecidedBy link) noexcept;
 
-/// A plan that was timed, or was to be.
+/// A plan that was timed or passed over.
 struct TunedCandidate {
   Choice choice = {};
-  double predicted = 0;     ///< seconds of a call of the slowest rank, by the cost model …
+  double predicted = 0;     ///< seconds of a call on the slowest rank, by the cost model …
   double seconds = 0;       ///< … and measured, the median; 0 if it was passed over
   std::string reason = {};  ///< why it was passed over; "" if it was timed
   bool operator==(const TunedCandidate&) const = default;
 };
 
-/// Who decided, and what. The same on every rank, except for `warnings`.
+/// The deciding link and its choice. The same on every rank, except for `warnings`.
 struct Decision {
   struct Passed {
     DecidedBy link;
     std::string reason;
   };
   DecidedBy by = DecidedBy::heuristics;
-  /// The decision on what was left open. Empty where the caller or heuristics decide.
+  /// The choice; empty if the caller or heuristics decide.
   Choice choice;
   std::string why;                         ///< "measured 3 of 5 candidates in 0.21 s, kept in FILE"
-  std::vector<Passed> passed;              ///< links that came before, and why they did not decide
+  std::vector<Passed> passed;              ///< earlier links, and why they did not decide
   std::vector<TunedCandidate> candidates;  ///< of a measurement, now or then
   std::vector<std::string> warnings;       ///< about the file, a sentence each; on rank 0
 };

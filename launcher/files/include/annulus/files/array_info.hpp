@@ -14,7 +14,7 @@ namespace annulus::files {
 
 /// One array of a file: C order, little-endian.
 struct ArrayInfo {
-  std::string name;  ///< of a tensor in a .safetensors file; a .npy file has one array, unnamed
+  std::string name;  ///< of the tensor in a .safetensors file; empty for .npy
   DType dtype = DType::float32;
   Extents shape;
   std::int64_t offset = 0;  ///< of the first element from the start of the file, in bytes
@@ -24,7 +24,7 @@ struct ArrayInfo {
 /// (Sizes of zero are counted as one in that test, so that strides are safe to compute as well.)
 [[nodiscard]] std::optional<std::int64_t> byte_count(DType dtype, const Extents& shape);
 
-/// "float32, float16 or bfloat16"; for an empty list, all that files may have.
+/// "float32, float16 or bfloat16"; for an empty list, all dtypes of files.
 [[nodiscard]] std::string list_of(std::span<const DType> dtypes);
 
 /// The index of a whole array: all positions of every dimension.

@@ -23,9 +23,10 @@ struct ArraySpec {
   Extents shape;  ///< of the whole array
 };
 
-/// Ranks writing one file together, each its own slices. The file appears complete under its name
-/// when all have committed, or not at all: until then it is a TemporaryFile of rank 0. Ranks on the
-/// same machine reach it through /proc; if there are ranks elsewhere, it has a temporary name.
+/// One file that ranks write together, each its own slices. The file appears complete under its
+/// name when all have committed, or not at all: until then it is a TemporaryFile of rank 0. Ranks
+/// on the same machine reach it through /proc; if there are ranks elsewhere, it has a temporary
+/// name.
 ///
 /// ".safetensors" takes one or more arrays; any other name becomes .npy 1.0 and takes one. bfloat16
 /// is written to .npy as its bits, uint16.
@@ -44,22 +45,24 @@ class ArrayWriter {
   ArrayWriter& operator=(const ArrayWriter&) = delete;
 
   /// Writes a host view to the entries at `index` (positions per dimension) of one array. Not
-  /// collective. Together the ranks write every entry once: of ranks with equal data, one writes.
-  /// Throws nothing: a failure is kept for commit(), so that no rank leaves the others waiting.
+  /// collective. Together the ranks must write every entry once: one of the ranks with equal data
+  /// writes. Throws nothing: a failure is kept for commit(), so that no rank leaves the others
+  /// waiting.
   void write_slice(std::span<const PositionRanges> index, const ConstTensorView& source,
                    std::size_t array = 0) noexcept;
 
-  /// Collective. Brings the data to disk, so that little can fail in commit(). On failure of any
-  /// rank all throw LibraryError (as agree() does), also when the entries written are fewer or more
-  /// than the arrays have; then neither the new file nor the temporary one remains.
+  /// Collective. Brings the data to disk, so that little can fail in commit(). All ranks throw
+  /// LibraryError (as agree() does) if one fails, or if the number of entries written is wrong;
+  /// then neither the new file nor the temporary one remains.
   void complete();
-  /// Collective. Gives the file its name; calls complete() before if nobody has. Throws as that.
+  /// Collective. Gives the file its name, after complete() if that was not called. Throws as
+  /// complete() does.
   void commit();
 
  private:
   void create(const std::string& header, std::int64_t bytes);
   void open_on_other_ranks();
-  // Runs body() and makes its errors name what the user knows the file as.
+  // Runs body() and makes its errors use the name by which the user knows the file.
   template <class Body>
   void as_shown(const Body& body) const;
   [[nodiscard]] const FileDescriptor& file() const {
@@ -76,7 +79,7 @@ class ArrayWriter {
   std::unique_ptr<TemporaryFile> temporary_;  // rank 0 only
   bool completed_ = false;
   std::vector<double> written_;  // entries that this rank wrote, per array
-  std::exception_ptr failure_;   // the first of this rank
+  std::exception_ptr failure_;   // this rank's first
 };
 
 }  // namespace annulus::files

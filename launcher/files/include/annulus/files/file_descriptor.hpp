@@ -23,7 +23,7 @@ using FileDescriptor = Handle<FileDescriptorTraits>;
 /// Size in bytes. Throws SystemError.
 [[nodiscard]] std::int64_t file_size(const FileDescriptor& file, const std::string& path);
 
-/// Fills `bytes` from `offset` on. Throws FileError when the file ends before, SystemError when the
+/// Fills `bytes` from `offset` on. Throws FileError if the file is too short, SystemError if the
 /// system refuses. `path` is only for the message.
 void read_at(const FileDescriptor& file, const std::string& path, std::int64_t offset,
              std::span<std::byte> bytes);
@@ -31,8 +31,8 @@ void read_at(const FileDescriptor& file, const std::string& path, std::int64_t o
 void write_at(const FileDescriptor& file, const std::string& path, std::int64_t offset,
               std::span<const std::byte> bytes);
 
-/// Makes an empty file `bytes` long and takes the space for that. Where the file system cannot take
-/// it (NFS 3), only compares with what is free now. Throws SystemError saying how much is needed.
+/// Makes an empty file `bytes` long and allocates the space. If the file system cannot allocate
+/// (NFS 3), only compares with the free space. Throws SystemError saying how much is needed.
 void reserve(const FileDescriptor& file, std::int64_t bytes);
 
 /// Brings a file or a directory to disk. Throws SystemError.

@@ -7,20 +7,20 @@
 
 namespace annulus::files {
 
-/// A file that takes its target's name when it is complete, and is gone if it never is. Not
+/// A file that takes its target's name when it is complete, and disappears if it never is. Not
 /// collective: one rank has it.
 ///
-/// Where the file system can (O_TMPFILE), it has no name until then, so that nothing is left
-/// however the process ends. Elsewhere it is TARGET.PID-N.tmp beside the target. A process that is
-/// killed cannot remove that, but the next TemporaryFile of the same target does: a lock (flock)
-/// tells whether the writer still lives.
+/// If the file system allows (O_TMPFILE), it has no name until then, so nothing is left however the
+/// process ends. Otherwise it is TARGET.PID-N.tmp beside the target. A killed process cannot remove
+/// that file, but the next TemporaryFile of the same target does: a lock (flock) tells if the
+/// writer is alive.
 class TemporaryFile {
  public:
   enum class Naming : std::uint8_t { when_complete, at_once };
 
-  /// Creates the file; if the target is a symbolic link, what it points to is meant. Throws
-  /// FileError for a target that cannot be written (a missing directory, a device), SystemError
-  /// when the system fails.
+  /// Creates the file. If the target is a symbolic link, the file that it points to is the target.
+  /// Throws FileError for a target that cannot be written (a missing directory, a device),
+  /// SystemError when the system fails.
   explicit TemporaryFile(std::string target, Naming naming = Naming::when_complete);
   TemporaryFile(const TemporaryFile&) = delete;
   TemporaryFile& operator=(const TemporaryFile&) = delete;
@@ -30,16 +30,16 @@ class TemporaryFile {
   [[nodiscard]] const FileDescriptor& descriptor() const noexcept { return file_; }
   /// Its temporary name; empty while it has none.
   [[nodiscard]] const std::string& path() const noexcept { return path_; }
-  /// Gives it a temporary name unless it has one, for processes that cannot reach it otherwise.
+  /// Gives the file a temporary name, if it has none, for processes that cannot reach it otherwise.
   /// Throws SystemError.
   void give_name();
   /// Brings the complete file to disk under a temporary name, so that little can fail in commit().
   /// Once. Throws SystemError.
   void complete();
-  /// Gives the file the target's name; calls complete() before if nobody has. Once. Throws
+  /// Gives the file the target's name, after complete() if that was not called. Once. Throws
   /// SystemError.
   void commit();
-  /// The same where nothing has the target's name yet; else returns false, and what has it stays.
+  /// The same if no file has the target's name; else returns false and leaves that file.
   [[nodiscard]] bool commit_if_new();
 
  private:
@@ -48,13 +48,13 @@ class TemporaryFile {
 
   std::string target_;  // links resolved
   std::string path_;
-  FileDescriptor directory_;  // empty where it may be written to but not read
+  FileDescriptor directory_;  // empty if it may be written to but not read
   FileDescriptor file_;       // until it is complete
   FileDescriptor lock_;       // from then on
   int slot_ = -1;             // in the table of files that signals remove
 };
 
-/// Where writing to `path` ends up: follows symbolic links, even to what does not exist yet. Throws
+/// The file that writing to `path` writes: follows symbolic links, even to a missing file. Throws
 /// FileError for circular links.
 [[nodiscard]] std::string link_target(const std::string& path);
 

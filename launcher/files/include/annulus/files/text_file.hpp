@@ -16,7 +16,7 @@ class TextFile {
   explicit TextFile(std::string path);
   /// Writes the text and gives the file its name. Throws SystemError.
   void commit(std::string_view text);
-  /// The same, unless there is a file of this name by now: see TemporaryFile::commit_if_new().
+  /// The same, unless a file of this name exists by now: see TemporaryFile::commit_if_new().
   [[nodiscard]] bool commit_if_new(std::string_view text);
 
  private:
@@ -29,8 +29,8 @@ class TextFile {
 /// The most bytes that read_text() takes.
 inline constexpr std::size_t kMaximumText = std::size_t{4} << 20U;
 
-/// The whole of a small text file; a pipe will do. Throws FileError where it cannot be read or is
-/// longer than kMaximumText.
+/// The whole of a small text file or pipe. Throws FileError if it cannot be read or is longer than
+/// kMaximumText.
 [[nodiscard]] std::string read_text(const std::string& path);
 
 }  // namespace annulus::files

@@ -2,10 +2,10 @@
 
 namespace annulus::verification {
 
-/// How values come with the calls of a case: those that AttentionProblem::call_arguments names.
+/// How the values that AttentionProblem::call_arguments names come with the calls of a case.
 struct CalledCase {
-  bool sinks = false;             ///< the sinks come with them too
-  bool in_device_memory = false;  ///< lengths, offsets and seed do; sinks always are
+  bool sinks = false;             ///< sinks come with the calls too
+  bool in_device_memory = false;  ///< of lengths, offsets and seed; sinks always are
 };
 
 }  // namespace annulus::verification

@@ -7,13 +7,13 @@
 
 namespace annulus::verification {
 
-/// How far some rows are from the truth. Sums over rows, so that those of several ranks add up.
+/// The deviation of some rows from the truth, as sums over rows that can be added over ranks.
 struct Deviation {
   double difference = 0;  ///< Σ (output − oracle)²
   double reference = 0;   ///< Σ oracle²
   double lse = 0;         ///< the largest |LSE − oracle's|; likewise of a maximum
-  /// The largest share of its bound (see row_bound()) that the error of a row's output, or of its
-  /// LSE or maximum, has.
+  /// The largest error of a row's output, LSE or maximum, as a share of its bound (see
+  /// row_bound()).
   double row_share = 0;
   double lse_share = 0;
 
@@ -21,12 +21,11 @@ struct Deviation {
 };
 
 /// Compares output [b,t,n,Dv] and LSE [b,n,t], float32, with the oracle's of the same rows of
-/// `problem`. A row
-/// that sees nothing must be exactly (0, −∞), and only such a row, or one whose logits are all −∞,
-/// may have that LSE. Where the oracle has NaN there must be NaN; where its output has an
-/// infinity there must be that infinity or NaN. Neither counts in the sums. Otherwise the deviation
-/// is infinite, or NaN if there is NaN where the oracle has none. Throws InternalError when the
-/// shapes do not fit.
+/// `problem`. A row that sees nothing must be exactly (0, −∞), and only such a row, or one whose
+/// logits are all −∞, may have that LSE. Where the oracle has NaN there must be NaN; where its
+/// output has an infinity there must be that infinity or NaN. These entries do not count in the
+/// sums. If any of this fails, the deviation is infinite, or NaN if there is NaN where the oracle
+/// has none. Throws InternalError when the shapes do not fit.
 [[nodiscard]] Deviation compare(const AttentionProblem& problem, const OracleOutput& truth,
                                 const ConstTensorView& output, const ConstTensorView& lse);
 /// The same for an unnormalised output with maximum and sum [b,n,t], float32: output / sum is
@@ -43,7 +42,7 @@ struct Accuracy {
   double row_share = 0;  ///< see Deviation
   double lse_share = 0;
 
-  /// NaN is not within anything.
+  /// NaN is never within a bound.
   [[nodiscard]] bool within(const AccuracyBound& bound) const {
     return output <= bound.output && row_share <= 1 && lse_share <= 1;
   }

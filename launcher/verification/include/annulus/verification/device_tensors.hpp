@@ -8,7 +8,7 @@
 
 namespace annulus::verification {
 
-/// Copies on a device of tensors in host memory; on the CPU, those tensors themselves.
+/// Device copies of tensors in host memory; on the CPU, the tensors themselves.
 class DeviceTensors {
  public:
   /// Makes the copies; `host` has contiguous tensors, which must outlive the object, as must
@@ -16,17 +16,17 @@ class DeviceTensors {
   DeviceTensors(const ring::LocalTensors& host, Device& device, Watchdog watchdog);
 
   [[nodiscard]] const ring::LocalTensors& tensors() const noexcept { return twins_; }
-  /// Copies all of them to the device, results too, so that elements not written show.
-  /// Returns when they are there.
+  /// Copies all tensors to the device, results too, so that unwritten elements show. Returns when
+  /// the copies are done.
   void upload();
-  /// Copies the results back. Returns when they are there.
+  /// Copies the results back. Returns when the copies are done.
   void download();
 
  private:
   ring::LocalTensors host_;
   Device& device_;
   std::unique_ptr<Stream> stream_;
-  // Calls each(name, host tensor, its copy, its view) for the inputs or the results that there are.
+  // Calls each(name, host tensor, its copy, its view) for all present inputs or results.
   template <class Each>
   void for_inputs(const Each& each);
   template <class Each>

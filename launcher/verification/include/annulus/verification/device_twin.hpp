@@ -7,7 +7,7 @@
 
 namespace annulus::verification {
 
-/// A tensor in host memory and its copy where the device computes; on the CPU, the tensor itself.
+/// A tensor in host memory and its copy in device memory; on the CPU, just the tensor.
 struct DeviceTwin {
   DeviceTwin() = default;
   DeviceTwin(Tensor in_host_memory, Device& device) : host(std::move(in_host_memory)) {
@@ -15,9 +15,9 @@ struct DeviceTwin {
     copy = Tensor(host.dtype(), host.shape(), device.memory());
   }
 
-  /// Where the device computes.
+  /// The view that the device computes with.
   [[nodiscard]] TensorView view() const { return has_copy() ? copy.view() : host.view(); }
-  /// Both are done when the stream has done them.
+  /// Both copies are ordered by the stream.
   void upload(Device& device, Stream& stream) const {
     if (has_copy()) device.copy(host.view(), copy.view(), stream);
   }

@@ -24,21 +24,21 @@ class GradientShards {
   GradientShards(const ring::ShardedOperands& operands, const AttentionProblem& problem,
                  const ring::BackwardRequest& request, std::uint64_t seed, Context& context);
 
-  /// Copies everything to the device, where it is when this returns. Gradients to be computed are
-  /// NaN before, or `unwritten` bytes, so that elements that are not written show.
+  /// Copies everything to the device and waits. Gradients to be computed begin as NaN, or as
+  /// `unwritten` bytes, so that unwritten elements show.
   void upload(int unwritten = 0xff);
-  /// The tensors that a call takes after an upload, with the tensors of the forward pass, its
-  /// results included, where the device computes.
+  /// The tensors of a call after an upload. `forward` holds inputs and results of the forward pass,
+  /// in device memory.
   [[nodiscard]] ring::BackwardLocalTensors tensors(const ring::LocalTensors& forward) const;
-  /// upload(), a call, and its results back in host memory.
+  /// upload(), a call, and the results copied back to the host.
   void compute(Attention& attention, const ring::LocalTensors& forward, int unwritten = 0xff);
-  /// Computes others, so that a later call cannot profit from what this one leaves behind.
+  /// Computes other gradients, so that a later call cannot profit from leftovers of an earlier one.
   void compute_others(Attention& attention, const ring::LocalTensors& forward);
   [[nodiscard]] std::vector<std::vector<std::byte>> bytes() const;
-  /// True if they have the bits that `whole` has for the whole problem.
+  /// True if the gradients have the same bits as those of `whole`, the whole problem.
   [[nodiscard]] bool are_parts_of(const GradientShards& whole) const;
-  /// The errors of all ranks together. Where ranks hold copies, every copy counts. Entries whose
-  /// magnitude is 0 must be exact. Collective over the group.
+  /// The errors over all ranks. If ranks hold copies, every copy counts. Entries of magnitude 0
+  /// must be exact. Collective over the group.
   [[nodiscard]] GradientErrors errors(const OracleGradients& truth, Control& group) const;
 
  private:

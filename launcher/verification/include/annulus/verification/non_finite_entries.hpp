@@ -8,18 +8,18 @@
 
 namespace annulus::verification {
 
-/// `fills` with queries, keys and values that are not finite (docs/semantics.md §1). Keys and
+/// `fills` with some queries, keys and values that are not finite (docs/semantics.md §1). Keys and
 /// values that no query sees are NaN, ∞ and −∞, which must affect nothing. In one batch, for each
-/// key/value head, one entry of a key and one of a value are NaN, ∞ or −∞, where some queries see
-/// the position and at least as many do not; in half of all cases one entry of a query is, too.
-/// These must reach only the rows that see them: see compare(). For small problems: it asks the
-/// mask about every pair.
+/// key/value head, one entry of a key and one of a value are NaN, ∞ or −∞, at a position that some
+/// queries see and at least as many do not. In half of the cases one entry of a query is not finite
+/// either. Such entries must reach only the rows that see them: see compare(). Only for small
+/// problems, as the mask is asked about every pair.
 ///
-/// What is drawn has one right result in any order of computing. Where a key and a value have the
-/// same position, the key's entry is NaN, as an infinite one might have no weight there; so is that
-/// of a query beside sinks. On GPUs, entries of queries and keys that some row sees are NaN at all
-/// times, as kernels for tensor cores may make NaN of an infinite logit; and values, and queries,
-/// stay finite where cuDNN may compute, as it multiplies hidden values by 0.
+/// The right result does not depend on the order of computing. If a key and a value have the same
+/// position, the key's entry is NaN, since with an infinite one the value might have no weight. A
+/// query's entry is NaN too if there are sinks. On GPUs, visible entries of queries and keys are
+/// always NaN, as kernels for tensor cores may turn an infinite logit into NaN. Values and queries
+/// stay finite if cuDNN may compute, as it multiplies hidden values by 0.
 [[nodiscard]] OperandFills with_non_finite_entries(const AttentionProblem& problem,
                                                    OperandFills fills, std::uint64_t seed,
                                                    Place::Kind device);

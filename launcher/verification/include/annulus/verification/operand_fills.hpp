@@ -12,8 +12,8 @@ namespace annulus::verification {
 /// that it holds along each dimension.
 using FillPart = std::function<void(const TensorView& part, std::span<const PositionRanges> index)>;
 
-/// Where the operands of a case come from. A part that is not set is drawn from the case's seed:
-/// queries, keys and values standard normal, a bias of standard deviation 1, a mask of density ¾.
+/// The sources of a case's operands. Absent ones are drawn from the case's seed: queries, keys and
+/// values standard normal, a bias of standard deviation 1, a mask of density ¾.
 struct OperandFills {
   FillPart bias = {};
   FillPart mask = {};

@@ -25,10 +25,10 @@ struct RandomProblem {
   ring::PlanOptions plan;
   std::uint64_t seed = 0;  ///< of the tensors; see fill_random()
   OperandFills fills;
-  /// Where the problem has gradients, its inputs are finite, and the pass is planned for the
-  /// layout.
+  /// Set if the problem has gradients, its inputs are finite, and a backward pass can be planned
+  /// for the layout.
   std::optional<BackwardCase> backward;
-  bool draws_backward = false;  ///< half of the time; never without `backward`
+  bool draws_backward = false;  ///< for half of the problems; never without `backward`
   CalledCase called;            ///< see ShardedCase
   /// The command that repeats just this problem:
   /// "mpirun -np RANKS annulus verify --random-case SEED:INDEX --device cpu".
@@ -39,16 +39,16 @@ struct RandomProblem {
 /// empty), dtype, heads, masks alone and combined, modifiers, mesh, specs, layout and schedule.
 /// Every draw is a legal problem and the same on every machine. No communication.
 ///
-/// For the CPU, one in twelve is for `vanilla`, half of those with a softmax in float64, some with
-/// tensors in float64. Sequences have up to 200 positions, now and then up to 1200, and a problem
-/// takes a few milliseconds of one core. For GPUs four of five problems are of the kind that fast
-/// kernels take: head dimensions 64, 128 and 256, and lengths of up to 2048, many of them one off a
-/// multiple of 128, the height of a tile; half of them have block masks.
+/// For the CPU, one problem in twelve is for `vanilla`, half of them with a softmax in float64,
+/// some with tensors in float64. Sequences have up to 200 positions, now and then up to 1200, and a
+/// problem takes a few milliseconds of one core. For GPUs, four of five problems suit fast kernels:
+/// head dimensions 64, 128 and 256, and lengths of up to 2048, many one off a multiple of 128, the
+/// height of a tile. Half of the fast problems have block masks.
 ///
 /// Every second problem with lengths, a diagonal, dropout or sinks gets some of these values with
-/// its calls; on GPUs, half of those from the memory of the device.
+/// its calls; on GPUs, half of these problems pass them in device memory.
 ///
-/// Of the problems that hide anything, every third has inputs that are not finite: see
+/// Every third problem that hides anything has inputs that are not finite: see
 /// with_non_finite_entries().
 [[nodiscard]] RandomProblem draw_problem(std::uint64_t seed, int index, int ranks,
                                          Place::Kind device = Place::Kind::host);

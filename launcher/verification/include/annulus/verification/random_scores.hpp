@@ -16,8 +16,8 @@ namespace annulus::verification {
 /// Throws ArgumentError("density", …) unless it is from 0 to 1.
 [[nodiscard]] FillPart random_mask(const Extents& shape, double density, std::uint64_t seed);
 
-/// The bias of `fills`, with NaN or ±∞ in entries all of whose pairs `problem.mask` or the mask of
-/// `fills` hides: they must affect no row. For small problems.
+/// The bias of `fills`, with NaN or ±∞ in entries whose pairs are all hidden by `problem.mask` or
+/// the mask of `fills`, so that they must affect no row. For small problems.
 [[nodiscard]] FillPart non_finite_bias(const AttentionProblem& problem, OperandFills fills);
 /// `bias` with −∞ where `mask`, of the same shape, is 0.
 [[nodiscard]] FillPart hiding_bias(FillPart bias, FillPart mask);

@@ -24,19 +24,19 @@
 
 namespace annulus::verification {
 
-/// A problem on random tensors and how to compute it; the context is given separately.
+/// A problem on random tensors, and how to compute it; the context is passed separately.
 struct ShardedCase {
   AttentionProblem problem;
   ring::OperandLayout layout;
   std::string schedule = "auto";
-  /// As it was drawn; if not given, what users get. On a device, blocks are cut and partial results
+  /// The drawn options; by default the library's. On a device, blocks are cut and partial results
   /// bounded either way.
   std::optional<ring::PlanOptions> plan;
   std::string implementation = "auto";
   std::uint64_t seed = 0;  ///< of the tensors
   OperandFills fills = {};
-  Transport transport = Transport::automatic;  ///< if not given, the context's
-  std::optional<ring::CostModel> cost_model;   ///< if not given, what users get
+  Transport transport = Transport::automatic;  ///< automatic: the context's
+  std::optional<ring::CostModel> cost_model;   ///< by default the library's
   ring::TuningOptions tuning = {};             ///< of the sharded run; the unsharded one follows it
   std::optional<BackwardCase> backward = {};   ///< gradients are computed and verified too
   CalledCase called = {};  ///< the problem's call arguments come with every call
@@ -56,9 +56,9 @@ struct CaseShards {
   /// Bias and dense mask, of `kv_length` keys.
   [[nodiscard]] ScoreTensors scores(std::int64_t kv_length) const;
 
-  /// output, with the LSE or, unnormalised, with maximum and sum.
+  /// Output with LSE or, if unnormalised, with maximum and sum.
   [[nodiscard]] std::vector<const Tensor*> results() const;
-  /// How far the results are from a normalised oracle's.
+  /// The deviation of the results from a normalised oracle's.
   [[nodiscard]] Deviation deviation_from(const AttentionProblem& problem,
                                          const OracleOutput& truth) const;
 
@@ -70,8 +70,8 @@ struct CaseShards {
   Tensor bias, mask;         ///< [b,n,t,S], 1 where broadcast; without dimensions if there is none
 };
 
-/// Told the progress: phase ("oracle"), and how much of it is done, of how much; 0 of 0 where that
-/// is not known.
+/// Called to report progress: the phase ("oracle"), and how much of it is done, of how much; 0 of 0
+/// if unknown.
 using Phase = std::function<void(const char* what, double done, double total)>;
 
 /// The findings of verify_sharded(), the same on every rank.
@@ -81,49 +81,48 @@ struct Verification {
   Selection selection;  ///< points into the registry
   ring::Prices prices;  ///< that the schedule was chosen by
   std::string transport;
-  /// The implementations of all ranks' blocks, joined by "+"; "none" where there was no block.
+  /// The implementations of all ranks' blocks, joined by "+"; "none" without blocks.
   std::string implementations;
   AccuracyBound bound;
   Accuracy sharded;
-  /// Of the same implementation, given all keys at once; `sharded` again where it gives the same
-  /// bits, which are compared with those of one call for the whole problem.
+  /// The accuracy of the same implementation, given all keys at once. If the problem asks for the
+  /// same bits on any number of ranks, bits are compared instead, and this equals `sharded`.
   Accuracy unsharded;
-  /// The largest error allowed by comparison with the unsharded run. None for float64, in which
-  /// errors are as small as the oracle's own, nor on a GPU if some of the inputs are not finite:
-  /// flash kernels compute tiles that hide some again, more exactly.
+  /// The largest error allowed relative to the unsharded run. None for float64, whose errors are as
+  /// small as the oracle's own, and none on a GPU if some inputs are not finite, since flash
+  /// kernels then recompute some tiles more exactly.
   std::optional<double> allowance = {};
-  bool repeats = true;  ///< a second run gave the same bits, where kernels promise that
-  /// The unsharded run gave the same bits, where the problem asks for that (Reproducible::world).
+  bool repeats = true;  ///< a second run gave the same bits, if kernels promise them
+  /// The unsharded run gave the same bits, if the problem asks for them (Reproducible::world).
   bool reproduces = true;
-  /// Some rank merged partial results that its kernel had rounded to the problem's dtype.
+  /// A rank merged partial results that its kernel had rounded to the problem's dtype.
   bool reduces_rounded = false;
   std::optional<GradientVerification> gradients = {};  ///< if the case has a backward pass
 
-  /// Error over that of the unsharded run, 1 if neither has any; nothing where they are not
-  /// compared.
+  /// The error over that of the unsharded run; 1 if both are 0, nothing if they are not compared.
   [[nodiscard]] std::optional<double> ratio() const;
-  /// The first thing that is wrong, in a few words; empty if nothing is.
+  /// The first failure, in a few words; empty if there is none.
   [[nodiscard]] std::string failure() const;
 };
 
-/// Runs the case sharded, twice, each time after a call with other keys and values and, where some
-/// come with the calls, with other lengths, offsets, seeds and sinks; and compares every rank's
-/// output with the oracle's of its rows. Where ranks hold copies of the same rows, every copy
-/// counts. Nothing is gathered: each rank makes the keys and values that it needs. Collective over
-/// the context; throws alike on all ranks, except for a failing transport (see Runner::submit).
+/// Runs the case sharded, twice, and compares every rank's output with the oracle's. Before each
+/// run, another call uses other keys and values, and other lengths, offsets, seeds and sinks if
+/// these come with the calls. If ranks hold copies of the same rows, every copy counts. Nothing is
+/// gathered: each rank makes the keys and values that it needs. Collective over the context; throws
+/// alike on all ranks, except for a failing transport (see Runner::submit).
 ///
-/// The sharded error may be up to sharded_error_factor() times that of the unsharded run and of
-/// what sharding adds, all added in squares as independent errors are: for each combination of
-/// key/value shards (at least one, as blocks may be cut differently) the roundings of its weight,
-/// product and sum, three unit roundoffs of float32, as otherwise the comparison would be a matter
-/// of luck where errors are a few roundings; and, where a kernel returns partial results rounded to
-/// the problem's dtype (as cuDNN always does), one such rounding.
+/// The sharded error may be up to sharded_error_factor() times the error of the unsharded run plus
+/// what sharding adds, summed in squares as for independent errors. Sharding adds three unit
+/// roundoffs of float32 for each merge of key/value shards (at least one, as blocks may be cut
+/// differently), for its weight, product and sum. Without them the comparison would be a matter of
+/// luck where errors are a few roundings. If a kernel rounds partial results to the problem's dtype
+/// (as cuDNN always does), that rounding is added too.
 ///
 /// A backward pass is run twice from results of the sharded forward pass. Its gradients are
-/// compared with the oracle's of the whole problem, which every rank makes: see
-/// docs/semantics.md §6, and verify_gradients(). Throws ArgumentError for a problem that is too
-/// large for that (kMaxGradientEntries). Their errors are compared likewise with those of a
-/// backward pass whose forward pass is unsharded too.
+/// compared with the oracle's of the whole problem, which every rank makes: see docs/semantics.md
+/// §6, and verify_gradients(). Throws ArgumentError for a problem that is too large for this
+/// (kMaxGradientEntries). The errors are compared likewise with those of an unsharded backward pass
+/// after an unsharded forward pass.
 [[nodiscard]] Verification verify_sharded(const ShardedCase& sharded_case, Context& context,
                                           const Phase& phase = {});
 

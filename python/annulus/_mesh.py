@@ -72,6 +72,8 @@ class Mesh:
             self._handle = _library.create("context_create", address, options)
         finally:
             _library.function("context_options_destroy")(options)
+        names = [axis.split("=")[0].strip() for axis in axes.split(",") if axis.strip()]
+        self.axes: dict[str, int] = {name: self.axis_size(name) for name in names}
         self.rank: int = _library.function("context_rank")(self._handle)
         self.size: int = _library.function("context_size")(self._handle)
         _meshes.append(self)

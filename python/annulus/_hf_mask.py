@@ -112,13 +112,14 @@ def read(batch_size: int, q_length: int, kv_length: int, q_offset: int = 0, kv_o
 
 
 def _check_meaning() -> None:
+    functions: tuple[Callable[..., Any], ...] = (
+        masking_utils.causal_mask_function, masking_utils.bidirectional_mask_function,
+        masking_utils.sliding_window_causal_mask_function(3),
+        masking_utils.sliding_window_bidirectional_mask_function(2),
+        masking_utils.chunked_causal_mask_function(5, torch.zeros(1, dtype=torch.long)))
     index = torch.arange(12)
     nothing = torch.zeros(1, dtype=torch.long)
-    for function in (masking_utils.causal_mask_function,
-                     masking_utils.bidirectional_mask_function,
-                     masking_utils.sliding_window_causal_mask_function(3),
-                     masking_utils.sliding_window_bidirectional_mask_function(2),
-                     masking_utils.chunked_causal_mask_function(5, nothing)):
+    for function in functions:
         row, key = index[None, None, :, None], index[None, None, None, :]
         expected = function(nothing[:, None, None, None], nothing[None, :, None, None], row, key)
         mask = _mask_of(function)

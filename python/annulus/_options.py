@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from typing import Any, Iterable, Literal, Sequence, TypedDict, Union
 
 import numpy as np
@@ -181,7 +182,7 @@ def make_options(calls: Iterable[Call]) -> Any:
                 if name == "block_mask":
                     arguments.append(len(value))
                 if name in ("bias", "dense_mask"):
-                    arguments.append((_library.ctypes.c_int * len(value))(*value))
+                    arguments.append((ctypes.c_int * len(value))(*value))
                 else:
                     arguments.append(_library.int64s(value))
             else:

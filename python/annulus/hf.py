@@ -157,7 +157,7 @@ def _documents(shape: Sequence[int], position_ids: Tensor | None, attention_mask
     same = {name: np.diff(ids, axis=1) != 0 for name, ids in found.items()}
     first = next(iter(found), None)
     for name, changes in same.items():
-        if (changes != same[first]).any():
+        if first is not None and (changes != same[first]).any():
             raise refused(name, "other documents", f"those of {first}")
     ids = None
     if first is not None and same[first].any():

@@ -55,7 +55,7 @@ def _forward(query: Tensor, key: Tensor, value: Tensor, sinks: Optional[Tensor],
 
 
 @_forward.register_fake
-def _(query, key, value, sinks, bias, mask, seed, mesh, options):  # type: ignore[no-untyped-def]
+def _(query: Tensor, key: Tensor, value: Tensor, *_others: Any) -> tuple[Tensor, Tensor]:
     b, t, n, _ = query.shape
     return (query.new_empty((b, t, n, value.shape[3])),
             query.new_empty((b, n, t), dtype=torch.float32))
@@ -74,8 +74,9 @@ def _backward(grad_output: Tensor, grad_lse: Optional[Tensor], query: Tensor, ke
 
 
 @_backward.register_fake
-def _(grad_output, grad_lse, query, key, value, output, lse, sinks, bias, mask, seed, grad_sinks,
-      grad_bias, mesh, options):  # type: ignore[no-untyped-def]
+def _(_grad_output: Tensor, _grad_lse: Tensor | None, query: Tensor, key: Tensor, value: Tensor,
+      _output: Tensor, _lse: Tensor, sinks: Tensor, bias: Tensor, _mask: Tensor | None,
+      _seed: int | None, grad_sinks: bool, grad_bias: bool, *_texts: str) -> list[Tensor]:
     found = [torch.empty(operand.shape, dtype=operand.dtype, device=operand.device)
              for operand in (query, key, value)]
     for wanted, operand in ((grad_sinks, sinks), (grad_bias, bias)):

@@ -224,6 +224,18 @@ static void errors(annulus_context* context) {
   SUCCEEDS(annulus_context_agree(context, NULL));
 }
 
+static int always(void) {
+  return 1;
+}
+
+/* Rank 0 waits for the others, which let it wait; nobody uses the context again. */
+static void interruption(annulus_context* context) {
+  if (annulus_context_size(context) == 1 || annulus_context_rank(context) != 0) return;
+  annulus_set_interruption(always);
+  CHECK(annulus_context_agree(context, NULL) == ANNULUS_INTERRUPTED_ERROR);
+  annulus_set_interruption(NULL);
+}
+
 int main(int argc, char** argv) {
   annulus_context_options* options = NULL;
   annulus_context* context = NULL;
@@ -247,6 +259,7 @@ int main(int argc, char** argv) {
   parts(context);
   local_shape(context);
   errors(context);
+  interruption(context);
   annulus_context_destroy(context);
 
   SUCCEEDS(annulus_context_create(NULL, NULL, &context)); /* one rank, without MPI */

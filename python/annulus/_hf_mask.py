@@ -14,7 +14,8 @@ from typing import Any, Callable
 import torch
 from transformers import masking_utils
 
-from ._library import ArgumentError, LibraryError
+from ._library import LibraryError
+from ._library import argument_error as refused
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,16 +53,10 @@ class Mask:
         return seen
 
 
-def _refused(name: str, text: str) -> ArgumentError:
-    error = ArgumentError(f"{name}: {text}")
-    error.argument = name
-    return error
-
-
 def _both(one: Mask, other: Mask) -> Mask:
     """What both let through."""
     if one.chunk is not None and other.chunk not in (None, one.chunk):
-        raise _refused("attention_chunk_size", f"got {one.chunk} and {other.chunk}, expected one")
+        raise refused("attention_chunk_size", f"{one.chunk} and {other.chunk}", "one of them")
 
     def narrower(a: int, b: int) -> int:
         return max(a, b) if min(a, b) < 0 else min(a, b)
@@ -74,7 +69,7 @@ def _both(one: Mask, other: Mask) -> Mask:
 def _mask_of(function: Callable[..., Any]) -> Mask:
     name = getattr(function, "__qualname__", type(function).__name__)
     if getattr(function, "__module__", None) != masking_utils.__name__:
-        raise _refused("mask_function", f"got {name}, expected one of transformers' own")
+        raise refused("mask_function", name, "one of transformers' own")
     name = name.split(".")[0]
     inside = inspect.getclosurevars(function).nonlocals
     if name == "causal_mask_function":
@@ -95,8 +90,7 @@ def _mask_of(function: Callable[..., Any]) -> Mask:
     if name == "remap_positions_for_packed_sequence":
         return dataclasses.replace(_mask_of(inside["mask_function"]),
                                    positions=inside["position_ids"])
-    raise _refused("mask_function", f"got {name}, which annulus cannot compute, expected causal, "
-                   "bidirectional, sliding windows or chunks")
+    raise refused("mask_function", name, "causal, bidirectional, sliding windows or chunks")
 
 
 def read(batch_size: int, q_length: int, kv_length: int, q_offset: int = 0, kv_offset: int = 0,
@@ -104,10 +98,10 @@ def read(batch_size: int, q_length: int, kv_length: int, q_offset: int = 0, kv_o
          attention_mask: torch.Tensor | None = None, **_others: Any) -> Mask:
     """The mask of a layer. What _others holds says how a tensor would be made, which none is."""
     if attention_mask is not None:
-        raise _refused("attention_mask", "got one in a model's call, expected padding in shard_batch")
+        raise refused("attention_mask", "one in a model's call", "padding in shard_batch")
     if kv_length != q_length or kv_offset != 0 or int(q_offset) != 0:
-        raise _refused("use_cache", f"got {kv_length} keys for {q_length} queries at {q_offset}, "
-                       "expected no cache of keys")
+        raise refused("use_cache", f"{kv_length} keys for {q_length} queries at {q_offset}",
+                      "no cache of keys")
     return _mask_of(mask_function)
 
 

@@ -206,6 +206,12 @@ def create(name: str, *arguments: Any) -> Handle:
     return handle
 
 
+def argument_error(name: str, got: Any, expected: str) -> ArgumentError:
+    error = ArgumentError(f"{name}: got {got}, expected {expected}")
+    error.argument = name
+    return error
+
+
 def int64s(values: Any) -> Any:
     return (ctypes.c_int64 * len(values))(*values)
 

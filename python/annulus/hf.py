@@ -23,7 +23,8 @@ except ImportError as error:
 import numpy as np
 
 from . import _hf_mask
-from ._library import ArgumentError
+from ._library import UserError
+from ._library import argument_error as refused
 from ._mesh import Mesh, mesh_of
 from ._options import Options
 from .torch import run_operator, text_of
@@ -41,12 +42,6 @@ _NOT_OURS = frozenset({"use_cache", "num_items_in_batch", "shift_labels", "outpu
 _CHOICES = frozenset({"schedule", "implementation", "transport", "tuning", "ulysses_degree",
                       "inner_size", "softmax_dtype", "reproducible", "backward_schedule",
                       "backward_implementation"})
-
-
-def refused(name: str, got: Any, expected: str) -> ArgumentError:
-    error = ArgumentError(f"{name}: got {got}, expected {expected}")
-    error.argument = name
-    return error
 
 
 class Sharding:
@@ -241,7 +236,7 @@ def shard_batch(input_ids: Any, labels: Any = None, *, mesh: "AnyMesh" = None,
                    "kv_spec": f"{spec},{heads},-", "query_length": shape[1], "kv_length": shape[1]}
         batch["annulus"] = Sharding(on, rows, batch["position_ids"], documents, options,
                                     dropout_seed)
-    except (TypeError, ValueError, RuntimeError) as caught:
+    except (TypeError, ValueError, RuntimeError, UserError) as caught:
         error = caught
     on.agree(error)
     return batch

@@ -7,6 +7,7 @@
 #include <fmt/format.h>
 
 #include <annulus/core/error.hpp>
+#include <annulus/core/interruption.hpp>
 #include <annulus/core/watchdog.hpp>
 
 namespace annulus {
@@ -88,8 +89,10 @@ void Watchdog::wait(const std::function<bool()>& done, const std::function<std::
   constexpr int kSpins = 200;
   constexpr int kYields = 2000;
   constexpr std::chrono::microseconds kSleep{50};
+  constexpr std::chrono::milliseconds kBetweenQuestions{20};
   if (done()) return;
   const auto silent_since = Clock::now();
+  auto question_due = silent_since + kBetweenQuestions;
   for (int poll = 1;; ++poll) {
     if (done()) return;
     if (poll <= kSpins) continue;
@@ -102,6 +105,10 @@ void Watchdog::wait(const std::function<bool()>& done, const std::function<std::
     if (silence > timeout_) {
       throw TimeoutError(fmt::format("{} (no progress for {:g} s){}", describe(), timeout_.count(),
                                      silent_ranks(heartbeats_.get())));
+    }
+    if (now >= question_due) {
+      if (interrupted()) throw InterruptedError(fmt::format("{} (interrupted)", describe()));
+      question_due = now + kBetweenQuestions;
     }
     if (poll <= kYields) {
       std::this_thread::yield();

@@ -120,6 +120,13 @@ std::string gather_errors(Control& ranks, const Error* error, std::string_view w
   }
 }
 
+// All ranks have the same error, so each can throw its own, with its fields.
+void throw_alike(const Error& error) {
+  if (const auto* argument = dynamic_cast<const ArgumentError*>(&error)) throw *argument;
+  if (const auto* file = dynamic_cast<const FileError*>(&error)) throw *file;
+  if (const auto* unsupported = dynamic_cast<const UnsupportedError*>(&error)) throw *unsupported;
+}
+
 }  // namespace
 
 std::string text_of(const std::exception& error) {
@@ -145,6 +152,7 @@ void agree(Control& ranks, const Error* error, std::string_view what) {
     text += fmt::format(" ({} more {} a different error)", others,
                         others == 1 ? "rank has" : "ranks have");
   }
+  if (errors.all_users && text == errors.message) throw_alike(*error);
   if (errors.all_users) throw UserError(text);
   throw AgreedFailure(text);
 }

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Mapping, NamedTuple, Sequence
 import numpy as np
 
 from . import _library
+from ._library import argument_error
 from ._mesh import Mesh, mesh_of, read_positions
 from ._options import Call, Options, calls_of, int32, make_options
 from ._tensors import HOST, OPERANDS, Tensors, check_array, dtype_name, dtype_number, empty, place_of
@@ -62,13 +63,13 @@ class Attention:
         error: Exception | None = None
         try:
             if len(shape) != 7:
-                raise ValueError(f"shape: got {tuple(shape)}, expected (B, T, S, N, K, D, Dv)")
+                raise argument_error("shape", tuple(shape), "(B, T, S, N, K, D, Dv)")
             calls = [("shape", tuple(int(size) for size in shape)), ("dtype", dtype_number(dtype))]
             for name, whole in (("bias", bias), ("dense_mask", mask)):
                 if whole is not None:
                     sizes = (shape[0], shape[3], shape[1], shape[2])
                     if len(whole) != 4 or any(a not in (1, b) for a, b in zip(whole, sizes)):
-                        raise ValueError(f"{name}: got {tuple(whole)}, expected {sizes} or 1")
+                        raise argument_error(name, tuple(whole), f"{sizes} or 1")
                     calls.append((name, tuple(int(a == b) for a, b in zip(whole, sizes))))
             if sinks:
                 calls.append(("integer", "call_sinks", sinks))
@@ -206,7 +207,7 @@ class Attention:
         if out is None:
             out = empty(query, self.shape("output"))
         elif isinstance(out, np.ndarray) and not out.flags.writeable:
-            raise ValueError("out: got an array that is read only")
+            raise argument_error("out", "an array that is read only", "one to write to")
         lse = empty(query, self.shape("lse"), "float32")
         for name, array in (("query", query), ("key", key), ("value", value), ("output", out),
                             ("lse", lse)):
@@ -253,15 +254,14 @@ class Attention:
 
 def _operand(name: str) -> int:
     if name not in OPERANDS:
-        raise ValueError(f"operand: got {name!r}, expected one of {', '.join(OPERANDS)}")
+        raise argument_error("operand", repr(name), f"one of {', '.join(OPERANDS)}")
     return OPERANDS[name]
 
 
 def _scores(array: Any, name: str, local: Sequence[int]) -> tuple[int, ...]:
     """The dimensions of [B,N,T,S] that a bias or a mask has, with a size of 1 where the shard has 1."""
     if array.ndim != 4:
-        raise ValueError(f"{name}: got {array.ndim} dimensions, expected [b,n,t,S], 1 where "
-                         "broadcast")
+        raise argument_error(name, f"{array.ndim} dimensions", "[b,n,t,S], 1 where broadcast")
     rows = [int(size != 1 or held == 1) for size, held in zip(array.shape[:3], local)]
     return (*rows, int(array.shape[3] != 1))
 
@@ -278,8 +278,8 @@ def attention_for(query: Any, key: Any, value: Any, *, mesh: "AnyMesh" = None, s
         for name, array in (("query", query), ("key", key), ("value", value)):
             check_array(array, name)
             if array.ndim != 4:
-                raise ValueError(f"{name}: got {array.ndim} dimensions, expected "
-                                 "[batch, sequence, heads, dim]")
+                raise argument_error(name, f"{array.ndim} dimensions",
+                                     "[batch, sequence, heads, dim]")
             shapes.append(tuple(array.shape))
         kinds = (shapes[2], dtype_name(key), dtype_name(value))
         (b, t, n, d), (_, s, k, _), (*_, dv) = shapes

@@ -70,6 +70,8 @@ _ERRORS: dict[int, type[Error]] = {
     21: MemoryError,
 }
 
+_INTERRUPTED = 22
+
 _I64 = ctypes.c_int64
 _PI64 = ctypes.POINTER(ctypes.c_int64)
 _INT = ctypes.c_int
@@ -165,6 +167,8 @@ _library = _open()
 def _check(status: int, _function: Any, _arguments: Any) -> None:
     if status == 0:
         return
+    if status == _INTERRUPTED:
+        _with_lock.annulus_python_raise()  # what a signal handler has raised, KeyboardInterrupt say
     kind = _ERRORS.get(status, LibraryError if status >= 16 else UserError)
     error = kind(_library.annulus_error_message().decode())
     if isinstance(error, ArgumentError):
@@ -180,6 +184,16 @@ for _name, _parameters in _SIGNATURES.items():
     _function.restype, _function.argtypes, _function.errcheck = _INT, _parameters, _check
 
 
+_calls_of_python = (ctypes.c_void_p * 5)(*(
+    ctypes.cast(getattr(ctypes.pythonapi, name), ctypes.c_void_p).value for name in (
+        "PyGILState_Ensure", "PyGILState_Release", "PyErr_CheckSignals", "PyErr_Fetch",
+        "PyErr_Restore")))
+_library.annulus_python_watch_signals.restype = None
+_library.annulus_python_watch_signals(_calls_of_python)
+_with_lock = ctypes.PyDLL(None, handle=_library._handle)
+_with_lock.annulus_python_raise.restype = None
+
+
 def function(name: str) -> Any:
     """The C function; one that returns a status raises an exception instead."""
     return getattr(_library, "annulus_" + name)
@@ -190,6 +204,12 @@ def create(name: str, *arguments: Any) -> Handle:
     handle = Handle()
     function(name)(*arguments, ctypes.byref(handle))
     return handle
+
+
+def argument_error(name: str, got: Any, expected: str) -> ArgumentError:
+    error = ArgumentError(f"{name}: got {got}, expected {expected}")
+    error.argument = name
+    return error
 
 
 def int64s(values: Any) -> Any:

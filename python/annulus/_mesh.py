@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Callable, Mapping, Sequence
 import numpy as np
 
 from . import _library
-from ._library import LibraryError, UserError
+from ._library import LibraryError, UserError, argument_error
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -72,6 +72,8 @@ class Mesh:
             self._handle = _library.create("context_create", address, options)
         finally:
             _library.function("context_options_destroy")(options)
+        names = [axis.split("=")[0].strip() for axis in axes.split(",") if axis.strip()]
+        self.axes: dict[str, int] = {name: self.axis_size(name) for name in names}
         self.rank: int = _library.function("context_rank")(self._handle)
         self.size: int = _library.function("context_size")(self._handle)
         _meshes.append(self)
@@ -177,7 +179,7 @@ def _place(device: str | int | None) -> int | None:
     kind, _, number = device.partition(":")
     if kind == "cuda" and number.isdigit():
         return int(number)
-    raise ValueError(f'device: got {device!r}, expected "cpu", "cuda:N" or N')
+    raise argument_error("device", repr(device), '"cpu", "cuda:N" or N')
 
 
 _meshes: list[Mesh] = []
@@ -195,6 +197,7 @@ def init(comm: "MPI.Comm | None" = None, *, device: str | int | None = None, thr
     timeout: seconds of silence after which a wait for other ranks fails.
     """
     global _settings
+    _place(device)
     _close_all()
     _settings = {"comm": _world() if comm is None else comm, "device": device, "threads": threads,
                  "timeout": timeout, "share_gpus": share_gpus, "transport": transport}

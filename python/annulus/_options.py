@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 from typing import Any, Iterable, Literal, Sequence, TypedDict, Union
 
 import numpy as np
 
 from . import _library
+from ._library import argument_error
 from ._tensors import dtype_number
 
 Numbers = Union[Sequence[int], np.ndarray]
@@ -76,7 +78,7 @@ def int32(values: Any, name: str) -> np.ndarray:
         raise TypeError(f"{name}: got {array.dtype}, expected integers")
     info = np.iinfo(np.int32)
     if array.size and (array.min() < info.min or array.max() > info.max):
-        raise ValueError(f"{name}: got {array.min()} to {array.max()}, expected 32-bit integers")
+        raise argument_error(name, f"{array.min()} to {array.max()}", "32-bit integers")
     return np.ascontiguousarray(array, np.int32)
 
 
@@ -115,6 +117,8 @@ def calls_of(options: dict[str, Any]) -> list[Call]:
     if "softmax_dtype" in given:
         calls.append(("softmax_dtype", dtype_number(str(given["softmax_dtype"]))))
     if "window" in given:
+        if np.shape(given["window"]) != (2,):
+            raise argument_error("window", repr(given["window"]), "(left, right), -1 for no limit")
         left, right = given["window"]
         calls.append(("window", int(left), int(right)))
     if "dropout" in given:
@@ -124,7 +128,7 @@ def calls_of(options: dict[str, Any]) -> list[Call]:
     varying = tuple(given.get("call_arguments", ()))
     for name in varying:
         if name not in ("lengths", "offsets"):
-            raise ValueError(f'call_arguments: got {name!r}, expected "lengths" or "offsets"')
+            raise argument_error("call_arguments", repr(name), '"lengths" or "offsets"')
         calls.append(("integer", f"call_{name}", 1))
     if "lengths" not in varying:
         for name in ("query_lengths", "kv_lengths"):
@@ -147,13 +151,13 @@ def calls_of(options: dict[str, Any]) -> list[Call]:
         else:
             calls.append(("cu_seqlens", _bytes(sums, "cu_seqlens")))
     if "alignment" in given and not _is_pair(given.get("cu_seqlens")):
-        raise ValueError("alignment: needs a pair of cu_seqlens")
+        raise argument_error("alignment", "one without a pair of cu_seqlens", "none")
     if "block_mask" in given:
         blocks = np.ascontiguousarray(np.asarray(given["block_mask"]).astype(np.uint8, casting="unsafe"))
         query_size, kv_size = given.get("block_size", (128, 128))
         calls.append(("block_mask", blocks.shape, blocks.tobytes(), int(query_size), int(kv_size)))
     elif "block_size" in given:
-        raise ValueError("block_size: needs a block_mask")
+        raise argument_error("block_size", "one without a block_mask", "none")
     return calls
 
 
@@ -181,7 +185,7 @@ def make_options(calls: Iterable[Call]) -> Any:
                 if name == "block_mask":
                     arguments.append(len(value))
                 if name in ("bias", "dense_mask"):
-                    arguments.append((_library.ctypes.c_int * len(value))(*value))
+                    arguments.append((ctypes.c_int * len(value))(*value))
                 else:
                     arguments.append(_library.int64s(value))
             else:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from . import _library
+from ._library import argument_error
 
 HOST = -1
 
@@ -77,7 +78,7 @@ def view(array: Any, name: str) -> View:
     if not array.flags.c_contiguous:
         size = array.itemsize
         if any(stride % size for stride in array.strides):
-            raise ValueError(f"{name}: strides of {array.strides} bytes, expected whole elements")
+            raise argument_error(name, f"strides of {array.strides} bytes", "whole elements")
         strides = tuple(stride // size for stride in array.strides)
     return View(array.ctypes.data, _number_of(array.dtype), HOST, array.shape, strides)
 

@@ -33,7 +33,12 @@ def _plain(value: Any) -> Any:
 
 @functools.lru_cache(maxsize=256)
 def _options_of(text: str) -> dict[str, Any]:
-    return json.loads(text)
+    options = json.loads(text)
+    ids = options.get("segments")
+    if ids is not None:  # many numbers, which are read in every call
+        options["segments"] = ([np.asarray(part, np.int32) for part in ids] if np.ndim(ids[0]) == 2
+                               else np.asarray(ids, np.int32))
+    return options
 
 
 def _dense(tensor: Tensor) -> Tensor:
@@ -50,7 +55,7 @@ def _forward(query: Tensor, key: Tensor, value: Tensor, sinks: Optional[Tensor],
 
 
 @_forward.register_fake
-def _(query, key, value, sinks, bias, mask, seed, mesh, options):  # type: ignore[no-untyped-def]
+def _(query: Tensor, key: Tensor, value: Tensor, *_others: Any) -> tuple[Tensor, Tensor]:
     b, t, n, _ = query.shape
     return (query.new_empty((b, t, n, value.shape[3])),
             query.new_empty((b, n, t), dtype=torch.float32))
@@ -69,8 +74,9 @@ def _backward(grad_output: Tensor, grad_lse: Optional[Tensor], query: Tensor, ke
 
 
 @_backward.register_fake
-def _(grad_output, grad_lse, query, key, value, output, lse, sinks, bias, mask, seed, grad_sinks,
-      grad_bias, mesh, options):  # type: ignore[no-untyped-def]
+def _(_grad_output: Tensor, _grad_lse: Tensor | None, query: Tensor, key: Tensor, value: Tensor,
+      _output: Tensor, _lse: Tensor, sinks: Tensor, bias: Tensor, _mask: Tensor | None,
+      _seed: int | None, grad_sinks: bool, grad_bias: bool, *_texts: str) -> list[Tensor]:
     found = [torch.empty(operand.shape, dtype=operand.dtype, device=operand.device)
              for operand in (query, key, value)]
     for wanted, operand in ((grad_sinks, sinks), (grad_bias, bias)):
@@ -102,12 +108,30 @@ def _differentiate(ctx: Any, grad_output: Any, grad_lse: Any) -> tuple[Any, ...]
 torch.library.register_autograd("annulus::attention", _differentiate, setup_context=_save)
 
 
+def text_of(options: Mapping[str, Any]) -> str:
+    """The options as the operator takes them."""
+    unknown(options)
+    given = {name: value for name, value in options.items() if value is not None}
+    return json.dumps(given, default=_plain, sort_keys=True)
+
+
 @torch.compiler.assume_constant_result
 def _texts(mesh: Any, options: dict[str, Any]) -> tuple[str, str]:
     """The mesh and the options as the operator takes them; a constant of compiled code."""
-    unknown(options)
-    given = {name: value for name, value in options.items() if value is not None}
-    return mesh_of(mesh).text, json.dumps(given, default=_plain, sort_keys=True)
+    return mesh_of(mesh).text, text_of(options)
+
+
+def run_operator(query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None,
+                 bias: Tensor | None, mask: Tensor | None, seed: int | None, mesh: str,
+                 options: str) -> tuple[Tensor, Tensor]:
+    """The operator, after autocast's casts."""
+    device = query.device.type
+    if torch.is_autocast_enabled(device):
+        dtype = torch.get_autocast_dtype(device)
+        query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
+    return torch.ops.annulus.attention(
+        query, key, value, None if sinks is None else sinks.float(),
+        None if bias is None else bias.float(), mask, seed, mesh, options)
 
 
 def attention(query: Tensor, key: Tensor, value: Tensor, *,
@@ -120,13 +144,7 @@ def attention(query: Tensor, key: Tensor, value: Tensor, *,
     been made before the operator is compiled. Under autocast, query, key and value are cast.
     """
     on, text = _texts(mesh, options)
-    device = query.device.type
-    if torch.is_autocast_enabled(device):
-        dtype = torch.get_autocast_dtype(device)
-        query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
-    return torch.ops.annulus.attention(
-        query, key, value, None if sinks is None else sinks.float(),
-        None if bias is None else bias.float(), mask, seed, on, text)
+    return run_operator(query, key, value, sinks, bias, mask, seed, on, text)
 
 
 __all__ = ["attention"]

@@ -10,6 +10,7 @@
 #include <gtest/gtest.h>
 
 #include <annulus/core/error.hpp>
+#include <annulus/core/interruption.hpp>
 #include <annulus/core/watchdog.hpp>
 
 namespace annulus {
@@ -34,6 +35,19 @@ TEST(Watchdog, TimesOutWithTheDescription) {
   }
   const std::chrono::duration<double> waited = std::chrono::steady_clock::now() - begin;
   EXPECT_GE(waited.count(), 0.1);
+}
+
+TEST(Watchdog, IsInterrupted) {
+  static int questions = 0;
+  set_interruption([] { return ++questions == 3 ? 1 : 0; });
+  const Watchdog watchdog{Watchdog::Seconds(30)};
+  EXPECT_THROW(watchdog.wait([] { return false; }, [] { return std::string("step 2"); }),
+               InterruptedError);
+  EXPECT_EQ(questions, 3);
+  set_interruption(nullptr);
+  int polls = 0;
+  watchdog.wait([&] { return ++polls == 3000; }, [] { return std::string("never shown"); });
+  EXPECT_EQ(questions, 3);
 }
 
 TEST(Watchdog, CountsSilenceOnly) {

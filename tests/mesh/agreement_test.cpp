@@ -62,6 +62,18 @@ TEST_F(AgreementTest, AllRanksFailAlike) {
   EXPECT_EQ(outcome.text, "q.npy: no such file");
 }
 
+TEST_F(AgreementTest, TheSameErrorOfAllRanksKeepsItsFields) {
+  const auto fail = [&](const auto& error) { collectively(*group_, [&] { throw error; }); };
+  try {
+    fail(ArgumentError("window", "-3", "-1 or more"));
+    FAIL() << "no error";
+  } catch (const ArgumentError& error) {
+    EXPECT_EQ(error.argument(), "window");
+  }
+  EXPECT_THROW(fail(FileError("q.npy", "no such file")), FileError);
+  EXPECT_THROW(fail(UnsupportedError("no")), UnsupportedError);
+}
+
 TEST_F(AgreementTest, ASharedErrorOfSomeRanksNamesTheFirst) {
   if (size_ < 3) GTEST_SKIP() << "needs 3 ranks";
   const Outcome outcome = outcome_of(*group_, [](int rank) {

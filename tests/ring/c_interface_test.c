@@ -201,27 +201,39 @@ static void errors(annulus_context* context) {
   CHECK(annulus_context_positions(context, "sp", 1, shape, 0, "zigzag", 1, size, 0, NULL, 0,
                                   &count) == ANNULUS_ARGUMENT_ERROR);
   CHECK(strcmp(annulus_error_argument(), "rank") == 0);
-  CHECK(annulus_attention_create(context, NULL, NULL) == ANNULUS_USER_ERROR);
+  CHECK(annulus_attention_create(context, NULL, NULL) == ANNULUS_ARGUMENT_ERROR);
   CHECK(annulus_attention_run(NULL, NULL, NULL) == ANNULUS_ARGUMENT_ERROR);
   CHECK(annulus_context_options_create(NULL) == ANNULUS_ARGUMENT_ERROR);
 
-  /* All ranks get the error of one. */
+  /* All ranks get the error of one, and their own if all have the same. */
   options = make_options(rank == 0 ? "diagonal" : "zigzag");
-  CHECK(attempt(context, options) == ANNULUS_USER_ERROR);
+  CHECK(attempt(context, options) == (size == 1 ? ANNULUS_ARGUMENT_ERROR : ANNULUS_USER_ERROR));
   CHECK(strstr(annulus_error_message(), "diagonal") != NULL);
   options = make_options("zigzag");
   SUCCEEDS(annulus_attention_options_set_integer(options, "casual", 1));
-  CHECK(attempt(context, options) == ANNULUS_USER_ERROR);
+  CHECK(attempt(context, options) == ANNULUS_ARGUMENT_ERROR);
   options = make_options("zigzag");
   SUCCEEDS(annulus_attention_options_set_text(options, "implementation", "sdpa"));
   CHECK(attempt(context, options) != ANNULUS_SUCCESS);
   options = make_options("zigzag");
   SUCCEEDS(annulus_attention_options_set_dtype(options, (annulus_dtype)99));
-  CHECK(attempt(context, options) == ANNULUS_USER_ERROR);
+  CHECK(attempt(context, options) == ANNULUS_ARGUMENT_ERROR);
 
   CHECK(annulus_context_agree(context, rank == 0 ? "my own" : NULL) == ANNULUS_USER_ERROR);
   CHECK(strstr(annulus_error_message(), "my own") != NULL);
   SUCCEEDS(annulus_context_agree(context, NULL));
+}
+
+static int always(void) {
+  return 1;
+}
+
+/* Rank 0 waits for the others, which let it wait; nobody uses the context again. */
+static void interruption(annulus_context* context) {
+  if (annulus_context_size(context) == 1 || annulus_context_rank(context) != 0) return;
+  annulus_set_interruption(always);
+  CHECK(annulus_context_agree(context, NULL) == ANNULUS_INTERRUPTED_ERROR);
+  annulus_set_interruption(NULL);
 }
 
 int main(int argc, char** argv) {
@@ -247,6 +259,7 @@ int main(int argc, char** argv) {
   parts(context);
   local_shape(context);
   errors(context);
+  interruption(context);
   annulus_context_destroy(context);
 
   SUCCEEDS(annulus_context_create(NULL, NULL, &context)); /* one rank, without MPI */

@@ -5,6 +5,7 @@
 #include <string>
 
 #include <annulus/core/error.hpp>
+#include <annulus/core/interruption.hpp>
 #include <annulus/mesh/launched.hpp>
 #include <annulus/mesh/mpi.hpp>
 #include <annulus/ring/machine.hpp>
@@ -26,6 +27,7 @@ annulus_status status_of(const Error& error) {
   if (dynamic_cast<const SystemError*>(&error) != nullptr) return ANNULUS_SYSTEM_ERROR;
   if (dynamic_cast<const MpiError*>(&error) != nullptr) return ANNULUS_MPI_ERROR;
   if (dynamic_cast<const InternalError*>(&error) != nullptr) return ANNULUS_INTERNAL_ERROR;
+  if (dynamic_cast<const InterruptedError*>(&error) != nullptr) return ANNULUS_INTERRUPTED_ERROR;
   return ANNULUS_LIBRARY_ERROR;
 }
 
@@ -141,6 +143,9 @@ const char* annulus_mpi_library(void) {
     text.clear();
   }
   return text.c_str();
+}
+void annulus_set_interruption(int (*interrupted)(void)) {
+  annulus::set_interruption(interrupted);
 }
 int annulus_is_launched(void) {
   try {

@@ -29,7 +29,8 @@ typedef enum annulus_status {
   ANNULUS_SYSTEM_ERROR = 18,
   ANNULUS_MPI_ERROR = 19,
   ANNULUS_INTERNAL_ERROR = 20,
-  ANNULUS_MEMORY_ERROR = 21
+  ANNULUS_MEMORY_ERROR = 21,
+  ANNULUS_INTERRUPTED_ERROR = 22 /* annulus_set_interruption() */
 } annulus_status;
 
 /* The message of this thread's last error, "" if there was none; valid until the thread's next call
@@ -45,6 +46,10 @@ const char* annulus_version(void);
 const char* annulus_mpi_library(void);
 /* 1 if mpirun or srun has started this process as one of several, else 0. */
 int annulus_is_launched(void);
+/* Every long wait for another rank or a device asks `interrupted`, on the thread that waits, about 50
+ * times a second; if it returns another number than 0, the call fails with
+ * ANNULUS_INTERRUPTED_ERROR. Null, the default: nobody is asked. Of the whole process. */
+void annulus_set_interruption(int (*interrupted)(void));
 
 typedef enum annulus_dtype {
   ANNULUS_BOOLEAN = 0, /* one byte, 0 or 1 */

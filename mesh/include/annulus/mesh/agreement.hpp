@@ -22,11 +22,11 @@ class AgreedFailure : public LibraryError {
 /// The text of an error, improved where the standard library does not say that memory has run out.
 [[nodiscard]] std::string text_of(const std::exception& error);
 
-/// Collective over `ranks`. If any rank passes an error, every rank throws: a UserError if all
-/// errors are UserErrors, otherwise an AgreedFailure. The message is the lowest failed rank's. It
-/// is prefixed by "rank r: " unless all ranks failed with the same message, and it counts other
-/// ranks with different messages. `what` names the work that may have failed, for timeouts; it must
-/// be the same on all ranks.
+/// Collective over `ranks`. If any rank passes an error, every rank throws: an AgreedFailure unless
+/// all are UserErrors; then its own ArgumentError, FileError or UnsupportedError if all ranks have
+/// the same, else a UserError. The message is that of the lowest rank that failed, after "rank r: "
+/// unless all ranks failed with the same one, and it counts the other ranks whose message differs.
+/// `what` says what may have failed; a timeout names it, and it must be the same on all ranks.
 void agree(Control& ranks, const Error* error, std::string_view what = {});
 
 /// Runs `body` on every rank and agrees on its outcome: either all ranks return, or all throw.

@@ -1,0 +1,86 @@
+"""The mistakes of docs/python.md's table: the class, the argument and what the message names."""
+
+import os
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import annulus
+
+QUERY, KEY, VALUE = (np.zeros((1, 8, heads, 16), np.float32) for heads in (4, 2, 2))
+
+
+def call(query=QUERY, key=KEY, value=VALUE, **keywords):
+    return annulus.attention(query, key, value, **keywords)
+
+
+# What is done, the class, its argument, and a text that its message has.
+MISTAKES = {
+    "an unknown keyword": (lambda: call(casual=True), TypeError, None, "casual"),
+    "a list for an array": (lambda: call(QUERY.tolist()), TypeError, None, "query"),
+    "operands of two dtypes": (lambda: call(key=KEY.astype(np.float16)), annulus.ArgumentError,
+                               "key", "float32"),
+    "a dtype without kernels": (lambda: call(QUERY.astype(np.int64)), TypeError, None, "int64"),
+    "heads that do not fit": (lambda: call(QUERY[:, :, :3]), annulus.ArgumentError,
+                              "query heads N", "3"),
+    "a mask of the wrong rank": (lambda: call(mask=np.ones((8, 8), bool)), annulus.ArgumentError,
+                                 "mask", "2 dimensions"),
+    "a window that is one number": (lambda: call(window=3), annulus.ArgumentError, "window",
+                                    "(left, right)"),
+    "a layout that is none": (lambda: call(layout="diagonal"), annulus.ArgumentError,
+                              "sequence layout", "zigzag"),
+    "documents that end too early": (lambda: call(cu_seqlens=[0, 5]), annulus.ArgumentError,
+                                     "cu_seqlens[1]", "5"),
+    "an axis that the mesh lacks": (lambda: call(query_spec="-,xp,-,-"), annulus.UserError, None,
+                                    "xp"),
+    "a mesh of other ranks": (lambda: annulus.mesh({"sp": annulus.mesh().size + 1}),
+                              annulus.ArgumentError, "mesh", "sp="),
+    "a kernel for GPUs on the CPU": (lambda: call(implementation="sdpa"),
+                                     annulus.UnsupportedError, None, "sdpa"),
+    "dropout without a seed": (lambda: call(dropout=0.1), TypeError, None, "seed"),
+    "sinks of other heads": (lambda: call(sinks=np.zeros(3, np.float32)), annulus.ArgumentError,
+                             "sinks", "[4, 1]"),
+    "an output that is read only": (
+        lambda: call(out=np.broadcast_to(np.float32(0), QUERY.shape)), annulus.ArgumentError, "out",
+        "read only"),
+    "a device that is none": (lambda: annulus.init(device="gpu"), annulus.ArgumentError, "device",
+                              "cuda:N"),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_mistake(name):
+    do, kind, argument, text = MISTAKES[name]
+    with pytest.raises(kind) as caught:
+        do()
+    assert type(caught.value) is kind
+    assert getattr(caught.value, "argument", None) == argument
+    assert text in str(caught.value)
+
+
+@pytest.mark.skipif(annulus.mesh({"sp": -1}).size == 1, reason="needs two ranks")
+def test_ranks_with_different_arguments(sequence):
+    with pytest.raises(annulus.UserError) as caught:
+        call(chunk=8 * (1 + sequence.rank))
+    assert "chunk 8" in str(caught.value) and "chunk 16" in str(caught.value)
+
+
+@pytest.mark.skipif(annulus.mesh({"sp": -1}).size > 1, reason="one rank is enough")
+@pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
+def test_a_library_that_is_missing_at_run_time(tmp_path):
+    """As where libmpi is: the package names what its own library lacks."""
+    (tmp_path / "empty.c").write_text("")
+    missing = tmp_path / "libmpi_of_another_machine.so"
+    for arguments in (["-o", missing], ["-o", tmp_path / "libannulus.so", "-Wl,--no-as-needed",
+                                        missing]):
+        subprocess.run(["cc", "-shared", "-fPIC", tmp_path / "empty.c", *arguments], check=True)
+    missing.unlink()
+    found = subprocess.run(
+        [sys.executable, "-c", "import annulus"], capture_output=True, text=True, check=False,
+        env={**os.environ, "ANNULUS_PYTHON_LIBRARY": str(tmp_path / "libannulus.so")})
+    assert found.returncode != 0
+    last = found.stderr.strip().splitlines()[-1]
+    assert last.startswith("ImportError") and missing.name in last

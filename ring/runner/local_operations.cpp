@@ -13,6 +13,7 @@
 #include <annulus/core/error.hpp>
 #include <annulus/ring/local_operations.hpp>
 
+#include "exact_sum.hpp"
 #include "runner/cuda/cuda_operations.hpp"
 
 namespace annulus::ring {
@@ -127,6 +128,7 @@ class HostOperations final : public LocalOperations {
                      Stream& /*stream*/) const override {
     const std::int64_t per_head = sinks.size(1);
     const std::int64_t shared = sinks.size(0) == 1 ? delta.size(1) : 1;
+    const bool in_parts = grad_sinks.size(1) == static_cast<std::int64_t>(kExactParts);
     const auto number = [](const ConstTensorView& tensor, std::initializer_list<std::int64_t> at) {
       double value = 0;
       read_row<double>(tensor.address(at), tensor.dtype(), {&value, 1});
@@ -134,6 +136,7 @@ class HostOperations final : public LocalOperations {
     };
     for (std::int64_t n = 0; n < sinks.size(0); ++n) {
       std::vector<double> sums(static_cast<std::size_t>(per_head));
+      std::vector<ExactSum> exact(in_parts ? sums.size() : 0);
       for (std::int64_t head = n * shared; head < (n + 1) * shared; ++head) {
         for (std::int64_t b = 0; b < delta.size(0); ++b) {
           for (std::int64_t t = 0; t < delta.size(2); ++t) {
@@ -141,14 +144,22 @@ class HostOperations final : public LocalOperations {
             if (of_row == -std::numeric_limits<double>::infinity()) continue;
             const double gradient = number(delta, {b, head, t});
             for (std::int64_t m = 0; m < per_head; ++m) {
-              sums[static_cast<std::size_t>(m)] -=
-                  std::exp(number(sinks, {n, m}) - of_row) * gradient;
+              const double term = -std::exp(number(sinks, {n, m}) - of_row) * gradient;
+              if (in_parts) {
+                add_exactly(term, exact[static_cast<std::size_t>(m)]);
+              } else {
+                sums[static_cast<std::size_t>(m)] += term;
+              }
             }
           }
         }
       }
       for (std::int64_t m = 0; m < per_head; ++m) {
-        grad_sinks.at<float>({0, 0, n, m}) = static_cast<float>(sums[static_cast<std::size_t>(m)]);
+        const auto sink = static_cast<std::size_t>(m);
+        if (!in_parts) grad_sinks.at<float>({0, 0, n, m}) = static_cast<float>(sums[sink]);
+        for (std::int64_t i = 0; in_parts && i < grad_sinks.size(1); ++i) {
+          grad_sinks.at<double>({0, i, n, m}) = exact[sink][static_cast<std::size_t>(i)];
+        }
       }
     }
   }

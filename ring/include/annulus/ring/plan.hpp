@@ -178,6 +178,13 @@ struct Arrival {
   bool operator==(const Arrival&) const = default;
 };
 
+/// The gradients that a tile of the backward pass computes: of its rows and their bias, of its
+/// columns, or of both.
+struct GradientSides {
+  bool rows = true;
+  bool columns = true;
+};
+
 /// Some rows against some columns, for some heads and batches: what a block reads.
 struct Tile {
   LocalRange rows;  ///< tokens of the query buffer
@@ -192,6 +199,7 @@ struct Tile {
   std::int64_t pairs = 0;
   bool full = false;       ///< no pair is masked
   int implementation = 0;  ///< index into RankPlan::implementations
+  GradientSides gradients = {};
 };
 
 /// A tile of the forward pass.
@@ -213,14 +221,17 @@ struct Delta {
   int delta = -1;
 };
 
-/// The part of the sinks' gradient that the rank's own rows have: −Σ exp(sink − LSE) · delta.
+/// The part of the sinks' gradient that the rank's own rows have: −Σ exp(sink − LSE) · delta. Where
+/// bits are not to depend on the ranks, in several tokens, float64: see
+/// LocalOperations::sink_gradient().
 struct SinkGradient {
   Region delta;  ///< all rows, heads and batches
   int lse = -1;  ///< buffer of the same
   int grad_sinks = -1;
 };
 
-/// A tile of the backward pass: adds its part of the gradients of its rows and of its columns.
+/// A tile of the backward pass: adds its part of the gradients of its rows and of its columns. The
+/// regions of a side that it does not compute have no buffer (−1).
 struct BackwardBlock : Tile {
   int grad_output = -1, lse = -1, delta = -1;  ///< buffers of the rows
   Region grad_query;                           ///< the rows and query heads
@@ -318,7 +329,7 @@ struct RankPlan {
   /// Visible pairs times query heads.
   [[nodiscard]] double work() const;
   /// Operations of one of its blocks for every visible pair and query head: 2 (D + Dv) forward,
-  /// 2 (3 D + 2 Dv) backward.
+  /// 2 (3 D + 2 Dv) backward, of which each side of the gradients needs the first two products.
   [[nodiscard]] double flops(const Block& block) const;
   [[nodiscard]] double backward_flops(const Tile& block) const;
   [[nodiscard]] std::int64_t bytes_received() const;

@@ -53,7 +53,7 @@ void read_row(const void* from, DType dtype, std::span<T> to) {
   }
 }
 
-// T: what is added in.
+// T: what is added in. A sum begins with its first part, so that the sum of one part keeps a −0.
 template <class T>
 void sum_rows(std::span<const ConstTensorView> parts, const TensorView& result) {
   const std::int64_t width = result.size(result.rank() - 1);
@@ -64,9 +64,10 @@ void sum_rows(std::span<const ConstTensorView> parts, const TensorView& result) 
   };
   for_each_row(result, [&](const auto& offset_in) {
     std::fill(total.begin(), total.end(), T{0});
-    for (const ConstTensorView& one : parts) {
-      read_row<T>(address(one, offset_in(one)), one.dtype(), part);
-      for (std::size_t i = 0; i < total.size(); ++i) total[i] += part[i];
+    for (std::size_t p = 0; p < parts.size(); ++p) {
+      std::vector<T>& read = p == 0 ? total : part;
+      read_row<T>(address(parts[p], offset_in(parts[p])), parts[p].dtype(), read);
+      for (std::size_t i = 0; p > 0 && i < total.size(); ++i) total[i] += part[i];
     }
     void* const to = address(result, offset_in(result));
     if constexpr (std::is_same_v<T, double>) {

@@ -83,8 +83,11 @@ class Bench {
     if (cases_ == 0 && mesh_.rank() == 0) print_warnings(setup.warnings);
     // Three series, the first call and the oracle; four more and a first call of the backward pass.
     // The few traced calls do not count.
-    const int backward = wants_backward() ? 4 * (options_.warmup + options_.iterations) + 1 : 0;
-    progress_.begin(shape_cell(shape), 3 * (options_.warmup + options_.iterations) + 2 + backward);
+    const int series_of_calls = options_.warmup + options_.iterations;
+    const int backward = wants_backward() ? 4 * series_of_calls + 1 : 0;
+    const int unrestricted =
+        problem.in_global_order() ? (wants_backward() ? 2 : 1) * series_of_calls : 0;
+    progress_.begin(shape_cell(shape), 3 * series_of_calls + 2 + backward + unrestricted);
     device_.memory().trim();
     device_.memory().reset_peak();
     MemoryPool& host = device_.staging();
@@ -143,6 +146,10 @@ class Bench {
     measured.accuracy = accuracy(deviation, world);
     measured.implementations = attention.implementations_of_ranks();
     measured.bound = accuracy_bound(problem);
+    if (problem.in_global_order()) {
+      tracer.pause(true);
+      measure_unrestricted(setup.problem, moved.tensors(), measured, collector, rest);
+    }
 
     progress_.aside([&] {
       if (options_.explain) explain(attention, report_);
@@ -251,6 +258,28 @@ class Bench {
     measured.adds_rounded = pass.adds_rounded_gradients();
     measured.implementations = pass.implementations_of_ranks();
     return measured;
+  }
+
+  // Collective. The same calls where bits may depend on the number of ranks, as `auto` plans them.
+  void measure_unrestricted(AttentionOptions options, const ring::LocalTensors& forward,
+                            BenchMeasurement& measured, TraceCollector& collector, Rest& rest) {
+    options.reproducible.reset();
+    options.schedule = options.backward.schedule = "auto";
+    Attention attention(ranks_, options);
+    const auto median_of = [&](const auto& call) {
+      return time_series(rest, collector,
+                         [&] {
+                           call();
+                           progress_.advance(1);
+                         })
+          .median;
+    };
+    measured.unrestricted = median_of([&] { attention.run_and_wait(forward); });
+    if (!measured.backward) return;
+    verification::GradientShards shards(attention.operands(), options, {}, options_.seed, ranks_);
+    shards.upload();
+    const ring::BackwardLocalTensors tensors = shards.tensors(forward);
+    measured.backward->unrestricted = median_of([&] { attention.backward_and_wait(tensors); });
   }
 
   // Brings together what the ranks saw of the traced calls.

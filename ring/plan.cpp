@@ -153,8 +153,10 @@ double RankPlan::flops(const Block& block) const {
 }
 
 double RankPlan::backward_flops(const Tile& block) const {
-  return 2.0 * pairs_of_heads(block) *
-         static_cast<double>(3 * local.head_dim + 2 * local.value_dim);
+  std::int64_t dims = local.head_dim + local.value_dim;
+  if (block.gradients.rows) dims += local.head_dim;
+  if (block.gradients.columns) dims += local.head_dim + local.value_dim;
+  return 2.0 * pairs_of_heads(block) * static_cast<double>(dims);
 }
 
 namespace {

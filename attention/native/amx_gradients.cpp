@@ -201,11 +201,10 @@ void AmxGradients::add_product(std::int64_t dim, const amx::Parts& rows_by_dim, 
 bool AmxGradients::multiply_gradients(Columns columns, const Matrices& matrices,
                                       const Wanted& wanted) {
   const std::int64_t count = padded(columns.count);
-  // Both matrices are split before anything is added.
-  if (wanted.value) {
-    if (!split_matrix(matrices.weights, matrices.stride, columns.count)) return false;
-    pack_matrix(count);
-  }
+  // Both matrices are split before anything is added, the weights even where dV is not wanted: the
+  // bits of dQ must not depend on that.
+  if (!split_matrix(matrices.weights, matrices.stride, columns.count)) return false;
+  if (wanted.value) pack_matrix(count);
   if ((wanted.query || wanted.key) &&
       !split_matrix(matrices.grads, matrices.stride, columns.count)) {
     return false;

@@ -1,6 +1,8 @@
 #include "native/backward.hpp"
 
 #include <algorithm>
+#include <bit>
+#include <cstdint>
 #include <functional>
 #include <vector>
 
@@ -14,7 +16,16 @@
 namespace annulus {
 namespace {
 
-// Row tiles of batch 0, in order; none crosses the edge of a query block.
+// The rows of a tile that stacks so many heads.
+std::int64_t tile_length(const AttentionProblem& problem, std::int64_t heads) {
+  const std::int64_t most = kGradientRows / heads;
+  if (!problem.in_global_order()) return most;
+  return std::min(kLeastRows,
+                  static_cast<std::int64_t>(std::bit_floor(static_cast<std::uint64_t>(most))));
+}
+
+// Row tiles of batch 0, in order. None crosses the edge of a query block nor, where bits are not to
+// depend on the shards, a multiple of the length.
 std::vector<RowTile> row_tiles(const AttentionProblem& problem, const BackwardBlock& block,
                                std::int64_t length) {
   const std::optional<BlockMask>& blocks = problem.mask.block_mask();
@@ -23,7 +34,9 @@ std::vector<RowTile> row_tiles(const AttentionProblem& problem, const BackwardBl
   for (const PositionRange& range : block.rows.ranges()) {
     std::int64_t end = 0;
     for (std::int64_t begin = 0; begin < range.length; begin = end) {
-      end = std::min(begin + length, range.length);
+      const std::int64_t most =
+          problem.in_global_order() ? length - range.at(begin).value() % length : length;
+      end = std::min(begin + most, range.length);
       if (blocks) end = std::min(end, range.count_below(blocks->end_of_rows(range.at(begin))));
       tiles.push_back({0, LocalPosition(before + begin), range.slice(begin, end - begin)});
     }
@@ -81,7 +94,8 @@ void add_native_gradients(const AttentionProblem& problem, const BackwardBlock& 
   const std::vector<HeadTile> heads =
       head_tiles(block.query.size(2), kv_heads, problem.mask.depends_on_head() ? 1 : kGradientRows);
   const auto heads_per_kv = static_cast<std::int64_t>(heads.size()) / kv_heads;
-  const std::vector<RowTile> rows = row_tiles(problem, block, kGradientRows / heads.front().count);
+  const std::vector<RowTile> rows =
+      row_tiles(problem, block, tile_length(problem, heads.front().count));
   const std::vector<ColumnTile> columns = column_tiles(block);
   const auto tasks = static_cast<std::int64_t>(columns.size());
   if (tasks == 0 || rows.empty()) return;

@@ -17,6 +17,7 @@
 #include "native/backward.hpp"
 #include "native/block_checks.hpp"
 #include "native/single_threaded_blas.hpp"
+#include "native/tile_gradients.hpp"
 #include "native/tile_kernel.hpp"
 
 namespace annulus {
@@ -85,9 +86,6 @@ std::vector<RowTile> row_tiles(const AttentionProblem& problem, const AttentionB
   }
   return tiles;
 }
-
-// Shorter tiles spend too much on loading keys and values.
-constexpr std::int64_t kLeastRows = 128;
 
 // The query rows of a tile, at most `most`. A block with few batches and heads gets shorter tiles,
 // so that many threads have work. The number of threads is not considered, because results must not
@@ -249,7 +247,8 @@ class NativeImplementation final : public Implementation {
                                   FeatureSet::positions() | FeatureSet::call_arguments() |
                                   FeatureSet{Feature::segments, Feature::lengths,
                                              Feature::block_mask, Feature::soft_cap,
-                                             Feature::dropout, Feature::bias, Feature::dense_mask}},
+                                             Feature::dropout, Feature::bias, Feature::dense_mask},
+                              .reproducible_columns = kGradientColumns},
       .reproducible_rows = kLeastRows};
 };
 

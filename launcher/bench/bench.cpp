@@ -81,10 +81,13 @@ class Bench {
       setup.problem.cost_model = cost_model_of(options_, device_.place());
     });
     if (cases_ == 0 && mesh_.rank() == 0) print_warnings(setup.warnings);
-    // Steps of progress: three series, the first call and the oracle; with the backward pass, four
-    // more series and its first call. The few traced calls do not count.
-    const int backward = wants_backward() ? 4 * (options_.warmup + options_.iterations) + 1 : 0;
-    progress_.begin(shape_cell(shape), 3 * (options_.warmup + options_.iterations) + 2 + backward);
+    // Three series, the first call and the oracle; four more and a first call of the backward pass.
+    // The few traced calls do not count.
+    const int series_of_calls = options_.warmup + options_.iterations;
+    const int backward = wants_backward() ? 4 * series_of_calls + 1 : 0;
+    const int unrestricted =
+        problem.in_global_order() ? (wants_backward() ? 2 : 1) * series_of_calls : 0;
+    progress_.begin(shape_cell(shape), 3 * series_of_calls + 2 + backward + unrestricted);
     device_.memory().trim();
     device_.memory().reset_peak();
     MemoryPool& host = device_.staging();
@@ -143,6 +146,10 @@ class Bench {
     measured.accuracy = accuracy(deviation, world);
     measured.implementations = attention.implementations_of_ranks();
     measured.bound = accuracy_bound(problem);
+    if (problem.in_global_order()) {
+      tracer.pause(true);
+      measure_unrestricted(setup.problem, moved.tensors(), measured, collector, rest);
+    }
 
     progress_.aside([&] {
       if (options_.explain) explain(attention, report_);
@@ -253,7 +260,29 @@ class Bench {
     return measured;
   }
 
-  // Combines the ranks' views of the traced calls.
+  // Collective. The same calls where bits may depend on the number of ranks, as `auto` plans them.
+  void measure_unrestricted(AttentionOptions options, const ring::LocalTensors& forward,
+                            BenchMeasurement& measured, TraceCollector& collector, Rest& rest) {
+    options.reproducible.reset();
+    options.schedule = options.backward.schedule = "auto";
+    Attention attention(ranks_, options);
+    const auto median_of = [&](const auto& call) {
+      return time_series(rest, collector,
+                         [&] {
+                           call();
+                           progress_.advance(1);
+                         })
+          .median;
+    };
+    measured.unrestricted = median_of([&] { attention.run_and_wait(forward); });
+    if (!measured.backward) return;
+    verification::GradientShards shards(attention.operands(), options, {}, options_.seed, ranks_);
+    shards.upload();
+    const ring::BackwardLocalTensors tensors = shards.tensors(forward);
+    measured.backward->unrestricted = median_of([&] { attention.backward_and_wait(tensors); });
+  }
+
+  // Brings together what the ranks saw of the traced calls.
   void account(PassMeasurement& measured, const TraceSummary& summary, const ring::RankPlan& plan,
                std::size_t extra_bytes) {
     const auto call = static_cast<double>(summary.call);

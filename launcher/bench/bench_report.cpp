@@ -9,6 +9,7 @@
 #include <annulus/verification/sampled_rows.hpp>
 
 #include "launcher/report/cells.hpp"
+#include "launcher/report/explain.hpp"
 #include "launcher/report/record.hpp"
 
 namespace annulus::launcher {
@@ -153,6 +154,14 @@ void add_bench_row(Report& report, const ProblemSetup& setup, const Attention& a
   }
   row.push_back(measured.accuracy.within(measured.bound) ? "OK" : "FAILED");
   report.add_row(std::move(row));
+  const auto add_price = [&](const ring::ScheduleChoice& choice, const char* pass,
+                             const PassMeasurement& of) {
+    if (!of.unrestricted) return;
+    add_price_of_order(choice, fmt::format("{}, {}", shape_cell(setup.problem.shape), pass), report,
+                       MeasuredPrice{of.time.median, *of.unrestricted});
+  };
+  add_price(attention.schedule(), "forward", measured);
+  if (measured.backward) add_price(measured.backward->schedule, "backward", *measured.backward);
 }
 
 }  // namespace annulus::launcher

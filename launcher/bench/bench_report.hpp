@@ -28,12 +28,14 @@ struct PassMeasurement {
   double peak_memory = 0;        ///< bytes, of the rank with most
   double extra_memory = 0;       ///< likewise
   std::string implementations;   ///< see Attention::implementations_of_ranks()
+  /// Seconds of a call where bits may depend on the number of ranks, median; if they must not.
+  std::optional<double> unrestricted;
 };
 
 struct BackwardMeasurement : PassMeasurement {
   ring::ScheduleChoice schedule;
   bool adds_rounded = false;  ///< see ring::RankPlan::adds_rounded_gradients()
-  Timing both;  ///< of a forward and a backward pass, one after the other
+  Timing both;                ///< of a forward and a backward pass, one after the other
 };
 
 /// A case: the forward pass, and the backward pass if it was asked for.

@@ -66,15 +66,23 @@ void explain(const Attention& attention, Report& report) {
   explain(attention.plan_input().prices, report);
 }
 
-void add_price_of_order(const ring::ScheduleChoice& choice, std::string_view pass, Report& report) {
+void add_price_of_order(const ring::ScheduleChoice& choice, std::string_view pass, Report& report,
+                        const std::optional<MeasuredPrice>& measured) {
   if (!choice.unrestricted) return;
+  const auto factor = [](double seconds, double without) {
+    return without > 0 ? fmt::format(" (x {:.2f})", seconds / without) : std::string();
+  };
   const double seconds = choice.unrestricted->seconds;
-  report.add_meta(
-      fmt::format("reproducible world, {}", pass),
+  std::string text =
       fmt::format("{} is predicted to take {:.4g} ms, and {} without it {:.4g} ms{}",
                   variant_text(choice), choice.seconds * 1e3, variant_text(*choice.unrestricted),
-                  seconds * 1e3,
-                  seconds > 0 ? fmt::format(" (x {:.2f})", choice.seconds / seconds) : ""));
+                  seconds * 1e3, factor(choice.seconds, seconds));
+  if (measured) {
+    text += fmt::format("; measured {:.4g} ms, and {:.4g} ms without it{}", measured->seconds * 1e3,
+                        measured->unrestricted * 1e3,
+                        factor(measured->seconds, measured->unrestricted));
+  }
+  report.add_meta(fmt::format("reproducible world, {}", pass), text);
 }
 
 void log_choices(const AttentionProblem& problem, const Attention& attention, const Mesh& mesh) {

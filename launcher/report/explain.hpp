@@ -1,5 +1,6 @@
 #pragma once
 
+#include <optional>
 #include <ostream>
 #include <string_view>
 
@@ -24,9 +25,18 @@ void explain(const ring::Prices& prices, Report& report);
 /// Adds all of these lines.
 void explain(const Attention& attention, Report& report);
 
-/// For a problem with the same bits on any number of ranks, adds the predicted times of its
-/// schedule and of the one that would be taken otherwise. `pass`: "forward" or "backward".
-void add_price_of_order(const ring::ScheduleChoice& choice, std::string_view pass, Report& report);
+/// Measured seconds of a call whose bits are the same on any number of ranks, and of one whose bits
+/// need not be.
+struct MeasuredPrice {
+  double seconds = 0;
+  double unrestricted = 0;
+};
+
+/// Of a problem whose bits are to be the same on any number of ranks: how long the schedule is
+/// predicted to take, and the one that would be taken otherwise; also how long they took, if that
+/// was measured. `pass`: "forward" or "backward".
+void add_price_of_order(const ring::ScheduleChoice& choice, std::string_view pass, Report& report,
+                        const std::optional<MeasuredPrice>& measured = {});
 
 /// Logs what was chosen and why: the main steps on rank 0 (info), and each rank's shards (debug).
 /// Collective over the mesh.

@@ -120,12 +120,14 @@ double seconds_of_gradients(const RankPlan& plan, const Tile& tile, const Prices
                      used_share_backward(prices.model.device, extent_of(tile), kernel.row_tile),
                      prices.model.reading_seconds(bytes_read(plan, tile, all_columns(tile))));
   const AttentionShape& local = plan.local;
-  const std::int64_t added =
-      tile.batches.count * (tile.rows.count * tile.heads.count * local.head_dim +
-                            tile.columns.count * plan.kv_heads_of(tile.heads).count *
-                                (local.head_dim + local.value_dim));
+  std::int64_t added = 0;
+  if (tile.gradients.rows) added += tile.rows.count * tile.heads.count * local.head_dim;
+  if (tile.gradients.columns) {
+    added += tile.columns.count * plan.kv_heads_of(tile.heads).count *
+             (local.head_dim + local.value_dim);
+  }
   const DType dtype = partial_dtype(plan.buffer(tile.key).dtype);
-  return seconds + prices.model.memory_seconds(2 * static_cast<double>(added) *
+  return seconds + prices.model.memory_seconds(2 * static_cast<double>(tile.batches.count * added) *
                                                static_cast<double>(size_of(dtype)));
 }
 

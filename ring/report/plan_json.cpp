@@ -116,10 +116,11 @@ json work_json(const RankPlan& plan, const BackwardBlock& block) {
   result["grad_output"] = block.grad_output;
   result["lse"] = block.lse;
   result["delta"] = block.delta;
-  result["grad_query"] = region_json(block.grad_query);
-  result["grad_key"] = region_json(block.grad_key);
-  result["grad_value"] = region_json(block.grad_value);
-  if (block.grad_bias.buffer >= 0) result["grad_bias"] = region_json(block.grad_bias);
+  for (const auto& [name, gradient] :
+       {std::pair("grad_query", &block.grad_query), std::pair("grad_key", &block.grad_key),
+        std::pair("grad_value", &block.grad_value), std::pair("grad_bias", &block.grad_bias)}) {
+    if (gradient->buffer >= 0) result[name] = region_json(*gradient);
+  }
   if (block.repeats_bits) result["repeats_bits"] = true;
   return result;
 }

@@ -13,6 +13,7 @@
 #include <annulus/core/error.hpp>
 #include <annulus/ring/local_operations.hpp>
 
+#include "exact_sum.hpp"
 #include "runner/cuda/cuda_operations.hpp"
 
 namespace annulus::ring {
@@ -53,7 +54,7 @@ void read_row(const void* from, DType dtype, std::span<T> to) {
   }
 }
 
-// T is the type of the sum.
+// T: what is added in. A sum begins with its first part, so that the sum of one part keeps a −0.
 template <class T>
 void sum_rows(std::span<const ConstTensorView> parts, const TensorView& result) {
   const std::int64_t width = result.size(result.rank() - 1);
@@ -64,9 +65,10 @@ void sum_rows(std::span<const ConstTensorView> parts, const TensorView& result) 
   };
   for_each_row(result, [&](const auto& offset_in) {
     std::fill(total.begin(), total.end(), T{0});
-    for (const ConstTensorView& one : parts) {
-      read_row<T>(address(one, offset_in(one)), one.dtype(), part);
-      for (std::size_t i = 0; i < total.size(); ++i) total[i] += part[i];
+    for (std::size_t p = 0; p < parts.size(); ++p) {
+      std::vector<T>& read = p == 0 ? total : part;
+      read_row<T>(address(parts[p], offset_in(parts[p])), parts[p].dtype(), read);
+      for (std::size_t i = 0; p > 0 && i < total.size(); ++i) total[i] += part[i];
     }
     void* const to = address(result, offset_in(result));
     if constexpr (std::is_same_v<T, double>) {
@@ -128,6 +130,7 @@ class HostOperations final : public LocalOperations {
                      Stream& /*stream*/) const override {
     const std::int64_t per_head = sinks.size(1);
     const std::int64_t shared = sinks.size(0) == 1 ? delta.size(1) : 1;
+    const bool in_parts = grad_sinks.size(1) == static_cast<std::int64_t>(kExactParts);
     const auto number = [](const ConstTensorView& tensor, std::initializer_list<std::int64_t> at) {
       double value = 0;
       read_row<double>(tensor.address(at), tensor.dtype(), {&value, 1});
@@ -135,6 +138,7 @@ class HostOperations final : public LocalOperations {
     };
     for (std::int64_t n = 0; n < sinks.size(0); ++n) {
       std::vector<double> sums(static_cast<std::size_t>(per_head));
+      std::vector<ExactSum> exact(in_parts ? sums.size() : 0);
       for (std::int64_t head = n * shared; head < (n + 1) * shared; ++head) {
         for (std::int64_t b = 0; b < delta.size(0); ++b) {
           for (std::int64_t t = 0; t < delta.size(2); ++t) {
@@ -142,14 +146,22 @@ class HostOperations final : public LocalOperations {
             if (of_row == -std::numeric_limits<double>::infinity()) continue;
             const double gradient = number(delta, {b, head, t});
             for (std::int64_t m = 0; m < per_head; ++m) {
-              sums[static_cast<std::size_t>(m)] -=
-                  std::exp(number(sinks, {n, m}) - of_row) * gradient;
+              const double term = -std::exp(number(sinks, {n, m}) - of_row) * gradient;
+              if (in_parts) {
+                add_exactly(term, exact[static_cast<std::size_t>(m)]);
+              } else {
+                sums[static_cast<std::size_t>(m)] += term;
+              }
             }
           }
         }
       }
       for (std::int64_t m = 0; m < per_head; ++m) {
-        grad_sinks.at<float>({0, 0, n, m}) = static_cast<float>(sums[static_cast<std::size_t>(m)]);
+        const auto sink = static_cast<std::size_t>(m);
+        if (!in_parts) grad_sinks.at<float>({0, 0, n, m}) = static_cast<float>(sums[sink]);
+        for (std::int64_t i = 0; in_parts && i < grad_sinks.size(1); ++i) {
+          grad_sinks.at<double>({0, i, n, m}) = exact[sink][static_cast<std::size_t>(i)];
+        }
       }
     }
   }

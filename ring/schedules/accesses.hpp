@@ -99,10 +99,10 @@ void each(const RankPlan& plan, const BackwardBlock& block, const Body& body) {
   for (const int buffer : {block.grad_output, block.lse, block.delta}) {
     body(Region{buffer, block.rows, block.heads, block.batches}, Use::read);
   }
-  for (const Region* gradient : {&block.grad_query, &block.grad_key, &block.grad_value}) {
-    body(*gradient, Use::add);
+  for (const Region* gradient :
+       {&block.grad_query, &block.grad_key, &block.grad_value, &block.grad_bias}) {
+    if (gradient->buffer >= 0) body(*gradient, Use::add);
   }
-  if (block.grad_bias.buffer >= 0) body(block.grad_bias, Use::add);
 }
 
 }  // namespace accesses

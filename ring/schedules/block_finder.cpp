@@ -87,16 +87,16 @@ std::string refusal_of(const Implementation& candidate, const PlanInput& input,
 BlockFinder::BlockFinder(const RankContext& context, const RankPlan& plan, PositionRanges rows)
     : context_(context), plan_(plan), rows_(std::move(rows)) {}
 
-std::vector<Block> BlockFinder::find(HeadRange heads,
-                                     const std::vector<PlacedPiece>& columns) const {
-  Priced found = solve(heads, whole(columns), Asked::all);
+std::vector<Block> BlockFinder::find(HeadRange heads, const std::vector<PlacedPiece>& columns,
+                                     GradientSides gradients) const {
+  Priced found = solve(heads, whole(columns), {.gradients = gradients});
   if (!found.obstacle.empty()) throw UnsupportedError(found.obstacle);
   return std::move(found.blocks);
 }
 
 std::vector<Block> BlockFinder::find_awaiting(HeadRange heads,
                                               const std::vector<PlacedPiece>& columns) const {
-  Priced found = solve(heads, whole(columns), Asked::awaiting);
+  Priced found = solve(heads, whole(columns), {.awaiting = true});
   return found.obstacle.empty() ? std::move(found.blocks) : find(heads, columns);
 }
 
@@ -109,10 +109,12 @@ BlockFinder::Tile BlockFinder::whole(const std::vector<PlacedPiece>& columns) co
   return {{LocalPosition(0), rows_.size()}, {0, plan_.local.batch}, columns};
 }
 
-BlockFinder::Priced BlockFinder::solve(HeadRange heads, const Tile& tile, Asked asked) const {
+BlockFinder::Priced BlockFinder::solve(HeadRange heads, const Tile& tile,
+                                       const Asked& asked) const {
   Block block = hull_of(tile);
   if (block.pairs == 0) return {};
   block.heads = heads;
+  block.gradients = asked.gradients;
   bool worth_cutting = false;
   Priced whole = price(std::move(block), asked, worth_cutting);
   if (!worth_cutting) return whole;
@@ -131,7 +133,8 @@ BlockFinder::Priced BlockFinder::solve(HeadRange heads, const Tile& tile, Asked 
 
 // The fastest candidate that takes the block, the first of equals. Cutting may be worth it if a
 // candidate that takes only simpler blocks would be faster still.
-BlockFinder::Priced BlockFinder::price(Block block, Asked asked, bool& worth_cutting) const {
+BlockFinder::Priced BlockFinder::price(Block block, const Asked& asked,
+                                       bool& worth_cutting) const {
   Priced best;
   int chosen = -1;
   std::string reasons;
@@ -140,11 +143,11 @@ BlockFinder::Priced BlockFinder::price(Block block, Asked asked, bool& worth_cut
   for (std::size_t i = 0; i < candidates.size(); ++i) {
     block.implementation = static_cast<int>(i);
     const bool preferred = is_preferred(context_.input, *candidates[i]);
-    if (asked == Asked::awaiting) {
+    if (asked.awaiting) {
       const bool passed_over = !preferred && !context_.input.options.preferred.empty();
       if (passed_over || !awaits_columns(block)) continue;
     }
-    block.awaits_columns = asked == Asked::awaiting;
+    block.awaits_columns = asked.awaiting;
     const double seconds = seconds_with_handover(block) * (preferred ? kPreference : 1);
     const std::string reason = obstacle_of(*candidates[i], context_.input, plan_, block);
     if (reason.empty()) {

@@ -25,12 +25,13 @@ class BlockFinder {
   /// Finds blocks of rows at these positions.
   BlockFinder(const RankContext& context, const RankPlan& plan, PositionRanges rows);
 
-  /// Blocks of all rows that see any of these columns, for these query heads. There must be no gaps
-  /// between the columns in the buffer. The caller sets buffers and results.
-  [[nodiscard]] std::vector<Block> find(HeadRange heads,
-                                        const std::vector<PlacedPiece>& columns) const;
-  /// The same with candidates that can await columns; with all candidates if they do not take every
-  /// block.
+  /// Blocks of all rows that see any of these columns, for these query heads; in the backward pass,
+  /// for these gradients. The columns lie in the buffer without gaps between them. Buffers and
+  /// results are left to the caller.
+  [[nodiscard]] std::vector<Block> find(HeadRange heads, const std::vector<PlacedPiece>& columns,
+                                        GradientSides gradients = {}) const;
+  /// The same with candidates that can await columns; with all candidates if those that can do not
+  /// take every block.
   [[nodiscard]] std::vector<Block> find_awaiting(HeadRange heads,
                                                  const std::vector<PlacedPiece>& columns) const;
   [[nodiscard]] bool awaits_columns(const Block& block) const;
@@ -48,9 +49,12 @@ class BlockFinder {
     std::string obstacle;  ///< why no candidate takes it
   };
 
-  /// The candidates that are asked.
-  enum class Asked : std::uint8_t { all, awaiting };
-  [[nodiscard]] Priced solve(HeadRange heads, const Tile& tile, Asked asked) const;
+  /// Which candidates are asked, and for what.
+  struct Asked {
+    bool awaiting = false;  ///< only those that can await columns
+    GradientSides gradients = {};
+  };
+  [[nodiscard]] Priced solve(HeadRange heads, const Tile& tile, const Asked& asked) const;
   [[nodiscard]] Tile whole(const std::vector<PlacedPiece>& columns) const;
   [[nodiscard]] double seconds_with_handover(const Block& block) const;
   /// The block of the rows that see any of the columns; it has no pairs if no row does.
@@ -58,9 +62,8 @@ class BlockFinder {
   /// The block of all its rows and columns.
   [[nodiscard]] Block all_of(Block block, const Tile& tile) const;
   [[nodiscard]] static PositionRanges in_one(const PositionRanges& positions);
-  /// The block by the candidate that is predicted to be fastest. Sets `worth_cutting` if parts of
-  /// the block may be faster.
-  [[nodiscard]] Priced price(Block block, Asked asked, bool& worth_cutting) const;
+  /// The block by the candidate that is predicted to be fastest; whether parts of it may be faster.
+  [[nodiscard]] Priced price(Block block, const Asked& asked, bool& worth_cutting) const;
   /// Smaller tiles that may be simpler; empty if there is nothing to cut.
   [[nodiscard]] std::vector<Tile> cut(const Tile& tile) const;
   [[nodiscard]] std::vector<Tile> cut_documents(const Tile& tile) const;

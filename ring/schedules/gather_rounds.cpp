@@ -21,11 +21,12 @@ std::int64_t token_bytes_per_head(const RankContext& context) {
          static_cast<std::int64_t>(size_of(context.input.problem.dtype));
 }
 
-std::vector<HeadRange> gathered_heads(const RankContext& context) {
+std::vector<HeadRange> gathered_heads(const RankContext& context, std::int64_t more_bytes) {
   const PlanInput& input = context.input;
   const Extents key = input.operands.key.local_shape(context.rank);
   // Bounded by the whole sequence, so that every rank of the group finds the same groups of heads.
-  const std::int64_t bytes_per_head = input.problem.shape.kv_length * token_bytes_per_head(context);
+  const std::int64_t bytes_per_head =
+      input.problem.shape.kv_length * token_bytes_per_head(context) + more_bytes;
   const std::int64_t heads =
       std::clamp(input.options.gather_bytes / std::max<std::int64_t>(bytes_per_head, 1),
                  std::int64_t{1}, std::max<std::int64_t>(key[2], 1));

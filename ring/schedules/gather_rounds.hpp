@@ -12,8 +12,10 @@ namespace annulus::ring {
 /// Bytes of one head of a token's key and value, for all batches of the rank.
 [[nodiscard]] std::int64_t token_bytes_per_head(const RankContext& context);
 /// The groups of key/value heads that are gathered one after another, to bound memory: the same on
-/// all ranks of a group.
-[[nodiscard]] std::vector<HeadRange> gathered_heads(const RankContext& context);
+/// all ranks of a group. `more_bytes`: what is gathered of a head beside its keys and values, the
+/// same on all ranks of a group, too.
+[[nodiscard]] std::vector<HeadRange> gathered_heads(const RankContext& context,
+                                                    std::int64_t more_bytes = 0);
 
 /// The turn in which a receiver takes messages of `source`; 1 is its left neighbour's. Turns keep
 /// all ranks from reading from one at once.

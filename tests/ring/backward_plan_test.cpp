@@ -93,6 +93,36 @@ TEST(BackwardPlan, EveryGradientHoldsEveryVisiblePairOnce) {
   }
 }
 
+// Where bits must not depend on the ranks, a rank has one block for its rows, and one for its
+// columns, of each group of heads.
+TEST(BackwardPlan, BlocksInGlobalOrderComputeOneSide) {
+  AttentionProblem problem = causal_problem(512, 4, 2);
+  problem.shape.head_dim = problem.shape.value_dim = 2;
+  problem.reproducible = Reproducible::world;
+  const ShardedOperands operands = sequence_operands(problem, 2, LayoutKind::contiguous);
+  PlanInput input = backward_input(problem, operands);
+  input.options.gather_bytes = 1;
+  expect_plays(input, Schedule::allgather, 0);
+  const Plan plan = make_plan(input, Schedule::allgather);
+  for (const RankPlan& rank : plan.ranks) {
+    std::int64_t rows = 0;
+    std::int64_t columns = 0;
+    for (const BackwardBlock* block : rank.all<BackwardBlock>()) {
+      ASSERT_NE(block->gradients.rows, block->gradients.columns);
+      rows += block->gradients.rows ? 1 : 0;
+      columns += block->gradients.columns ? 1 : 0;
+      EXPECT_EQ(block->rows.count, block->gradients.rows ? 256 : 512);
+      EXPECT_EQ(block->columns.count, block->gradients.rows ? 512 : 256);
+      // Both sides need the logits and dO Vᵀ.
+      EXPECT_EQ(rank.backward_flops(*block),
+                2.0 * static_cast<double>(block->pairs * block->heads.count) *
+                    (block->gradients.rows ? 6 : 8));
+    }
+    EXPECT_EQ(rows, 2);
+    EXPECT_EQ(columns, 2);
+  }
+}
+
 TEST(BackwardPlan, MasksThatHideHops) {
   constexpr std::int64_t kLength = 33;
   std::vector<Mask> masks(6);

@@ -627,7 +627,10 @@ class PlanPlayer {
     EXPECT_EQ(block.grad_query.tokens.count, block.rows.count);
     EXPECT_EQ(block.grad_key.tokens.count, block.columns.count);
     EXPECT_EQ(block.grad_key.tokens, block.grad_value.tokens);
-    ASSERT_EQ(block.grad_bias.buffer >= 0, plan_.backward->grad_bias);
+    EXPECT_EQ(block.grad_query.buffer >= 0, block.gradients.rows);
+    EXPECT_EQ(block.grad_key.buffer >= 0, block.gradients.columns);
+    EXPECT_EQ(block.grad_value.buffer >= 0, block.gradients.columns);
+    ASSERT_EQ(block.grad_bias.buffer >= 0, block.gradients.rows && plan_.backward->grad_bias);
     for (const auto& [gradient, content] : {std::pair(&block.grad_query, Content::grad_query),
                                             std::pair(&block.grad_key, Content::grad_key),
                                             std::pair(&block.grad_value, Content::grad_value),

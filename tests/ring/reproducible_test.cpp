@@ -78,6 +78,11 @@ struct Named {
   Bytes bytes;
 };
 
+struct Computed {
+  std::vector<Named> tensors;
+  std::vector<float> grad_sinks;  // [n,M] of the rank's heads, or [M]
+};
+
 struct Asked {
   bool backward = true;
   bool accumulate = false;
@@ -86,8 +91,7 @@ struct Asked {
 };
 
 // Results and gradients of this rank.
-std::vector<Named> computed(Attention& attention, const AttentionOptions& options,
-                            const Asked& asked) {
+Computed computed(Attention& attention, const AttentionOptions& options, const Asked& asked) {
   const ring::ShardedOperands& operands = attention.operands();
   const int rank = attention.rank_plan().rank;
   const DType dtype = options.dtype;
@@ -100,15 +104,21 @@ std::vector<Named> computed(Attention& attention, const AttentionOptions& option
   const Bytes grad_output = input(operands.output, dtype, 4);
   const Bytes grad_lse = input(operands.lse, DType::float32, 5);
   const Bytes bias = operands.bias ? input(*operands.bias, DType::float32, 6) : Bytes{};
+  Bytes mask;  // the last bits of as many numbers
+  if (operands.dense_mask) {
+    mask = input(*operands.dense_mask, DType::float32, 9);
+    for (std::size_t i = 0; 4 * i < mask.size(); ++i) mask[i] = mask[4 * i] & std::byte{1};
+  }
   std::vector<Named> results{
       {"output", operands.output, dtype, input(operands.output, dtype, 7)},
       {"LSE", operands.lse, DType::float32, input(operands.lse, DType::float32, 7)}};
   AttentionTensors tensors{query.data(), key.data(), value.data(), results[0].bytes.data(),
                            reinterpret_cast<float*>(results[1].bytes.data())};
   if (operands.bias) tensors.bias = reinterpret_cast<const float*>(bias.data());
+  if (operands.dense_mask) tensors.mask = mask.data();
   attention.run(tensors);
-  if (!asked.backward) return results;
-  // Initial values of gradients, which matter only if the call accumulates.
+  if (!asked.backward) return {results, {}};
+  // What gradients are added to, if they are.
   std::vector<Named> gradients{
       {"grad query", operands.query, dtype, input(operands.query, dtype, 8)},
       {"grad key", operands.key, dtype, input(operands.key, dtype, 8)},
@@ -129,12 +139,13 @@ std::vector<Named> computed(Attention& attention, const AttentionOptions& option
   backward.grad_lse = reinterpret_cast<const float*>(grad_lse.data());
   backward.accumulate = asked.accumulate;
   if (operands.bias) backward.bias = tensors.bias;
+  backward.mask = tensors.mask;
   if (asked.grad_bias) backward.grad_bias = reinterpret_cast<float*>(gradients[3].bytes.data());
-  std::vector<float> grad_sinks(static_cast<std::size_t>(attention.sinks_shape().product()));
+  std::vector<float> grad_sinks(static_cast<std::size_t>(attention.sinks_shape().product()), 0.7F);
   if (asked.grad_sinks) backward.grad_sinks = grad_sinks.data();
   attention.backward(backward);
   results.insert(results.end(), gradients.begin(), gradients.end());
-  return results;
+  return {results, grad_sinks};
 }
 
 // 4 query heads on 2 key/value heads.
@@ -160,7 +171,7 @@ void expect_same_bits(const Case& one, const std::string& schedule = {},
   ContextOptions alone = on_host();
   Context single(alone);
   Attention unsharded(single, one.options);
-  const std::vector<Named> whole = computed(unsharded, one.options, one.asked);
+  const auto [whole, whole_sinks] = computed(unsharded, one.options, one.asked);
 
   ContextOptions together = on_host();
   together.mesh = one.mesh;
@@ -170,7 +181,7 @@ void expect_same_bits(const Case& one, const std::string& schedule = {},
   options.schedule = schedule;
   options.backward.schedule = backward_schedule;
   Attention attention(context, options);
-  const std::vector<Named> parts = computed(attention, options, one.asked);
+  const auto [parts, sinks] = computed(attention, options, one.asked);
   ASSERT_EQ(parts.size(), whole.size());
   for (std::size_t i = 0; i < parts.size(); ++i) {
     const Index index = parts[i].sharding.index(context.rank());
@@ -178,6 +189,14 @@ void expect_same_bits(const Case& one, const std::string& schedule = {},
                 part_of(whole[i].bytes, whole[i].sharding.global_shape(), index, parts[i].dtype))
         << parts[i].name << " of rank " << context.rank() << " of " << context.size();
   }
+  if (!one.asked.grad_sinks) return;
+  // Those of all heads, or of the rank's.
+  const auto first = sinks.size() == whole_sinks.size()
+                         ? 0
+                         : static_cast<std::size_t>(attention.rank_plan().first_head) *
+                               whole_sinks.size() / static_cast<std::size_t>(options.shape.heads);
+  EXPECT_EQ(std::memcmp(sinks.data(), whole_sinks.data() + first, sinks.size() * sizeof(float)), 0)
+      << "grad sinks of rank " << context.rank() << " of " << context.size();
 }
 
 std::vector<Case> cases() {
@@ -207,12 +226,24 @@ std::vector<Case> cases() {
   all.back().options.bias = Extents{1, 4, 140, 140};
   all.push_back({"a bias of all rows", problem(140), "sp=-1", {.grad_bias = true}});
   all.back().options.bias = Extents{1, 4, 1, 140};
-  all.push_back({"sinks", problem(140)});
+  all.push_back({"sinks", problem(141), "sp=-1", {.grad_sinks = true}});
   all.back().options.sinks = Sinks({4, 2}, {0, 1, 2, 3, -1, -2, 5, 0.5F});
+  all.push_back({"sinks of all heads, added",
+                 problem(142),
+                 "sp=-1",
+                 {.accumulate = true, .grad_sinks = true}});
+  all.back().options.sinks = Sinks({2}, {0.25F, 1});
   if (test::session().size() % 2 == 0) {
     all.push_back({"batches on ranks", problem(260), "dp=2,sp=-1"});
     all.back().options.mask.set_kv_lengths({260, 100});
-    all.push_back({"heads on ranks", problem(260), "sp=-1,tp=2"});
+    all.push_back({"heads on ranks", problem(260), "sp=-1,tp=2", {.grad_sinks = true}});
+    all.back().options.sinks = Sinks({4, 1}, {0, 1, 2, 3});
+    all.push_back({"heads and batches with the same sinks on ranks",
+                   problem(100),
+                   "dp=2,tp=-1",
+                   {.grad_sinks = true}});
+    all.back().options.sinks = Sinks({1}, {1});
+    all.back().options.shape.heads = all.back().options.shape.kv_heads = 8;
   }
   return all;
 }
@@ -221,16 +252,48 @@ TEST(Reproducible, EveryNumberOfRanksGivesTheBitsOfOne) {
   for (const Case& one : cases()) expect_same_bits(one);
 }
 
-// Rows stay where they are, cut at multiples of the tiles; head groups are gathered one by one.
+// Rows stay where they are, cut at multiples of the tiles; head groups are gathered one by one. In
+// the backward pass, rows are gathered, too.
 TEST(Reproducible, KeysGatheredInOrderGiveTheBitsOfOneRank) {
   const int ranks = test::session().size();
-  Case one{"gathered", problem(384 * ranks), "sp=-1", {.backward = false}};
+  Case one{"gathered", problem(256 * ranks)};
+  one.options.shape.head_dim = 8;
   one.options.layout = LayoutKind::contiguous;
   one.options.plan = ring::PlanOptions::for_place(Place::host());
   one.options.plan->gather_bytes = 1;
-  expect_same_bits(one, "allgather");
-  // Queries that every rank has.
-  one.name = "few rows";
+  expect_same_bits(one, "allgather", "allgather");
+  one.name = "3 query heads of one key/value head, rows that end inside a tile, sinks";
+  one.options.shape = {1, 256 * ranks - 37, 256 * ranks - 37, 3, 1, 16, 8};
+  one.options.granule = 256;
+  one.options.dtype = DType::bfloat16;
+  one.options.sinks = Sinks({3, 1}, {0, 1, 2});
+  one.options.dropout.emplace(0.25, 9);
+  one.asked = {.accumulate = true, .grad_sinks = true};
+  expect_same_bits(one, "allgather", "allgather");
+}
+
+// Masks and biases go with the rows; the gradient of a bias stays with them.
+TEST(Reproducible, GatheredRowsBringTheirBiasAndMask) {
+  const std::int64_t length = 256 * test::session().size();
+  Case one{
+      "a bias that all heads share, a dense mask", problem(length), "sp=-1", {.grad_bias = true}};
+  one.options.shape = {1, length, length, 2, 2, 8, 8};
+  one.options.layout = LayoutKind::contiguous;
+  one.options.bias = Extents{1, 1, length, length};
+  one.options.dense_mask = Extents{1, 1, length, length};
+  expect_same_bits(one, "allgather", "allgather");
+  one.name = "a bias of all rows, a mask of each head, blocks of 100 rows and 70 keys";
+  one.asked.grad_bias = false;
+  one.options.bias = Extents{1, 2, 1, length};
+  one.options.dense_mask = Extents{1, 2, length, length};
+  one.options.mask.set_block_mask(BlockMask::random(length, length, 2, 0.6, 7, {100, 70}));
+  expect_same_bits(one, "allgather", "allgather");
+}
+
+TEST(Reproducible, FewRowsThatEveryRankHasGiveTheBitsOfOneRank) {
+  const int ranks = test::session().size();
+  Case one{"few rows", problem(384 * ranks), "sp=-1", {.backward = false}};
+  one.options.layout = LayoutKind::contiguous;
   one.options.shape.query_length = 3;
   one.options.mask.set_offset(one.options.shape.kv_length - 3);
   one.options.query_spec = PartitionSpec();
@@ -249,11 +312,11 @@ TEST(Reproducible, OtherSchedulesGiveOtherBits) {
   options.reproducible.reset();
   Context single(on_host());
   Attention unsharded(single, options);
-  const Bytes whole = computed(unsharded, options, {.backward = false})[0].bytes;
+  const Bytes whole = computed(unsharded, options, {.backward = false}).tensors[0].bytes;
   Context context(world(), on_host());
   options.schedule = "ring";
   Attention ring(context, options);
-  const Named part = computed(ring, options, {.backward = false})[0];
+  const Named part = computed(ring, options, {.backward = false}).tensors[0];
   EXPECT_FALSE(part.bytes == part_of(whole, part.sharding.global_shape(),
                                      part.sharding.index(context.rank()), part.dtype));
 }
@@ -328,11 +391,22 @@ TEST(Reproducible, RefusesWhatDependsOnTheNumberOfRanks) {
                     o.kv_spec = PartitionSpec();
                   }},
                  false);
-  expect_refused({"gradient of the sinks",
+  // Rows of whole tiles, but not keys.
+  expect_refused({"multiples of 256",
                   [](auto& o) {
-                    o.sinks = Sinks({4, 1}, {0, 1, 2, 3});
+                    o.shape.query_length = o.shape.kv_length = 128 * test::session().size();
+                    o.layout = LayoutKind::contiguous;
+                    o.schedule = o.backward.schedule = "allgather";
+                  }},
+                 false);
+  expect_refused({"bias that all rows share",
+                  [](auto& o) {
+                    o.shape.query_length = o.shape.kv_length = 256 * test::session().size();
+                    o.bias = Extents{1, 4, 1, o.shape.kv_length};
+                    o.layout = LayoutKind::contiguous;
+                    o.backward.schedule = "allgather";
                   },
-                  {.grad_sinks = true}},
+                  {.grad_bias = true}},
                  false);
   expect_refused({"bias that all heads share",
                   [](auto& o) {

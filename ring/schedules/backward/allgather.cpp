@@ -2,10 +2,13 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <utility>
 #include <vector>
 
 #include "schedules/backward/backward_builder.hpp"
 #include "schedules/gather_rounds.hpp"
+#include "schedules/gathering.hpp"
+#include "schedules/passed_rows.hpp"
 #include "schedules/schedules.hpp"
 
 // Keys and values are gathered as in the forward pass, one group of heads after another. The
@@ -97,12 +100,148 @@ class AllgatherBackward {
   std::map<std::pair<int, std::size_t>, int> received_;  // likewise, by rank
 };
 
+// Bits that do not depend on the number of ranks need every sum in one place, in order of global
+// position. So nothing is scattered: every rank gathers all columns for the gradients of its rows,
+// and all rows, with what their gradients are made from, for those of its columns. Logits and dO Vᵀ
+// are computed twice.
+class AllgatherInOrder {
+ public:
+  explicit AllgatherInOrder(const RankContext& context)
+      : me_(context.group_rank),
+        ranks_(static_cast<int>(context.group.size())),
+        builder_(context),
+        scores_(builder_, true),
+        groups_(gathered_heads(context, row_bytes_per_head())),
+        rows_(gathered(&HeldSequence::rows)),
+        columns_(gathered(&HeldSequence::columns)),
+        operands_(scores_.for_all()) {}
+
+  RankPlan plan() {
+    gather_scores();
+    int step = kFirstStep;
+    for (const HeadRange& group : groups_) {
+      const HeadRange heads = builder_.query_heads(group);
+      Gathered& last = gathered_[static_cast<std::size_t>(step % 2)];
+      last.key_value = gather(step, {Content::key, Content::value},
+                              {builder_.own(Content::key), builder_.own(Content::value)}, group,
+                              columns_, last.key_value);
+      const BackwardRows& own = builder_.own_backward_rows();
+      const auto rows = [&](Content content, int from, int reuses) {
+        return gather(step, {content}, {from}, heads, rows_, reuses);
+      };
+      last.query = rows(Content::query, own.operands.query, last.query);
+      last.grad_output = rows(Content::grad_output, own.grad_output, last.grad_output);
+      last.lse = rows(Content::lse, own.lse, last.lse);
+      last.delta = rows(Content::delta, own.delta, last.delta);
+      ++step;  // the next group is on its way while this one is computed
+      builder_.compute(step, BackwardBuilder::kOwnRows, heads,
+                       {last.key_value, last.key_value, columns_.pieces()}, {});
+      operands_.query = last.query;
+      const int all_rows =
+          builder_.add_rows({operands_, last.grad_output, last.lse, last.delta}, rows_.positions());
+      builder_.compute(step, all_rows, heads, builder_.own_columns(),
+                       builder_.own_columns_gradients());
+    }
+    builder_.finish_rows(step + 1);
+    builder_.finish_columns(step + 1);
+    return builder_.finish();
+  }
+
+ private:
+  static constexpr int kFirstStep = 1;  // after delta
+
+  struct Gathered {
+    int key_value = -1, query = -1, grad_output = -1, lse = -1, delta = -1;
+  };
+
+  // The rows of the query heads of a key/value head.
+  [[nodiscard]] std::int64_t row_bytes_per_head() const {
+    const AttentionProblem& problem = builder_.input().problem;
+    const auto element = static_cast<std::int64_t>(size_of(problem.dtype));
+    const auto sum = static_cast<std::int64_t>(size_of(builder_.gradient_dtype()));
+    return builder_.plan().local.batch * problem.shape.query_length *
+           problem.shape.heads_per_kv_head() *
+           (element * (problem.shape.head_dim + problem.shape.value_dim) + 2 * sum);
+  }
+
+  [[nodiscard]] Gathering gathered(PositionRanges HeldSequence::*sequence) const {
+    std::vector<PositionRanges> shards;
+    for (const int rank : builder_.context().group) {
+      shards.push_back(held_by(builder_.context().input.operands, rank).*sequence);
+    }
+    return Gathering(shards);
+  }
+
+  // Adds an exchange in which all ranks of the group get the tokens of all, and returns their
+  // buffer; the rank's own are copied from these buffers, one for each content.
+  int gather(int step, const std::vector<Content>& contents, const std::vector<int>& from,
+             HeadRange heads, const Gathering& gathering, int reuses) {
+    const DType dtype = builder_.plan().buffer(from.front()).dtype;
+    const int buffer =
+        builder_.add_exchange(contents, dtype, {LocalPosition(0), gathering.size()}, heads, reuses);
+    for (const Gathering::Message& message : gathering.messages(me_)) {
+      for (std::size_t i = 0; i < contents.size(); ++i) {
+        builder_.copy(step, contents[i], from[i], message.tokens.begin, buffer, message.placed(),
+                      heads);
+      }
+    }
+    each_other([&](int to, int source) {
+      for (const Gathering::Message& message : gathering.messages(me_)) {
+        builder_.send(step, to, me_, buffer, message.placed());
+      }
+      for (const Gathering::Message& message : gathering.messages(source)) {
+        builder_.receive(step, source, source, buffer, message.placed());
+      }
+    });
+    return buffer;
+  }
+
+  // Of a bias and a dense mask whose rows differ, every rank gets the part of its own columns.
+  void gather_scores() {
+    for (const Content content : scores_.contents()) {
+      if (content == Content::query) continue;
+      const int buffer = scores_.add_of_others(content, {LocalPosition(0), rows_.size()});
+      operands_[content] = buffer;
+      for (const Gathering::Message& message : rows_.messages(me_)) {
+        builder_.copy_own(kFirstStep, content, message.tokens.begin, buffer, message.placed());
+      }
+      each_other([&](int to, int source) {
+        const int packed = scores_.pack(kFirstStep, content, to);
+        for (const Gathering::Message& message : rows_.messages(me_)) {
+          builder_.send(kFirstStep, to, me_, packed, message.tokens);
+        }
+        for (const Gathering::Message& message : rows_.messages(source)) {
+          builder_.receive(kFirstStep, source, source, buffer, message.placed());
+        }
+      });
+    }
+  }
+
+  // The ranks to send to and to receive from, one turn after the other.
+  template <class Turn>
+  void each_other(const Turn& take) const {
+    for (int turn = 1; turn < ranks_; ++turn) {
+      take((me_ + turn) % ranks_, (me_ + ranks_ - turn) % ranks_);
+    }
+  }
+
+  int me_;
+  int ranks_;
+  BackwardBuilder builder_;
+  PassedRows scores_;
+  std::vector<HeadRange> groups_;
+  Gathering rows_, columns_;
+  RowBuffers operands_;               // of all rows
+  std::array<Gathered, 2> gathered_;  // the last buffers
+};
+
 }  // namespace
 
 RankPlan plan_allgather_backward(const RankContext& context) {
   if (context.group.size() == 1 || has_replicated_rows(context.input)) {
     return plan_local_backward(context);
   }
+  if (context.input.problem.in_global_order()) return AllgatherInOrder(context).plan();
   return AllgatherBackward(context).plan();
 }
 

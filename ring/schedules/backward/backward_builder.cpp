@@ -7,6 +7,7 @@
 #include <annulus/attention/softmax_state.hpp>
 #include <annulus/core/error.hpp>
 
+#include "exact_sum.hpp"
 #include "schedules/plan_builder.hpp"
 
 namespace annulus::ring {
@@ -103,24 +104,35 @@ BackwardBuilder::BackwardBuilder(const RankContext& context)
   add_rows(rows, context.input.operands.query.positions(context.rank, 1));
 }
 
-// Sums over rows and batches, and over heads that share sinks. The result is small and complete
-// early.
+// A sum over rows and batches, and over heads that share sinks. It is small, and complete early. If
+// bits must not depend on the ranks, it travels in parts that are added without rounding.
 void BackwardBuilder::add_sink_gradient(int delta) {
   const bool shared = context_.input.problem.sinks->shape().rank() == 1;
   const int result = own(Content::grad_sinks);
   const LocalRange token = plan_.buffer(result).tokens;
   const HeadRange heads = plan_.buffer(result).heads;
   const Replicas replicas = replicas_of_sinks(context_.input.operands, shared, context_.rank);
+  const bool exact = context_.input.problem.in_global_order();
+  const DType dtype = exact ? DType::float64 : kScoresDtype;
+  const LocalRange parts = exact ? LocalRange{LocalPosition(0), kExactParts} : token;
   int partial = result;
   if (replicas.several()) {
-    partial = add_exchange({Content::grad_sinks}, kScoresDtype, token, heads);
-  } else if (context_.input.backward->adds) {
-    partial = add_local(Content::grad_sinks, kScoresDtype, token, heads);
+    partial = add_exchange({Content::grad_sinks}, dtype, parts, heads);
+  } else if (exact || context_.input.backward->adds) {
+    partial = add_local(Content::grad_sinks, dtype, parts, heads);
   }
   if (plan_.local.query_length > 0) {
     add_task(0, SinkGradient{whole(delta), own(Content::lse), partial});
   }
-  add_up(0, replicas, {partial}, {Content::grad_sinks}, kScoresDtype);
+  if (!exact) return add_up(0, replicas, {partial}, {Content::grad_sinks}, dtype);
+  const Total total = total_of(0, replicas, partial, {Content::grad_sinks}, dtype);
+  const int complete = add_local(Content::grad_sinks, dtype, token, heads);
+  std::vector<Region> terms;  // largest first
+  for (std::int64_t i = parts.count; i-- > 0;) {
+    terms.push_back(with_tokens(whole(total.buffer), {LocalPosition(i), 1}));
+  }
+  sum(total.step, std::move(terms), whole(complete));
+  put(total.step, Content::grad_sinks, whole(complete), token);
 }
 
 DType BackwardBuilder::gradient_dtype() const {
@@ -164,7 +176,8 @@ int BackwardBuilder::for_wire(int step, int buffer, int reuses) {
 void BackwardBuilder::compute(int step, int rows, HeadRange heads, const PlacedColumns& columns,
                               const ColumnGradients& gradients) {
   const Rows& of = rows_[static_cast<std::size_t>(rows)];
-  for (const Block& found : of.finder.find(heads, columns.pieces)) {
+  const GradientSides sides{of.buffers.grad_query >= 0, gradients.key >= 0};
+  for (const Block& found : of.finder.find(heads, columns.pieces, sides)) {
     BackwardBlock block;
     static_cast<Tile&>(block) = found;
     block.query = of.buffers.operands.query;
@@ -256,8 +269,6 @@ void BackwardBuilder::finish_columns(int step) {
          {Content::grad_key, Content::grad_value}, complete_dtype());
 }
 
-// Each member adds a share of the tokens, in the order of the members, and sends the sum to the
-// others, so all get the same bits.
 void BackwardBuilder::add_up(int step, const Replicas& replicas, const std::vector<int>& partial,
                              const std::vector<Content>& contents, DType complete) {
   const LocalRange tokens = plan_.buffer(partial.front()).tokens;
@@ -267,8 +278,19 @@ void BackwardBuilder::add_up(int step, const Replicas& replicas, const std::vect
     }
     return;
   }
+  // The first buffer holds all contents.
+  const Total total = total_of(step, replicas, partial.front(), contents, complete);
+  for (const Content content : contents) put(total.step, content, whole(total.buffer), tokens);
+}
+
+// Each member adds up a part of the tokens, in the order of the members, and sends the sum to the
+// others: all get the same bits.
+BackwardBuilder::Total BackwardBuilder::total_of(int step, const Replicas& replicas, int mine,
+                                                 const std::vector<Content>& contents,
+                                                 DType complete) {
+  if (!replicas.several()) return {mine, step};
+  const LocalRange tokens = plan_.buffer(mine).tokens;
   const int group = add_group(replicas.axes);
-  const int mine = partial.front();  // holds all contents
   const HeadRange heads = plan_.buffer(mine).heads;
   const std::size_t count = replicas.members.size();
   const int me = plan_.groups[static_cast<std::size_t>(group)].rank;
@@ -294,7 +316,7 @@ void BackwardBuilder::add_up(int step, const Replicas& replicas, const std::vect
     receive(gather, member, member, total, their_part);
   }
   sum(step + 1, std::move(parts), with_tokens(whole(total), own_part));
-  for (const Content content : contents) put(step + 2, content, whole(total), tokens);
+  return {total, step + 2};
 }
 
 RankPlan BackwardBuilder::finish() {

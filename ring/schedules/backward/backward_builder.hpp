@@ -12,11 +12,12 @@ namespace annulus::ring {
 struct BackwardRows {
   RowBuffers operands;
   int grad_output = -1, lse = -1, delta = -1;
-  int grad_query = -1;
-  int grad_bias = -1;  ///< −1: not wanted
+  int grad_query = -1;  ///< −1: not computed
+  int grad_bias = -1;   ///< −1: not wanted
 };
 
-/// Buffers for the gradients of columns, which blocks add to, with the same tokens as the columns.
+/// Buffers to which blocks add the gradients of columns, with the same tokens as the columns; −1
+/// where these gradients are not computed.
 struct ColumnGradients {
   int key = -1, value = -1;
 };
@@ -58,7 +59,8 @@ class BackwardBuilder : public TaskBuilder {
   /// The buffers for gradients of the rank's own columns.
   [[nodiscard]] const ColumnGradients& own_columns_gradients() const { return own_columns_; }
 
-  /// Computes the rows that see any of these columns, for these query heads.
+  /// Computes those of the rows that see any of these columns, for these query heads, and the
+  /// gradients of the sides that have buffers for them.
   void compute(int step, int rows, HeadRange heads, const PlacedColumns& columns,
                const ColumnGradients& gradients);
   /// into := the sum of the parts, in their order; `into` may be the first of them.
@@ -88,6 +90,13 @@ class BackwardBuilder : public TaskBuilder {
     BlockFinder finder;
   };
 
+  /// A buffer with a sum over ranks, and the step from which on it is there.
+  struct Total {
+    int buffer;
+    int step;
+  };
+  Total total_of(int step, const Replicas& replicas, int mine, const std::vector<Content>& contents,
+                 DType complete);
   void add_up(int step, const Replicas& replicas, const std::vector<int>& partial,
               const std::vector<Content>& contents, DType complete);
   void add_sink_gradient(int delta);

@@ -13,7 +13,10 @@
 namespace annulus::launcher {
 namespace {
 
+using ::testing::ContainsRegex;
 using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::Not;
 
 std::string bench(std::vector<std::string> words) {
   words.insert(words.begin(), {"bench", "--device", "cpu"});
@@ -95,6 +98,21 @@ TEST(Bench, MeasuresTheBackwardPass) {
   EXPECT_EQ(row["backward moved"] > 0, ranks() > 1);
   EXPECT_GE(row["backward memory"], row["memory"].get<double>());
   EXPECT_EQ(row["verdict"], "OK");
+}
+
+TEST(Bench, MeasuresWhatTheSameBitsOnAnyRanksCost) {
+  const std::vector<std::string> words{"--shape", "1,96,96,4,2,16", "--causal", "--iters",
+                                       "2",       "--threads",      "1",        "--backward"};
+  std::vector<std::string> more = words;
+  more.insert(more.end(), {"--reproducible", "world"});
+  const std::string open = bench(words);
+  const std::string fixed = bench(more);
+  if (!leader()) return;
+  EXPECT_THAT(open, Not(HasSubstr("reproducible world, ")));
+  for (const std::string pass : {"forward", "backward"}) {
+    EXPECT_THAT(fixed, ContainsRegex("# reproducible world, 1,96,96,4,2,16,16, " + pass +
+                                     ": .* predicted .*; measured .* ms, and .* ms without it"));
+  }
 }
 
 TEST(Bench, WarmsUpForSomeTime) {

@@ -182,6 +182,10 @@ struct BackwardDeclaration {
   bool repeats_bits = true;
   bool rounds = false;  ///< rounds a block's gradients to the problem's dtype before it adds them
   bool takes_grad_lse = true;  ///< delta need not be rowsum(dO ∘ O): an LSE may have a gradient
+  /// As Declaration::reproducible_rows, for the gradients of columns: a column's are computed alike
+  /// where columns are cut only at multiples of this, and rows are not cut. 0: never. Those of a
+  /// block's rows, or of its columns, are then the same without the others.
+  std::int64_t reproducible_columns = 0;
 };
 
 /// The features that an implementation honours, and the form of its results.

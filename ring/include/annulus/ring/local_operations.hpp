@@ -32,9 +32,10 @@ class LocalOperations {
                      const ConstTensorView& grad_lse, const TensorView& delta,
                      Stream& stream) const = 0;
   /// grad_sinks[0,0,n,m] := −Σ exp(sinks[n,m] − lse[b,n,t]) · delta[b,n,t] over batches and rows
-  /// whose LSE is not −∞, in an order that depends only on sizes. LSE and delta are as for delta();
-  /// sinks [n,M] and grad_sinks [1,1,n,M] are float32. Both have one head where heads share their
-  /// sinks: the sum is then also over heads.
+  /// whose LSE is not −∞, in an order that depends on sizes alone. LSE and delta are as for
+  /// delta(); sinks [n,M] and grad_sinks [1,1,n,M] are float32. Both have one head where heads
+  /// share their sinks: the sum is then also over heads. In host memory, grad_sinks may be float64
+  /// [1,13,n,M]: the parts of a sum whose bits depend on no order (exact_sum.hpp).
   virtual void sink_gradient(const ConstTensorView& sinks, const ConstTensorView& lse,
                              const ConstTensorView& delta, const TensorView& grad_sinks,
                              Stream& stream) const = 0;

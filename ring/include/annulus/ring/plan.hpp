@@ -176,7 +176,14 @@ struct Arrival {
   bool operator==(const Arrival&) const = default;
 };
 
-/// The input of a block: some rows against some columns, for some heads and batches.
+/// The gradients that a tile of the backward pass computes: of its rows and their bias, of its
+/// columns, or of both.
+struct GradientSides {
+  bool rows = true;
+  bool columns = true;
+};
+
+/// Some rows against some columns, for some heads and batches: what a block reads.
 struct Tile {
   LocalRange rows;  ///< tokens of the query buffer
   PositionRanges row_positions;
@@ -190,6 +197,7 @@ struct Tile {
   std::int64_t pairs = 0;
   bool full = false;       ///< no pair is masked
   int implementation = 0;  ///< index into RankPlan::implementations
+  GradientSides gradients = {};
 };
 
 /// A tile of the forward pass.
@@ -211,15 +219,17 @@ struct Delta {
   int delta = -1;
 };
 
-/// The contribution of the rank's own rows to the gradient of the sinks: −Σ exp(sink − LSE) ·
-/// delta.
+/// The part of the sinks' gradient that the rank's own rows have: −Σ exp(sink − LSE) · delta. Where
+/// bits are not to depend on the ranks, in several tokens, float64: see
+/// LocalOperations::sink_gradient().
 struct SinkGradient {
   Region delta;  ///< all rows, heads and batches
   int lse = -1;  ///< buffer of the same
   int grad_sinks = -1;
 };
 
-/// A tile of the backward pass: adds its part of the gradients of its rows and of its columns.
+/// A tile of the backward pass: adds its part of the gradients of its rows and of its columns. The
+/// regions of a side that it does not compute have no buffer (−1).
 struct BackwardBlock : Tile {
   int grad_output = -1, lse = -1, delta = -1;  ///< buffers of the rows
   Region grad_query;                           ///< the rows and query heads
@@ -316,8 +326,8 @@ struct RankPlan {
 
   /// Visible pairs times query heads.
   [[nodiscard]] double work() const;
-  /// Operations of a block: 2 (D + Dv) for every visible pair and query head, backward 2 (3 D + 2
-  /// Dv).
+  /// Operations of one of its blocks for every visible pair and query head: 2 (D + Dv) forward,
+  /// 2 (3 D + 2 Dv) backward, of which each side of the gradients needs the first two products.
   [[nodiscard]] double flops(const Block& block) const;
   [[nodiscard]] double backward_flops(const Tile& block) const;
   [[nodiscard]] std::int64_t bytes_received() const;

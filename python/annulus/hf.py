@@ -212,6 +212,10 @@ def shard_batch(input_ids: Any, labels: Any = None, *, mesh: "AnyMesh" = None,
         documents = _documents(shape, positions, attention_mask,
                                {"cu_seq_lens_q": cu_seq_lens_q, "cu_seq_lens_k": cu_seq_lens_k},
                                seq_idx)
+        for name, most in (("max_length_q", max_length_q), ("max_length_k", max_length_k)):
+            longest = int(_counted(documents, shape).max()) + 1
+            if most is not None and int(most) < longest:
+                raise refused(name, most, f"{longest} or more, as the longest document has")
         if positions is None:
             positions = torch.from_numpy(_counted(documents, shape).copy()).to(ids.device)
         for name in choices or ():

@@ -285,6 +285,7 @@ IDS = torch.ones(1, 8, dtype=torch.long)
     ("position_ids", {"cu_seq_lens_q": torch.tensor([0, 5, 8]),
                       "position_ids": torch.arange(8)[None]}),
     ("seq_idx", {"seq_idx": -IDS}),
+    ("max_length_q", {"cu_seq_lens_q": torch.tensor([0, 5, 8]), "max_length_q": 4}),
     ("choices", {"choices": {"causal": True}}),
 ])
 def test_batches_that_are_refused(sequence, argument, keywords):

@@ -38,7 +38,7 @@ std::unique_ptr<Recording> record_graph(CudaStream& stream, const std::function<
   cudaGraph_t raw = nullptr;
   try {
     body();
-    (void)stream.raw();
+    (void)stream.raw();  // so that collected operations are part of the graph
   } catch (...) {
     (void)cudaStreamEndCapture(captured, &raw);
     (void)cudaGetLastError();

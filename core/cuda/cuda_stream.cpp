@@ -82,7 +82,7 @@ class CudaStream::PooledEvent final : public Event {
   Handle<CudaEventTraits> event_;
 };
 
-// In a fixed order, and without memory of their own for each.
+// Operations on words, in order, up to as many as one call to the driver takes.
 class CudaStream::WordOperations {
  public:
   [[nodiscard]] bool is_full() const noexcept { return count_ == operations_.size(); }

@@ -122,7 +122,7 @@ std::optional<std::string> HeartbeatState::due(bool computing, double now) {
 std::string HeartbeatState::message(double now) {
   std::string text;
   append(text, Head{mesh_, ++number_, static_cast<float>(now - computed_)});
-  // Of more than fit, the next ones have their turn in the next message.
+  // A message names a limited number of ranks; the next message goes on where this one ends.
   auto next = findings_.upper_bound(last_told_);
   for (std::size_t i = 0; i < findings_.size() && text.size() < kMaximumBytes; ++i, ++next) {
     if (next == findings_.end()) next = findings_.begin();

@@ -26,7 +26,7 @@ class Mask:
     left: int = -1  # keys to the left and to the right of a row; -1: no limit
     right: int = -1
     chunk: int | None = None
-    # Of the batch, if transformers takes their jumps for documents.
+    # The batch's positions, where transformers takes their jumps for documents.
     positions: torch.Tensor | None = dataclasses.field(default=None, compare=False)
 
     @property

@@ -17,7 +17,7 @@ def call(query=QUERY, key=KEY, value=VALUE, **keywords):
     return annulus.attention(query, key, value, **keywords)
 
 
-# What is done, the class, its argument, and a text that its message has.
+# Each mistake: a call, the class of its error, the argument that it names, a text of its message.
 MISTAKES = {
     "an unknown keyword": (lambda: call(casual=True), TypeError, None, "casual"),
     "a list for an array": (lambda: call(QUERY.tolist()), TypeError, None, "query"),

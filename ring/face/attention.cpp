@@ -426,8 +426,14 @@ Attention::Attention(Context& context, const AttentionOptions& options)
 Attention::Attention(Context& context, const AttentionProblem& problem)
     : Attention(context, AttentionOptions{problem, {}, {}}) {}
 Attention::~Attention() {
-  // A graph needs all of it: kernels, memory, exchanges, a bias of its own.
+  // A graph needs all of it: kernels, memory, exchanges, a bias of its own. The caller may free his
+  // tensors all the same, so calls under way end first.
   Context& context = impl_->context();
+  try {
+    impl_->wait();
+  } catch (...) {
+    // The next call of the context reports the error.
+  }
   context.keep([kept = std::shared_ptr<Impl>(std::move(impl_))] { return kept->is_captured(); });
 }
 

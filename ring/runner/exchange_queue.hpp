@@ -70,7 +70,7 @@ class ExchangeQueue {
   std::vector<std::size_t> tasks_;
   std::vector<std::unique_ptr<PreparedExchange>> prepared_;
   std::vector<bool> wanted_;
-  // Of the call being submitted.
+  // These two belong to the call that is being submitted.
   std::vector<bool> reclaimed_;
   std::vector<std::shared_ptr<Event>> released_;
 };

@@ -22,18 +22,16 @@
 #include "runner/block_arguments.hpp"
 #include "runner/call_arrays.hpp"
 #include "runner/exchange_queue.hpp"
+#include "runner/local_tasks.hpp"
 #include "runner/plan_kernels.hpp"
 #include "runner/plan_memory.hpp"
+#include "runner/progress.hpp"
 #include "runner/recordings.hpp"
 #include "runner/sink_states.hpp"
 #include "runner/tensor_checks.hpp"
 
 namespace annulus::ring {
 namespace {
-
-// A block of this many operations takes a device at least a millisecond, so marking its end costs
-// nothing in comparison.
-constexpr double kMarkedFlops = 1e12;
 
 bool wants_uniform_calls(const std::vector<Group*>& groups) {
   return std::any_of(groups.begin(), groups.end(),
@@ -60,6 +58,8 @@ class Runner::Impl {
         computing_(device.make_stream("compute", watchdog, options.tracer)),
         arrays_(problem, plan_.global({0, plan_.local.batch}), device, *computing_),
         arguments_(plan_, memory_, arrivals_, arrays_.arrays(), problem.shape.kv_length),
+        local_(plan_, memory_, *operations_, sinks_, *computing_),
+        progress_(plan_, device.place(), *computing_, queues_),
         recordings_(wants_uniform_calls(groups_)) {
     for (const ring::Buffer& buffer : plan_.buffers) {
       if (buffer.kind == BufferKind::caller) contents_.push_back(buffer.contents.front());
@@ -263,21 +263,10 @@ class Runner::Impl {
     if (options_.watch != nullptr) options_.watch->check();
   }
 
-  // The progress of the streams. A replayed call is work of the compute stream alone.
-  [[nodiscard]] std::uint64_t marks() const {
-    std::uint64_t marks = computing_->marked();
-    for (const ExchangeQueue& queue : queues_) marks = marks << 20U ^ queue.stream().marked();
-    return marks;
-  }
-
-  // A call has begun once a queue has left the end mark of the previous call.
-  [[nodiscard]] bool exchanges_are_under_way() const {
-    return std::ranges::any_of(queues_, &ExchangeQueue::is_under_way);
-  }
-
   [[nodiscard]] CallWatch::Calls calls() {
-    return {[this] { return exchanges_are_under_way(); }, [this] { return marks(); },
-            [this] { return awaits_only_itself(); }, [this] { return describe_wait(); },
+    return {[this] { return progress_.is_under_way(); }, [this] { return progress_.moved(); },
+            [this] { return progress_.awaits_only_itself(); },
+            [this] { return progress_.describe(); },
             [this] {
               for (Group* group : groups_) group->give_up();
             }};
@@ -287,8 +276,9 @@ class Runner::Impl {
     const Waiting waiting{[this] {
                             for (Group* group : groups_) group->check();
                           },
-                          [this] { return describe_wait(); },
-                          [this] { return awaits_only_itself(); }, [this] { return marks(); }};
+                          [this] { return progress_.describe(); },
+                          [this] { return progress_.awaits_only_itself(); },
+                          [this] { return progress_.moved(); }};
     for (ExchangeQueue& queue : queues_) queue.stream().synchronize(waiting);
     computing_->synchronize(waiting);
   }
@@ -306,20 +296,16 @@ class Runner::Impl {
     return refusals;
   }
 
-  // Finds out which tasks others wait for, where exchanges stand in their queues, and which blocks
-  // are long.
+  // Finds out which tasks others wait for, and where exchanges stand in their queues.
   void number_tasks() {
     awaited_.resize(plan_.tasks.size());
     ordinal_.resize(plan_.tasks.size());
-    marked_through_.resize(plan_.tasks.size());
     for (const ExchangeQueue& queue : queues_) {
       const std::vector<std::size_t>& tasks = queue.tasks();
       for (std::size_t e = 0; e < tasks.size(); ++e) ordinal_[tasks[e]] = e;
       begins_with_an_exchange_ |= !tasks.empty() && plan_.tasks[tasks.front()].after.empty();
     }
-    std::uint32_t marks = 0;
-    for (std::size_t t = 0; t < plan_.tasks.size(); ++t) {
-      const Task& task = plan_.tasks[t];
+    for (const Task& task : plan_.tasks) {
       const auto* exchange = std::get_if<Exchange>(&task.work);
       const auto await = [&](const std::vector<Dependency>& dependencies) {
         for (const Dependency& dependency : dependencies) {
@@ -333,10 +319,7 @@ class Runner::Impl {
       };
       await(task.after);
       if (exchange != nullptr) await(exchange->receive_after);
-      if (is_marked(task)) ++marks;
-      marked_through_[t] = marks;
     }
-    marks_ = marks > 0;
   }
 
   [[nodiscard]] Recording* recording_for(std::span<const TensorView> tensors) {
@@ -368,7 +351,7 @@ class Runner::Impl {
       arrivals_.begin(*operations_, *computing_);
       if (rehearsing_) announce_all();
     }
-    if (marks_) computing_->mark(0);
+    progress_.begin();
     for (ExchangeQueue& queue : queues_) queue.begin(rehearsing_);
     if (begins_with_an_exchange_) begun_ = computing_->record();
     for (std::size_t t = 0; t < plan_.tasks.size();) {
@@ -445,64 +428,21 @@ class Runner::Impl {
   }
 
   void submit(std::size_t index, const Reduce& reduce) {
-    begin(index);
-    const StreamSpan span(*computing_, {TraceCategory::merge, "reduce", plan_.tasks[index].step});
-    if (reduce.reduction == Reduction::softmax) {
-      std::vector<PartialState> parts;
-      for (const Result& part : reduce.parts) {
-        parts.push_back({memory_.state(part),
-                         part.output.tokens.begin - reduce.into.output.tokens.begin,
-                         part.output.heads.begin - reduce.into.output.heads.begin});
-      }
-      const SoftmaxState into = memory_.state(reduce.into);
-      if (reduce.sinks) {
-        parts.push_back(sinks_->part(reduce.into.output.heads, into.output.shape(),
-                                     parts.empty() ? partial_dtype(into.output.dtype())
-                                                   : parts.front().state.output.dtype()));
-      }
-      operations_->combine(
-          parts, into, reduce.unnormalised ? SoftmaxForm::unnormalised : SoftmaxForm::normalised,
-          *computing_);
-    } else {
-      for (const Content content : plan_.buffer(reduce.into.output.buffer).contents) {
-        std::vector<ConstTensorView> parts;
-        for (const Result& part : reduce.parts) {
-          parts.emplace_back(memory_.view(part.output, content));
-        }
-        operations_->sum(parts, memory_.view(reduce.into.output, content), *computing_);
-      }
-    }
-    end(index);
+    submit_local(index, {TraceCategory::merge, "reduce", plan_.tasks[index].step}, reduce);
   }
-
   void submit(std::size_t index, const Delta& delta) {
-    begin(index);
-    const StreamSpan span(*computing_, {TraceCategory::other, "delta", plan_.tasks[index].step});
-    const auto rows_of = [&](int buffer, Content content) {
-      Region region = delta.output;
-      region.buffer = buffer;
-      return buffer < 0 ? TensorView() : memory_.view(region, content);
-    };
-    operations_->delta(memory_.view(delta.output, Content::output),
-                       rows_of(delta.grad_output, Content::grad_output),
-                       rows_of(delta.grad_lse, Content::grad_lse),
-                       rows_of(delta.delta, Content::delta), *computing_);
-    end(index);
+    submit_local(index, {TraceCategory::other, "delta", plan_.tasks[index].step}, delta);
   }
-
   void submit(std::size_t index, const SinkGradient& gradient) {
+    submit_local(index, {TraceCategory::other, "sink gradient", plan_.tasks[index].step}, gradient);
+  }
+  template <class Work>
+  void submit_local(std::size_t index, TraceLabel label, const Work& work) {
     begin(index);
-    const StreamSpan span(*computing_,
-                          {TraceCategory::other, "sink gradient", plan_.tasks[index].step});
-    Region lse = gradient.delta;
-    lse.buffer = gradient.lse;
-    const Buffer& sinks = plan_.buffer(gradient.grad_sinks);
-    operations_->sink_gradient(
-        sinks_->logits(), memory_.view(lse, Content::lse),
-        memory_.view(gradient.delta, Content::delta),
-        memory_.view({gradient.grad_sinks, sinks.tokens, sinks.heads, plan_.batches(sinks)},
-                     Content::grad_sinks),
-        *computing_);
+    {
+      const StreamSpan span(*computing_, std::move(label));
+      local_.submit(work);
+    }
     end(index);
   }
 
@@ -525,16 +465,8 @@ class Runner::Impl {
     wait_for(*computing_, task.after);
   }
 
-  [[nodiscard]] bool is_marked(const Task& task) const {
-    if (const auto* block = std::get_if<Block>(&task.work)) {
-      return plan_.flops(*block) >= kMarkedFlops;
-    }
-    const auto* block = std::get_if<BackwardBlock>(&task.work);
-    return block != nullptr && plan_.backward_flops(*block) >= kMarkedFlops;
-  }
-
   void end_block(std::size_t index) {
-    if (is_marked(plan_.tasks[index])) computing_->mark(marked_through_[index]);
+    progress_.mark(index);
     end(index);
   }
 
@@ -566,24 +498,6 @@ class Runner::Impl {
 
   [[nodiscard]] Stream* background() const {
     return queues_.empty() ? nullptr : &queues_.front().stream();
-  }
-
-  // True if this rank waits only for its own work: no exchange is left, or the next one waits for
-  // the rank's own computation. For devices, which report only their progress.
-  [[nodiscard]] bool awaits_only_itself() const {
-    return std::ranges::all_of(queues_, [&](const ExchangeQueue& queue) {
-      const std::vector<Dependency>* awaited = queue.awaited();
-      return awaited == nullptr || std::ranges::any_of(*awaited, [&](const Dependency& d) {
-               return computing_->marked() < marked_through_[static_cast<std::size_t>(d.task)];
-             });
-    });
-  }
-
-  [[nodiscard]] std::string describe_wait() const {
-    for (const ExchangeQueue& queue : queues_) {
-      if (std::string text = queue.describe(); !text.empty()) return text;
-    }
-    return fmt::format("waiting for {} to compute", to_string(device_.place()));
   }
 
   // Transfers may be under way: the other ranks do not know of the error, and cannot agree on it
@@ -622,9 +536,6 @@ class Runner::Impl {
   // Some queue has nothing to wait for but the call's beginning, which is this event.
   bool begins_with_an_exchange_ = false;
   std::shared_ptr<Event> begun_;
-  // By task: what the last long block up to it marks.
-  std::vector<std::uint32_t> marked_through_;
-  bool marks_ = false;  // there are long blocks
   std::vector<std::shared_ptr<Event>> done_;
   std::size_t replays_ = 0;
   std::optional<SinkStates> sinks_;
@@ -632,7 +543,9 @@ class Runner::Impl {
   std::unique_ptr<Stream> computing_;
   CallArrays arrays_;
   BlockArguments arguments_;
+  LocalTasks local_;
   std::vector<ExchangeQueue> queues_;
+  Progress progress_;
   Recordings recordings_;
   std::optional<CallWatch::Watched> watched_;
 };

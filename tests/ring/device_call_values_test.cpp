@@ -139,6 +139,11 @@ class Pass {
     output_.upload(std::vector<float>(shards_.output.size(), NAN), stream_);
     lse_.upload(std::vector<float>(shards_.lse.size(), NAN), stream_);
   }
+  [[nodiscard]] std::vector<float> lse() const {
+    std::vector<float> values(shards_.lse.size());
+    lse_.download(values, stream_);
+    return values;
+  }
   void expect_right_results(const AttentionOptions& called) {
     output_.download(shards_.output, stream_);
     lse_.download(shards_.lse, stream_);
@@ -236,6 +241,24 @@ TEST_F(DeviceCallValues, Sinks) {
   expect_right_calls(options, {{.sinks = {3, -2, 0, 1}}, {.sinks = {0.5F, 1, 0.25F, 7}}});
 }
 
+TEST_F(DeviceCallValues, ASinkThatIsNotANumberStaysOne) {
+  AttentionOptions options = annulus::causal(37);
+  options.sinks = Sinks({4, 1}, {0, 1, -1, 0.5F});
+  options.schedule = context_->size() == 1 ? "local" : "ring";
+  options.implementation = "native";
+  Attention attention(*context_, options);
+  const Pass pass(attention, 3, stream_);
+  ValuesOnDevice on_device(place(), stream_);
+  on_device.set({.sinks = {NAN, 0, 0, 0}});
+  attention.run(pass.forward(on_device.views()), stream_);
+  const Extents shape = attention.lse_shape();  // [b,n,t]
+  const std::vector<float> lse = pass.lse();
+  for (std::size_t i = 0; i < lse.size(); ++i) {
+    const bool first_head = static_cast<std::int64_t>(i) / shape[2] % shape[1] == 0;
+    EXPECT_EQ(std::isnan(lse[i]), first_head) << i;
+  }
+}
+
 // Values of the host and of the device side by side.
 TEST_F(DeviceCallValues, OfBothMemories) {
   AttentionOptions options = annulus::causal(37);
@@ -312,6 +335,38 @@ TEST_F(DeviceCallValues, WaitTellsOfLengthsOutOfBounds) {
     EXPECT_NO_THROW(attention.wait());
     pass.expect_right_results(Values{.kv_lengths = {5, 7}}.applied(options));
   }
+}
+
+// An error that comes to light in set_mask() leaves the plans of both passes as they were.
+TEST_F(DeviceCallValues, ALateErrorKeepsThePlansOfOneMask) {
+  AttentionOptions options = annulus::causal(37);
+  options.call_arguments.lengths = true;
+  options.mask.set_kv_lengths({37, 30});
+  if (context_->size() > 1) options.schedule = "ring";
+  options.backward.implementation = "native";
+  Attention attention(*context_, options);
+  Pass pass(attention, 3, stream_);
+  ValuesOnDevice on_device(place(), stream_);
+  const auto call = [&](const Numbers& lengths) {
+    on_device.set({.kv_lengths = lengths});
+    attention.run(pass.forward(on_device.views()), stream_);
+    attention.backward(pass.backward(on_device.views()), stream_);
+  };
+  const auto expect_right_under = [&](const Mask& mask) {
+    call({5, 7});
+    AttentionOptions called = Values{.kv_lengths = {5, 7}}.applied(options);
+    called.mask = mask;
+    called.mask.set_kv_lengths({5, 7});
+    pass.expect_right_results(called);
+    pass.expect_right_gradients(called);
+  };
+  Mask window = options.mask;
+  window.set_window(4, 0);
+  call({12, 31});
+  EXPECT_THROW(attention.set_mask(window), UserError);
+  expect_right_under(options.mask);
+  attention.set_mask(window);
+  expect_right_under(window);
 }
 
 TEST_F(DeviceCallValues, WrongOnesAreErrors) {

@@ -18,50 +18,25 @@ using ::testing::HasSubstr;
 
 using DeviceCapture = DeviceFace;
 
-// Into a graph of the caller, whatever the object has recorded itself by then.
-TEST_F(DeviceCapture, ACallCanBeCaptured) {
-  AttentionOptions options = causal();
-  if (context_->size() > 1) options.schedule = "ring";
-  for (const int calls_before : {1, 2, 3}) {
-    SCOPED_TRACE(calls_before);
-    Layer layer(*context_, options, 3);
-    layer.upload(stream_);
-    for (int i = 0; i < calls_before; ++i) layer.run(stream_);
-    check_cuda(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeRelaxed), "begin of capture");
-    layer.run(stream_);
-    cudaGraph_t graph = nullptr;
-    check_cuda(cudaStreamEndCapture(stream_, &graph), "end of capture");
-    cudaGraphExec_t executable = nullptr;
-    check_cuda(cudaGraphInstantiate(&executable, graph, 0), "cudaGraphInstantiate");
-    for (int round = 0; round < 3; ++round) {
-      layer.spoil(stream_);
-      check_cuda(cudaGraphLaunch(executable, stream_), "cudaGraphLaunch");
-      layer.expect_right(stream_, options.mask);
-      layer.spoil(stream_);
-      layer.run(stream_);  // beside the graph
-      layer.expect_right(stream_, options.mask);
-    }
-    check_cuda(cudaGraphExecDestroy(executable), "cudaGraphExecDestroy");
-    check_cuda(cudaGraphDestroy(graph), "cudaGraphDestroy");
-  }
-}
-
-// A call of a layer, captured by the caller.
-class CapturedCall {
+// Calls that the caller captures into a graph.
+class CapturedCalls {
  public:
-  CapturedCall(Layer& layer, cudaStream_t stream) : CapturedCall(layer, layer.attention, stream) {}
-  CapturedCall(Layer& layer, Attention& attention, cudaStream_t stream) {
+  // Whatever `body` submits to the stream, and to streams that follow it.
+  template <class Body>
+  CapturedCalls(cudaStream_t stream, const Body& body) {
     check_cuda(cudaStreamBeginCapture(stream, cudaStreamCaptureModeRelaxed), "begin of capture");
-    layer.run(attention, stream);
+    body();
     check_cuda(cudaStreamEndCapture(stream, &graph_), "end of capture");
     check_cuda(cudaGraphInstantiate(&executable_, graph_, 0), "cudaGraphInstantiate");
   }
-  ~CapturedCall() {
+  CapturedCalls(Layer& layer, cudaStream_t stream)
+      : CapturedCalls(stream, [&] { layer.run(stream); }) {}
+  ~CapturedCalls() {
     (void)cudaGraphExecDestroy(executable_);
     (void)cudaGraphDestroy(graph_);
   }
-  CapturedCall(const CapturedCall&) = delete;
-  CapturedCall& operator=(const CapturedCall&) = delete;
+  CapturedCalls(const CapturedCalls&) = delete;
+  CapturedCalls& operator=(const CapturedCalls&) = delete;
   void launch(cudaStream_t stream) {
     check_cuda(cudaGraphLaunch(executable_, stream), "cudaGraphLaunch");
   }
@@ -71,6 +46,27 @@ class CapturedCall {
   cudaGraphExec_t executable_ = nullptr;
 };
 
+// Into a graph of the caller, whatever the object has recorded itself by then.
+TEST_F(DeviceCapture, ACallCanBeCaptured) {
+  AttentionOptions options = causal();
+  if (context_->size() > 1) options.schedule = "ring";
+  for (const int calls_before : {1, 2, 3}) {
+    SCOPED_TRACE(calls_before);
+    Layer layer(*context_, options, 3);
+    layer.upload(stream_);
+    for (int i = 0; i < calls_before; ++i) layer.run(stream_);
+    CapturedCalls graph(layer, stream_);
+    for (int round = 0; round < 3; ++round) {
+      layer.spoil(stream_);
+      graph.launch(stream_);
+      layer.expect_right(stream_, options.mask);
+      layer.spoil(stream_);
+      layer.run(stream_);  // beside the graph
+      layer.expect_right(stream_, options.mask);
+    }
+  }
+}
+
 // Other strides and another mask take other kernels, memory and exchanges.
 TEST_F(DeviceCapture, AGraphComputesWhatWasCapturedWhateverComesLater) {
   AttentionOptions options = causal();
@@ -78,7 +74,7 @@ TEST_F(DeviceCapture, AGraphComputesWhatWasCapturedWhateverComesLater) {
   Layer layer(*context_, options, 3);
   layer.upload(stream_);
   layer.run(stream_);
-  auto graph = std::make_unique<CapturedCall>(layer, stream_);
+  auto graph = std::make_unique<CapturedCalls>(layer, stream_);
   const auto expect_captured = [&] {
     for (int launch = 0; launch < 2; ++launch) {
       layer.spoil(stream_);
@@ -122,7 +118,7 @@ TEST_F(DeviceCapture, GraphsAndOtherCallsTakeTurnsWhateverTheirStreams) {
   second.upload(other);
   first.run(stream_);
   second.run(other);
-  CapturedCall graph(first, stream_);
+  CapturedCalls graph(first, stream_);
   for (int round = 0; round < 20; ++round) {
     first.spoil(stream_);
     second.spoil(other);
@@ -146,7 +142,7 @@ TEST_F(DeviceCapture, WaitingIncludesLaunchedGraphs) {
   const auto layer = std::make_unique<Layer>(*context_, options, 3);
   layer->upload(stream_);
   layer->run(stream_);
-  CapturedCall graph(*layer, stream_);
+  CapturedCalls graph(*layer, stream_);
   layer->attention.wait();
   check_cuda(cudaLaunchHostFunc(stream_, sleep_a_while, nullptr), "cudaLaunchHostFunc");
   graph.launch(stream_);
@@ -164,7 +160,7 @@ TEST_F(DeviceCapture, AGraphOutlivesItsObject) {
   layer.upload(stream_);
   auto captured = std::make_unique<Attention>(*context_, options);
   layer.run(*captured, stream_);
-  auto graph = std::make_unique<CapturedCall>(layer, *captured, stream_);
+  auto graph = std::make_unique<CapturedCalls>(stream_, [&] { layer.run(*captured, stream_); });
   captured.reset();
   for (int round = 0; round < 3; ++round) {
     Layer next(*context_, options, 7);
@@ -197,26 +193,22 @@ TEST_F(DeviceCapture, CallsOnForkedStreamsOfOneCaptureTakeTurns) {
     layer->upload(stream_);
     layer->run(stream_);
   }
-  check_cuda(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeRelaxed), "begin of capture");
-  order(stream_, other);
-  for (int call = 0; call < 4; ++call) {
-    first.run(stream_);
-    second.run(other);
-  }
-  order(other, stream_);
-  cudaGraph_t graph = nullptr;
-  check_cuda(cudaStreamEndCapture(stream_, &graph), "end of capture");
-  cudaGraphExec_t executable = nullptr;
-  check_cuda(cudaGraphInstantiate(&executable, graph, 0), "cudaGraphInstantiate");
+  const auto run_on_both = [&] {
+    order(stream_, other);
+    for (int call = 0; call < 4; ++call) {
+      first.run(stream_);
+      second.run(other);
+    }
+    order(other, stream_);
+  };
+  CapturedCalls graph(stream_, run_on_both);
   for (int round = 0; round < 10; ++round) {
     first.spoil(stream_);
     second.spoil(stream_);
-    check_cuda(cudaGraphLaunch(executable, stream_), "cudaGraphLaunch");
+    graph.launch(stream_);
     first.expect_right(stream_, options.mask);
     second.expect_right(stream_, options.mask);
   }
-  check_cuda(cudaGraphExecDestroy(executable), "cudaGraphExecDestroy");
-  check_cuda(cudaGraphDestroy(graph), "cudaGraphDestroy");
   check_cuda(cudaEventDestroy(event), "cudaEventDestroy");
   check_cuda(cudaStreamDestroy(other), "cudaStreamDestroy");
 }

@@ -30,7 +30,7 @@ double total(const ExactSum& parts) {
   return std::accumulate(parts.rbegin(), parts.rend(), 0.0);
 }
 
-// Of sizes from 2^-60 to 2^60.
+// Returns random numbers with magnitudes from 2^-60 to 2^60.
 std::vector<double> numbers(std::size_t count) {
   std::mt19937_64 random(3);
   std::normal_distribution<double> normal;

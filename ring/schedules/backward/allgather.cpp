@@ -196,7 +196,7 @@ class AllgatherInOrder {
     return buffer;
   }
 
-  // Of a bias and a dense mask whose rows differ, every rank gets the part of its own columns.
+  // A rank gets the part of its own columns where a bias or a dense mask differs by rows.
   void gather_scores() {
     for (const Content content : scores_.contents()) {
       if (content == Content::query) continue;

@@ -86,7 +86,7 @@ class Schedules(HostsTest):
     def check_all(self, hosts):
         self.start_hosts(hosts)
         along = f"sp={self.ranks}"
-        # These runs stay inside hosts.
+        # Nothing leaves a host in the following runs.
         nothing = [(0, 0)] * hosts
         self.assertEqual(self.traffic_of("local", f"dp={self.ranks}", batch=self.ranks), nothing)
         self.assertEqual(self.traffic_of("ring", f"dp={hosts},sp=2", batch=hosts), nothing)

@@ -55,7 +55,7 @@ class ShardingRules {
   [[nodiscard]] const std::vector<ShardingRule>& rules() const noexcept { return rules_; }
   [[nodiscard]] const AxisNames& axes(SemanticAxis axis, AttentionMode mode) const noexcept;
 
-  /// These rules, with the defaults reduced to the axes of `mesh`. Throws UnknownAxisError if a
+  /// Returns the rules with their defaults reduced to the axes of `mesh`. Throws UnknownAxisError if a
   /// user's rule names an axis that the mesh lacks.
   [[nodiscard]] ShardingRules for_mesh(const MeshShape& mesh) const;
 

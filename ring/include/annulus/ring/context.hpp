@@ -85,7 +85,7 @@ class Context {
   /// Guards every call on the context against overlapping ones.
   [[nodiscard]] OneAtATime& calls() noexcept { return *calls_; }
   /// Keeps what graphs of the caller still use, as long as it says so, or to the end of the
-  /// context. Asked whenever attention is made or ends.
+  /// context. It is asked whenever attention ends.
   void keep(std::function<bool()> is_used);
 
  private:

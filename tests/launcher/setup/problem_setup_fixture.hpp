@@ -1,0 +1,92 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <unistd.h>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include <annulus/core/error.hpp>
+#include <annulus/files/array_writer.hpp>
+#include <annulus/mesh/group.hpp>
+
+#include "launcher/setup/problem_setup.hpp"
+
+namespace annulus::launcher {
+
+using Ids = std::vector<std::int32_t>;
+
+/// Options of a small problem, and a folder for the files that they name.
+class ProblemSetupTest : public ::testing::Test {
+ protected:
+  ProblemSetupTest()
+      : directory_(std::filesystem::path(::testing::TempDir()) /
+                   ("annulus_setup_" + std::to_string(::getpid()))) {
+    std::filesystem::create_directories(directory_);
+  }
+  ~ProblemSetupTest() override { std::filesystem::remove_all(directory_); }
+
+  [[nodiscard]] std::string path(const std::string& name) const { return directory_ / name; }
+
+  /// Writes arrays of int32 to a file and gives its path.
+  std::string write(const std::string& name, const std::string& tensor, const Extents& shape,
+                    Ids values) {
+    const std::shared_ptr<Control> group = make_self_group()->shared_control();
+    files::ArrayWriter writer(*group, path(name), {{tensor, DType::int32, shape}});
+    writer.write_slice(files::whole(shape), TensorView(values.data(), DType::int32, shape));
+    writer.commit();
+    return path(name);
+  }
+  std::string write_bytes(const std::string& name, const Extents& shape,
+                          std::vector<std::uint8_t> values) {
+    const std::shared_ptr<Control> group = make_self_group()->shared_control();
+    files::ArrayWriter writer(*group, path(name), {{"", DType::uint8, shape}});
+    writer.write_slice(files::whole(shape), TensorView(values.data(), DType::uint8, shape));
+    writer.commit();
+    return path(name);
+  }
+  std::string write_floats(const std::string& name, const std::string& tensor, const Extents& shape,
+                           std::vector<float> values) {
+    const std::shared_ptr<Control> group = make_self_group()->shared_control();
+    files::ArrayWriter writer(*group, path(name), {{tensor, DType::float32, shape}});
+    writer.write_slice(files::whole(shape), TensorView(values.data(), DType::float32, shape));
+    writer.commit();
+    return path(name);
+  }
+  std::string write(const std::string& name, const Extents& shape, const Ids& values) {
+    return write(name, "", shape, values);
+  }
+
+  [[nodiscard]] ProblemSetup set_up(int ranks = 4) const {
+    return set_up_problem(options_, shape_, DType::float32, ranks);
+  }
+  [[nodiscard]] std::string error(int ranks = 4) const {
+    try {
+      static_cast<void>(set_up(ranks));
+    } catch (const UserError& error) {
+      return error.what();
+    }
+    ADD_FAILURE() << "no error";
+    return {};
+  }
+  /// True if query `row` sees key `column` of a batch.
+  [[nodiscard]] static bool visible(const ProblemSetup& setup, std::int64_t batch, std::int64_t row,
+                                    std::int64_t column) {
+    return setup.problem.mask.visible(batch, 0, GlobalPosition(row), GlobalPosition(column));
+  }
+
+  std::filesystem::path directory_;
+  Options options_;
+  AttentionShape shape_{.batch = 2,
+                        .query_length = 6,
+                        .kv_length = 6,
+                        .heads = 4,
+                        .kv_heads = 2,
+                        .head_dim = 8,
+                        .value_dim = 8};
+};
+
+}  // namespace annulus::launcher

@@ -24,6 +24,10 @@ constexpr std::int64_t kVectorBytes = 16;  // strides are multiples of it
 constexpr std::int64_t kMaximumDims = 256;
 // The limit of the backward kernels for masks that are not straight, soft caps and turns.
 constexpr std::int64_t kMaximumListedDims = 128;
+// Tiles of both passes, and of the forward pass for small value dimensions (see flash/shape.cuh).
+constexpr std::int64_t kTile = 128;
+constexpr std::int64_t kTallTile = 192;
+constexpr std::int64_t kTallValueDim = 64;
 constexpr std::int64_t kMaximumPositions = std::int64_t{1} << 28;  // see flash::KeySegment::kFar
 
 // Not measured: general at 192 and 256, and float32 at 256.
@@ -42,6 +46,27 @@ constexpr std::array kFloat32Rates{H200Rates{64, 64, 38e12, 38e12},
 
 constexpr const char* kFlash = "flash_attn2";
 
+// With fixed tiles, a row's bits depend on its keys alone, and a key's gradients on its rows. Where
+// documents or blocks cut the sequence, tiles begin elsewhere; modifiers of the general class have
+// not been examined.
+Capability keeps_global_order(const AttentionProblem& problem) {
+  const Mask& mask = problem.mask;
+  if (problem.dtype == DType::float32 || flash::is_general(problem) || mask.has_segments() ||
+      mask.has_packings() || mask.block_mask()) {
+    return Capability::no(
+        "reproducible world: the flash kernel has the same bits on any number of ranks for half "
+        "types only, without documents, block mask, bias, dense mask and dropout");
+  }
+  return Capability::yes();
+}
+
+bool are_whole_tiles(const PositionRanges& rows, std::int64_t length, std::int64_t tile) {
+  return std::ranges::all_of(rows.ranges(), [&](const PositionRange& range) {
+    const std::int64_t end = range.last().value() + 1;
+    return range.start.value() % tile == 0 && (end % tile == 0 || end == length);
+  });
+}
+
 // One kernel under two names: lists of the tiles to visit are its food, with and without blocks.
 class FlashImplementation final : public Implementation {
  public:
@@ -54,8 +79,9 @@ class FlashImplementation final : public Implementation {
                      .results = ResultForm::either,
                      .continues_state = true,
                      .meant_for = meant_for,
-                     .row_tile = 128,
-                     .backward = backward} {
+                     .row_tile = kTile,
+                     .backward = backward,
+                     .reproducible_rows = kTile} {
     declaration_.features = features | FeatureSet::positions() | FeatureSet::call_arguments() |
                             FeatureSet{Feature::segments, Feature::lengths,    Feature::soft_cap,
                                        Feature::bias,     Feature::dense_mask, Feature::dropout};
@@ -96,6 +122,18 @@ class FlashImplementation final : public Implementation {
       return Capability::no(
           fmt::format("the flash kernel takes sequences of up to {} positions", kMaximumPositions));
     }
+    return problem.in_global_order() ? keeps_global_order(problem) : Capability::yes();
+  }
+
+  [[nodiscard]] Capability takes(const AttentionProblem& problem,
+                                 const BlockGeometry& block) const override {
+    if (problem.in_global_order() && problem.shape.value_dim <= kTallValueDim &&
+        !are_whole_tiles(block.rows, problem.shape.query_length, kTallTile)) {
+      return Capability::no(fmt::format(
+          "reproducible world: the flash kernel's tiles for value dimensions of up to {} have {} "
+          "rows, and rows {} are cut elsewhere",
+          kTallValueDim, kTallTile, to_string(block.rows)));
+    }
     return Capability::yes();
   }
 
@@ -109,6 +147,10 @@ class FlashImplementation final : public Implementation {
           fmt::format("the flash kernel computes gradients of soft caps for head dimensions up to "
                       "{}, not {} with {}",
                       kMaximumListedDims, problem.shape.head_dim, problem.shape.value_dim));
+    }
+    if (problem.in_global_order() && problem.sinks) {
+      return Capability::no(
+          "reproducible world: on GPUs, the gradient of the sinks is rounded while it is added up");
     }
     return accepts(problem, place);
   }
@@ -131,7 +173,7 @@ class FlashImplementation final : public Implementation {
   [[nodiscard]] Capability available(Place place) const override { return flash_available(place); }
 
   [[nodiscard]] bool awaits_columns(const AttentionProblem& problem) const override {
-    return problem.dtype != DType::float32;
+    return problem.dtype != DType::float32 && !problem.in_global_order();
   }
 
   [[nodiscard]] FewRows few_rows(const AttentionProblem& problem) const override {
@@ -167,16 +209,19 @@ FeatureSet backward_features() {
 }  // namespace
 
 std::unique_ptr<Implementation> make_flash_implementation() {
-  return std::make_unique<FlashImplementation>(
-      kFlash, FeatureSet{}, FeatureSet{},
-      BackwardDeclaration{backward_features(), BlockForm::straight});
+  return std::make_unique<FlashImplementation>(kFlash, FeatureSet{}, FeatureSet{},
+                                               BackwardDeclaration{.features = backward_features(),
+                                                                   .blocks = BlockForm::straight,
+                                                                   .reproducible_columns = kTile});
 }
 
 std::unique_ptr<Implementation> make_blocksparse_implementation() {
   const FeatureSet blocks{Feature::block_mask};
   return std::make_unique<FlashImplementation>(
       "blocksparse", blocks, blocks,
-      BackwardDeclaration{backward_features() | blocks, BlockForm::straight});
+      BackwardDeclaration{.features = backward_features() | blocks,
+                          .blocks = BlockForm::straight,
+                          .reproducible_columns = kTile});
 }
 
 }  // namespace annulus

@@ -83,10 +83,10 @@ class Bench {
     if (cases_ == 0 && mesh_.rank() == 0) print_warnings(setup.warnings);
     // Three series, the first call and the oracle; four more and a first call of the backward pass.
     // The few traced calls do not count.
-    const int series_of_calls = options_.warmup + options_.iterations;
+    const int series_of_calls = options_.once ? 0 : options_.warmup + options_.iterations;
     const int backward = wants_backward() ? 4 * series_of_calls + 1 : 0;
-    const int unrestricted =
-        problem.in_global_order() ? (wants_backward() ? 2 : 1) * series_of_calls : 0;
+    const bool compares = problem.in_global_order() && !options_.once;
+    const int unrestricted = compares ? (wants_backward() ? 2 : 1) * series_of_calls : 0;
     progress_.begin(shape_cell(shape), 3 * series_of_calls + 2 + backward + unrestricted);
     device_.memory().trim();
     device_.memory().reset_peak();
@@ -116,26 +116,21 @@ class Bench {
       attention.run_and_wait(moved.tensors());
       progress_.advance(1);
     };
-    // Tracing would keep a device from replaying, so its calls are traced separately.
-    const bool apart = !device_.place().is_host();
-    tracer.pause(apart);
-    call();
+    tracer.pause(traces_apart());
+    collector.clear();
+    const Timing first = time_calls(1, world, call);
     measured.peak_memory = static_cast<double>(device_.memory().statistics().peak_in_use);
     // Each series begins with a rested GPU.
     Rest rest(device_.place());
-    const Series series = time_beside_kernels(rest, collector, call, [&] {
+    std::vector<TraceSpan> spans = measure(measured, first, rest, tracer, collector, call, [&] {
       return LocalBlocks(problem, attention, moved.tensors(), ranks_);
     });
-    measured.time = series.time;
-    measured.local = series.local;
-    const std::vector<TraceSpan> spans =
-        apart ? trace_calls(tracer, collector, call) : series.spans;
     account(measured, summarize(spans), attention.rank_plan(), attention.extra_bytes());
     measured.flops = forward_flops(shape, visible_pairs(problem));
 
     if (wants_backward()) {
       measured.backward = measure_backward(problem, attention, moved.tensors(),
-                                           measured.peak_memory, tracer, collector, rest);
+                                           measured.peak_memory, tracer, collector, rest, spans);
     }
     moved.download();
     const verification::Deviation deviation = collectively(world, [&] {
@@ -146,7 +141,7 @@ class Bench {
     measured.accuracy = accuracy(deviation, world);
     measured.implementations = attention.implementations_of_ranks();
     measured.bound = accuracy_bound(problem);
-    if (problem.in_global_order()) {
+    if (compares) {
       tracer.pause(true);
       measure_unrestricted(setup.problem, moved.tensors(), measured, collector, rest);
     }
@@ -174,27 +169,30 @@ class Bench {
  private:
   [[nodiscard]] bool wants_backward() const { return options_.backward.value_or(false); }
 
-  struct Series {
-    Timing time;
-    double local = 0;  // seconds of the kernels alone, median
-    std::vector<TraceSpan> spans;
-  };
-  // Times calls, and before and after them the kernels alone, for as many calls each time.
-  // Collective, as are the next four.
+  // Tracing would keep a device from replaying, so series of its calls are not traced.
+  [[nodiscard]] bool traces_apart() const { return !device_.place().is_host() && !options_.once; }
+
+  // Takes the time of a pass: of its first call, which has been made, or of a series of calls, and
+  // before and after them of the kernels alone, for as many calls each time. Returns the trace of
+  // calls. Collective, as are the next four.
   template <class Call, class MakeBlocks>
-  Series time_beside_kernels(Rest& rest, TraceCollector& collector, const Call& call,
-                             const MakeBlocks& make_blocks) {
+  std::vector<TraceSpan> measure(PassMeasurement& measured, const Timing& first, Rest& rest,
+                                 Tracer& tracer, TraceCollector& collector, const Call& call,
+                                 const MakeBlocks& make_blocks) {
+    if (options_.once) {
+      measured.time = first;
+      return collector.spans();
+    }
     LocalBlocks blocks = collectively(mesh_.world(), make_blocks);
     const auto run_alone = [&] {
       blocks.run();
       progress_.advance(1);
     };
     const Timing before = time_series(rest, collector, run_alone);
-    Series series;
-    series.time = time_series(rest, collector, call);
-    series.spans = collector.spans();
-    series.local = (before.median + time_series(rest, collector, run_alone).median) / 2;
-    return series;
+    measured.time = time_series(rest, collector, call);
+    std::vector<TraceSpan> spans = collector.spans();
+    measured.local = (before.median + time_series(rest, collector, run_alone).median) / 2;
+    return traces_apart() ? trace_calls(tracer, collector, call) : spans;
   }
 
   // Times calls after warming up.
@@ -218,14 +216,17 @@ class Bench {
     return collector.spans();
   }
   [[nodiscard]] int traced_calls() const {
+    if (options_.once) return 1;
     return device_.place().is_host() ? options_.iterations
                                      : std::min(kTracedCalls, options_.iterations);
   }
 
-  // Times the backward pass on the results of the forward pass.
+  // Times the backward pass on the results of the forward pass, and adds its trace to the forward
+  // pass's.
   BackwardMeasurement measure_backward(const AttentionProblem& problem, Attention& attention,
                                        const ring::LocalTensors& forward, double forward_peak,
-                                       Tracer& tracer, TraceCollector& collector, Rest& rest) {
+                                       Tracer& tracer, TraceCollector& collector, Rest& rest,
+                                       std::vector<TraceSpan>& trace) {
     verification::GradientShards shards(attention.operands(), problem, {}, options_.seed, ranks_);
     shards.upload();
     const ring::BackwardLocalTensors tensors = shards.tensors(forward);
@@ -234,25 +235,26 @@ class Bench {
       progress_.advance(1);
     };
     device_.memory().reset_peak();  // forget the blocks of the kernels alone
-    call();
+    collector.clear();
+    const Timing first = time_calls(1, mesh_.world(), call);
     BackwardMeasurement measured;
     measured.peak_memory =
         std::max(forward_peak, static_cast<double>(device_.memory().statistics().peak_in_use));
     const ring::ShardedAttention& pass = *attention.backward_pass();
-    const Series series = time_beside_kernels(
-        rest, collector, call, [&] { return LocalBlocks(problem, pass, tensors, ranks_); });
-    measured.time = series.time;
-    measured.local = series.local;
     const std::vector<TraceSpan> spans =
-        device_.place().is_host() ? series.spans : trace_calls(tracer, collector, call);
+        measure(measured, first, rest, tracer, collector, call,
+                [&] { return LocalBlocks(problem, pass, tensors, ranks_); });
     account(measured, summarize(spans), pass.rank_plan(), pass.extra_bytes());
-    // The host waits once for both.
-    measured.both = time_series(rest, collector, [&] {
-      attention.run(forward);
-      attention.backward(tensors);
-      attention.wait();
-      progress_.advance(1);
-    });
+    trace.insert(trace.end(), spans.begin(), spans.end());
+    if (!options_.once) {
+      // The host waits once for both.
+      measured.both = time_series(rest, collector, [&] {
+        attention.run(forward);
+        attention.backward(tensors);
+        attention.wait();
+        progress_.advance(1);
+      });
+    }
     measured.flops = backward_flops(problem.shape, visible_pairs(problem));
     measured.schedule = pass.schedule();
     measured.adds_rounded = pass.adds_rounded_gradients();

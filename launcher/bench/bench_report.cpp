@@ -49,18 +49,20 @@ std::string percent_cell(const std::optional<double>& share) {
 }
 
 std::string of_local_cell(const PassMeasurement& measured) {
+  if (measured.local == 0) return kNothing;
   return fmt::format("{:.1f}", measured.local / measured.time.median * 100);
 }
 
 // Cells for backward_columns().
 Row backward_cells(const BenchMeasurement& measured, int ranks) {
   const BackwardMeasurement& backward = *measured.backward;
+  const double both = backward.both ? backward.both->median : 0;
   return {milliseconds_cell(backward.time.median),
           rate_cell(backward.flops, backward.time.median, ranks),
           rate_cell(backward.flops, backward.local, ranks),
           of_local_cell(backward),
-          milliseconds_cell(backward.both.median),
-          rate_cell(measured.flops + backward.flops, backward.both.median, ranks),
+          backward.both ? milliseconds_cell(both) : kNothing,
+          rate_cell(measured.flops + backward.flops, both, ranks),
           fmt::format("{}{}", ring::name_of(backward.schedule.schedule),
                       backward.adds_rounded ? ", sent in bfloat16" : ""),
           backward.implementations,
@@ -87,8 +89,10 @@ Report make_bench_report(const CommandContext& context, const Mesh& mesh, Place 
       {"impl", "", 6},
       {"transport", "", 0, 4},
       {"time", "ms, median", 8, 0,
-       fmt::format("of {} after {} to warm up; a call takes as long as its slowest rank",
-                   counted(options.iterations, "call"), options.warmup)},
+       (options.once ? "of the first call"
+                     : fmt::format("of {} after {} to warm up", counted(options.iterations, "call"),
+                                   options.warmup)) +
+           "; a call takes as long as its slowest rank"},
       {"least", "ms", 8, 7, "the fastest call"},
       {"p99", "ms", 8, 7, "the 99th percentile of calls"},
       {"rate", rate, 0, 0, "2 N (D + Dv) operations per visible pair, divided by time and ranks"},

@@ -19,7 +19,7 @@ namespace annulus::launcher {
 /// Measurements of one pass of a case, over all ranks; the same on every rank.
 struct PassMeasurement {
   Timing time;
-  double local = 0;              ///< seconds of the kernels alone, median
+  double local = 0;              ///< seconds of the kernels alone, median; 0: not measured
   double flops = 0;              ///< of the whole problem
   double bytes = 0;              ///< received by the rank that receives most
   double exposed = 0;            ///< seconds per call, of the rank that waits longest
@@ -34,8 +34,8 @@ struct PassMeasurement {
 
 struct BackwardMeasurement : PassMeasurement {
   ring::ScheduleChoice schedule;
-  bool adds_rounded = false;  ///< see ring::RankPlan::adds_rounded_gradients()
-  Timing both;                ///< of a forward and a backward pass, one after the other
+  bool adds_rounded = false;   ///< see ring::RankPlan::adds_rounded_gradients()
+  std::optional<Timing> both;  ///< of a forward and a backward pass, one after the other
 };
 
 /// A case: the forward pass, and the backward pass if it was asked for.

@@ -81,6 +81,7 @@ std::optional<verification::BackwardCase> backward_of(const verification::Random
   if (problem.in_global_order()) backward.implementation = backward.schedule = "auto";
   if (options.implementation != "auto") {
     const bool can =
+        place.is_host() &&
         static_cast<bool>(registry.get(options.implementation).fits_backward(problem, place));
     backward.implementation = can ? options.implementation : "auto";
   }
@@ -116,7 +117,13 @@ NamedCase random_case(const RandomCase& which, const Options& options, Context& 
   }
   if (result.may_be_refused) leave_order_open(result.sharded);
   if (options.implementation != "auto") {
-    result.sharded.implementation = options.implementation;
+    // Few kernels for GPUs compute every problem: others compute what this one does not.
+    if (place.is_host()) {
+      result.sharded.implementation = options.implementation;
+    } else {
+      result.sharded.implementation = "auto";
+      result.sharded.plan->preferred = options.implementation;
+    }
     narrow(result.sharded.problem);
   }
   result.sharded.backward =

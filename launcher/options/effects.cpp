@@ -33,11 +33,13 @@ const Names& of_hops() {
 
 // Options that bench --calibrate ignores: it times kernels on blocks of its own, on one rank.
 const Names& not_of_calibrate() {
-  static const Names names{"query-spec",      "kv-spec",      "bias-spec",      "mask-spec",
-                           "sequence-layout", "granule",      "schedule",       "ulysses-degree",
-                           "inner-size",      "mode",         "sharding-rules", "tuning",
-                           "tuning-cache",    "cost-model",   "explain",        "trace",
-                           "deterministic",   "reproducible", "warm-seconds",   "grad-wire"};
+  static const Names names{"query-spec",   "kv-spec",         "bias-spec",
+                           "mask-spec",    "sequence-layout", "granule",
+                           "schedule",     "ulysses-degree",  "inner-size",
+                           "mode",         "sharding-rules",  "tuning",
+                           "tuning-cache", "cost-model",      "explain",
+                           "trace",        "deterministic",   "reproducible",
+                           "warm-seconds", "grad-wire",       "once"};
   return names;
 }
 
@@ -150,7 +152,9 @@ class Effects {
     refuse(!o.calibrate.empty(), "--calibrate", "times kernels and transfers one by one",
            not_of_calibrate());
     refuse(o.scaling, "--scaling", "sets the lengths itself (see --tokens-per-rank)", {"sweep"});
-    refuse(o.scaling && !plan, "--scaling", "times many problems", {"trace", "warm-seconds"});
+    refuse(o.scaling && !plan, "--scaling", "times many problems",
+           {"trace", "warm-seconds", "once"});
+    refuse(o.once, "--once", "times first calls", {"warmup", "warm-seconds", "iters"});
     for (const auto& [form, option] :
          {std::pair(o.scaling, "--scaling"), std::pair(o.recommend, "--recommend")}) {
       refuse(form, option, "compares many plans", {"explain", "show-ranks"});

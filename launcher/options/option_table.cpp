@@ -465,6 +465,9 @@ void add_running(TableBuilder& table) {
             "least time of the calls before the timing, since a rested GPU is faster");
   table.add("iters", "N", {Command::bench}, int_into(&Options::iterations, 1),
             fmt::format("calls that are timed (default: {})", defaults.iterations));
+  table.add("once", "", {Command::bench}, flag_into(&Options::once),
+            "make one call of each pass, and time it, for problems that take minutes: memory and "
+            "bytes are the same as of many calls, the kernels alone are not timed");
   table.add("sweep", "BEGIN:END[:FACTOR]", {Command::bench},
             parsed_into(&Options::sequence_sweep, parse_sweep),
             fmt::format("T = S from BEGIN to END, growing by FACTOR (default factor: {})",

@@ -138,6 +138,7 @@ struct Options {
   int warmup = 2;
   double warm_seconds = 0;  ///< the least time of the warm-up calls
   int iterations = 10;
+  bool once = false;  ///< measure the first call of each pass only
   /// T = S, growing from begin to end by factor; with hops: bytes; with calibrate: rows.
   std::optional<SweepRange> sequence_sweep;
   bool hops = false;      ///< time only ring hops

@@ -147,7 +147,8 @@ Arguments FlashBackward::arguments_of(const BackwardBlock& block, const Gradient
   const std::int64_t padded = (query[1] + tile - 1) / tile * tile;
   const std::int64_t rows = query[0] * query[2] * padded;
   const std::int64_t lse_values = rows / tile * (tile + kFlagValues);
-  const std::int64_t turns = block.repeats_bits && is_wanted(gradients.query) ? rows / tile : 0;
+  // They also say in which order a key tile walks, on which the bits of its own gradients depend.
+  const std::int64_t turns = block.repeats_bits ? rows / tile : 0;
   const std::int64_t values = lse_values + rows + turns + 1;
   workspace_.reserve(static_cast<std::size_t>(values) * sizeof(float));
 

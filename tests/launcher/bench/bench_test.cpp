@@ -100,6 +100,34 @@ TEST(Bench, MeasuresTheBackwardPass) {
   EXPECT_EQ(row["verdict"], "OK");
 }
 
+// Memory and bytes are those of many calls; what one call does not tell is left out.
+TEST(Bench, MeasuresOneCall) {
+  const std::vector<std::string> words{"--shape", "1,96,96,4,2,16", "--causal", "--schedule",
+                                       "ring",    "--threads",      "1",        "--json",
+                                       "-",       "--backward"};
+  std::vector<std::string> once = words, many = words;
+  once.emplace_back("--once");
+  many.insert(many.end(), {"--iters", "2"});
+  const std::string of_one = bench(once);
+  const std::string of_many = bench(many);
+  if (!leader()) return;
+  const nlohmann::json row = nlohmann::json::parse(of_one)["rows"][0];
+  const nlohmann::json other = nlohmann::json::parse(of_many)["rows"][0];
+  for (const std::string pass : {"", "backward "}) {
+    for (const std::string same : {"moved", "memory", "extra"}) {
+      EXPECT_EQ(row[pass + same], other[pass + same]) << pass << same;
+    }
+    EXPECT_GT(row[pass + "rate"], 0);
+    EXPECT_EQ(row[pass + "hidden"].is_null(), ranks() == 1);
+    for (const std::string left_out : {"local", "of local"}) {
+      EXPECT_TRUE(row[pass + left_out].is_null()) << pass << left_out;
+      EXPECT_FALSE(other[pass + left_out].is_null()) << pass << left_out;
+    }
+  }
+  EXPECT_TRUE(row["both"].is_null());
+  EXPECT_LT(row["error"], 1e-6);
+}
+
 TEST(Bench, MeasuresWhatTheSameBitsOnAnyRanksCost) {
   const std::vector<std::string> words{"--shape", "1,96,96,4,2,16", "--causal", "--iters",
                                        "2",       "--threads",      "1",        "--backward"};

@@ -151,6 +151,7 @@ const std::vector<BadValue> kBadValues{
     BadValue{{"plan", "--memory", "much"}, "a size of 1 or more"},
     BadValue{{"plan", "--memory", "0"}, "a size of 1 or more"},
     BadValue{{"bench", "--scaling", "perhaps"}, "true or false"},
+    BadValue{{"bench", "--once", "perhaps"}, "true or false"},
     BadValue{{"bench", "--tokens-per-rank", "0"}, "a size of 1 or more"},
     BadValue{{"plan", "--show-ranks", "-3"}, "from 0"}};
 
@@ -320,6 +321,7 @@ TEST(OptionErrors, OptionsWithoutAnEffectAreRefused) {
        "--warm-seconds 1",
        "--calibrate",
        "one by one"},
+      {{"bench", "--once", "--iters", "3"}, "--iters 3", "--once", "first calls"},
       {{"bench", "--deterministic"}, "--deterministic", "--backward", "no effect"},
       {{"bench", "--backward", "--deterministic", "--reproducible", "run"},
        "--deterministic",

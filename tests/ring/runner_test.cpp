@@ -98,7 +98,7 @@ TEST(Runner, SaysForWhichBuffersThereIsNoMemory) {
   Mesh mesh = mesh_of("sp=-1");
   AttentionProblem problem = test::backward_problem(DType::float32, 4, 2);
   problem.mask = {};
-  problem.shape.query_length = problem.shape.kv_length = std::int64_t{1} << 46U;
+  problem.shape.batch = std::int64_t{1} << 50U;
   const ShardedOperands operands = shard_operands(
       problem, mesh.shape(),
       {PartitionSpec::parse("-,sp"), PartitionSpec::parse("-,sp"), LayoutKind::contiguous});

@@ -6,6 +6,7 @@
 
 #include <annulus/core/bytes.hpp>
 #include <annulus/core/error.hpp>
+#include <annulus/core/host_memory.hpp>
 #include <annulus/core/memory.hpp>
 #include <annulus/core/setup_counter.hpp>
 
@@ -48,7 +49,8 @@ Buffer MemoryPool::allocate(std::size_t bytes, std::string_view what) {
       data = system_allocate(block);
     }
     if (data == nullptr) {
-      const std::string state = system_state();
+      std::string state = system_state();
+      if (state.empty() && place_.is_host()) state = host_memory_state();
       throw LibraryError(fmt::format(
           "{}: no memory for {}{}{}: this pool has handed out {} and keeps {}{}{}",
           to_string(place_), human_bytes(bytes), what.empty() ? "" : " of ", what,

@@ -101,10 +101,22 @@ void copy(const ConstTensorView& source, const TensorView& destination) {
             static_cast<std::byte*>(destination.data()));
 }
 
+namespace {
+
+// Tensors are made for every call, so only an error pays for the description.
+Buffer allocate_tensor(DType dtype, const Extents& shape, MemoryPool& pool) {
+  try {
+    return pool.allocate(static_cast<std::size_t>(shape.product()) * size_of(dtype));
+  } catch (const LibraryError& error) {
+    throw LibraryError(
+        fmt::format("tensor {} of {}: {}", to_string(shape), name_of(dtype), error.what()));
+  }
+}
+
+}  // namespace
+
 Tensor::Tensor(DType dtype, const Extents& shape, MemoryPool& pool)
-    : buffer_(pool.allocate(static_cast<std::size_t>(shape.product()) * size_of(dtype))),
-      dtype_(dtype),
-      shape_(shape) {}
+    : buffer_(allocate_tensor(dtype, shape, pool)), dtype_(dtype), shape_(shape) {}
 
 void Tensor::fill_zero() {
   std::memset(buffer_.data(), 0, bytes());

@@ -11,12 +11,15 @@
 
 #include <fmt/format.h>
 
+#include <annulus/core/host_memory.hpp>
 #include <annulus/mesh/agreement.hpp>
 
 #include "control/bytes_of.hpp"
 
 namespace annulus {
 namespace {
+
+constexpr std::string_view kNoMemory = "out of memory";
 
 /// The errors of some ranks; an empty text if there are none.
 struct Errors {
@@ -98,7 +101,10 @@ std::string gather_errors(Control& ranks, const Error* error, std::string_view w
   constexpr std::string_view kPurpose = "agreement on errors";
   std::string mine;
   if (error != nullptr) {
-    const std::string message = error->what();
+    std::string message = error->what();
+    // Where the standard library lacks memory, only the step says for what.
+    if (message.starts_with(kNoMemory) && !what.empty())
+      message = fmt::format("{}: {}", what, message);
     mine = Errors{ranks.rank(),
                   error->exit_code() == ExitCode::usage,
                   0,
@@ -130,7 +136,10 @@ void throw_alike(const Error& error) {
 }  // namespace
 
 std::string text_of(const std::exception& error) {
-  if (dynamic_cast<const std::bad_alloc*>(&error) != nullptr) return "out of memory";
+  if (dynamic_cast<const std::bad_alloc*>(&error) != nullptr) {
+    const std::string state = host_memory_state();
+    return std::string(kNoMemory) + (state.empty() ? "" : ": " + state);
+  }
   const auto* const system = dynamic_cast<const std::system_error*>(&error);
   if (system != nullptr && system->code() == std::errc::resource_unavailable_try_again) {
     return fmt::format("a thread cannot be started: {} (out of memory, or too many threads)",

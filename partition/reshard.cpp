@@ -144,8 +144,8 @@ void reshard(Mesh& mesh, Device& device, Stream& stream, const NamedSharding& fr
 
   const auto [send_buffer, receive_buffer] = collectively(mesh.world(), [&] {
     MemoryPool& pool = group.exchange_memory(device.memory());
-    Buffer sent = pool.allocate(outgoing);
-    return std::pair(std::move(sent), pool.allocate(incoming));
+    Buffer sent = pool.allocate(outgoing, "messages of a resharding");
+    return std::pair(std::move(sent), pool.allocate(incoming, "messages of a resharding"));
   });
   const GiveUpOnError guard(group);
   Cursor packed(send_buffer.data(), place);

@@ -24,7 +24,7 @@ Tensor upload(std::span<const std::int32_t> values, MemoryPool& memory) {
 
 Buffer upload(std::span<const std::int64_t> values, MemoryPool& memory) {
   if (values.empty()) return {};
-  Buffer buffer = memory.allocate(values.size_bytes());
+  Buffer buffer = memory.allocate(values.size_bytes(), "constant arrays of a kernel");
   copy_there(buffer.data(), values.data(), values.size_bytes());
   return buffer;
 }

@@ -54,7 +54,7 @@ class AmxProduct final : public TileProduct {
     std::int64_t bytes = 0;
     for (const std::int64_t count : counts) bytes += 2 * parts_ * count;
     for (const std::int64_t count : float_counts) bytes += 4 * count;
-    workspace_ = memory.allocate(static_cast<std::size_t>(bytes));
+    workspace_ = memory.allocate(static_cast<std::size_t>(bytes), "the workspace of native");
     auto* next = static_cast<std::byte*>(workspace_.data());
     for (std::size_t i = 0; i < std::size(counts); ++i) {
       for (int part = 0; part < parts_; ++part, next += 2 * counts[i]) {

@@ -30,7 +30,8 @@ class SgemmProduct final : public TileProduct {
     const std::array parts{&queries_, &logits_, &accumulator_, &key_workspace_, &value_workspace_};
     std::int64_t total = 0;
     for (const std::int64_t count : counts) total += round_up_to_row_alignment(count);
-    workspace_ = memory.allocate(static_cast<std::size_t>(total) * sizeof(float));
+    workspace_ =
+        memory.allocate(static_cast<std::size_t>(total) * sizeof(float), "the workspace of native");
     auto* next = static_cast<float*>(workspace_.data());
     for (std::size_t i = 0; i < std::size(counts); ++i) {
       *parts[i] = next;

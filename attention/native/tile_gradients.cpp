@@ -75,7 +75,8 @@ TileGradients::TileGradients(const AttentionProblem& problem, const BackwardBloc
                          &grads_,   &grad_logits_,  &slopes_,       &keep_};
   std::int64_t total = 0;
   for (const std::int64_t count : counts) total += round_up_to_row_alignment(count);
-  workspace_ = memory.allocate(static_cast<std::size_t>(total) * sizeof(float));
+  workspace_ =
+      memory.allocate(static_cast<std::size_t>(total) * sizeof(float), "the workspace of native");
   auto* next = static_cast<float*>(workspace_.data());
   std::fill_n(next, total, 0.0F);  // padding is computed with, too
   for (std::size_t i = 0; i < std::size(counts); ++i) {

@@ -5,6 +5,7 @@
 
 #include <fmt/format.h>
 
+#include <annulus/core/bytes.hpp>
 #include <annulus/core/cuda.hpp>
 #include <annulus/core/cuda_driver.hpp>
 #include <annulus/core/cuda_stream.hpp>
@@ -112,9 +113,21 @@ struct CudaStream::Span {
   Handle<CudaEventTraits> end;
 };
 
+namespace {
+
+// "; 3.2 GiB of the device's 139.8 GiB are free" if memory is lacking.
+std::string memory_text(cudaError_t code) {
+  std::size_t free = 0;
+  std::size_t total = 0;
+  if (code != cudaErrorMemoryAllocation || cudaMemGetInfo(&free, &total) != cudaSuccess) return {};
+  return fmt::format("; {} of the device's {} are free", human_bytes(free), human_bytes(total));
+}
+
+}  // namespace
+
 CudaError::CudaError(const std::string& call, cudaError_t code)
-    : LibraryError(
-          fmt::format("{}: {} ({})", call, cudaGetErrorString(code), cudaGetErrorName(code))) {}
+    : LibraryError(fmt::format("{}: {} ({}){}", call, cudaGetErrorString(code),
+                               cudaGetErrorName(code), memory_text(code))) {}
 
 void check_cuda(cudaError_t code, const char* call) {
   if (code != cudaSuccess) throw CudaError(call, code);

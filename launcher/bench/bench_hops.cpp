@@ -78,8 +78,9 @@ void measure(TransportHops& found, Group& group, Mesh& mesh, Device& device,
              const SweepRange& sizes, int warmup, int iterations) {
   MemoryPool& memory = group.exchange_memory(device.memory());
   const auto largest = static_cast<std::size_t>(sizes.end);
-  const auto buffers = collectively(
-      mesh.world(), [&] { return std::pair(memory.allocate(largest), memory.allocate(largest)); });
+  const auto buffers = collectively(mesh.world(), [&] {
+    return std::pair(memory.allocate(largest, "messages"), memory.allocate(largest, "messages"));
+  });
   const std::unique_ptr<Stream> stream =
       device.make_stream("communication", mesh.watchdog(), nullptr);
   const GiveUpOnError guard(group);

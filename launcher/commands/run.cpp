@@ -228,16 +228,15 @@ ExitCode run_command(const CommandContext& context) {
     const TraceScope scope(&tracer, "files", {TraceCategory::file, "read"});
     const auto read = [&](const char* name, const files::ArrayFile& file,
                           const NamedSharding& sharding) {
-      return verification::for_tensor(name, sharding.local_shape(mesh.rank()), [&] {
-        return read_shard(file, sharding, mesh.rank(), options.bhtd, memory);
-      });
+      return verification::for_tensor(
+          name, [&] { return read_shard(file, sharding, mesh.rank(), options.bhtd, memory); });
     };
     query = read("query", inputs.query, operands.query);
     key = read("key", inputs.key, operands.key);
     value = read("value", inputs.value, operands.value);
     const auto make = [&](const char* name, DType dtype, const NamedSharding& sharding) {
       const Extents shape = sharding.local_shape(mesh.rank());
-      return verification::for_tensor(name, shape, [&] { return Tensor(dtype, shape, memory); });
+      return verification::for_tensor(name, [&] { return Tensor(dtype, shape, memory); });
     };
     output = make("output", problem.dtype, operands.output);
     if (problem.normalize_output) {

@@ -106,15 +106,15 @@ void GradientFiles::read(const ring::ShardedOperands& operands, Device& device) 
     constexpr double kDiskTimeouts = 20;  // may pass before a disk counts as hung
     const Computing reading = mesh_.world().computing(kDiskTimeouts);
     MemoryPool& memory = device.staging();
-    const auto make = [&](const char* name, const Extents& shape, const auto& body) {
-      return verification::for_tensor(name, shape,
+    const auto make = [&](const char* name, const auto& body) {
+      return verification::for_tensor(name,
                                       [&] { return verification::DeviceTwin(body(), device); });
     };
-    output_gradient_ = make("grad output", operands.output.local_shape(rank), [&] {
+    output_gradient_ = make("grad output", [&] {
       return read_shard(*grad_output_, operands.output, rank, bhtd_, memory);
     });
     if (grad_lse_) {
-      lse_gradient_ = make("grad LSE", operands.lse.local_shape(rank), [&] {
+      lse_gradient_ = make("grad LSE", [&] {
         Tensor shard(DType::float32, operands.lse.local_shape(rank), memory);
         grad_lse_->read_slice(operands.lse.index(rank), shard.view());
         return shard;
@@ -122,8 +122,7 @@ void GradientFiles::read(const ring::ShardedOperands& operands, Device& device) 
     }
     for (Output& output : outputs_) {
       const Extents shape = output.sharding(operands).local_shape(rank);
-      output.gradient =
-          make("gradient", shape, [&] { return Tensor(output.dtype, shape, memory); });
+      output.gradient = make("gradient", [&] { return Tensor(output.dtype, shape, memory); });
     }
   });
 }

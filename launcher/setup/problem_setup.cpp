@@ -1,5 +1,6 @@
 #include "launcher/setup/problem_setup.hpp"
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -388,7 +389,20 @@ ProblemSetup set_up_problem(const Options& options, const AttentionShape& shape,
     setup.layout = ring::default_layout(setup.problem, setup.mesh, layout);
   } catch (const UserError& error) {
     if (layout.rules.rules().empty()) throw;
-    throw UserError(fmt::format("--sharding-rules/--sequence-axis: {}", error.what()));
+    // The error names only the axis, so the rule is the one that has it.
+    std::string wrong = "--sharding-rules/--sequence-axis";
+    for (const ShardingRule& rule : options.rules.rules()) {
+      const bool has_it = std::ranges::any_of(rule.axes, [&](const std::string& axis) {
+        const std::string quoted = "'" + axis + "'";
+        return !setup.mesh.has_axis(axis) &&
+               std::string(error.what()).find(quoted) != std::string::npos;
+      });
+      if (!has_it) continue;
+      wrong = fmt::format("--sharding-rules, entry '{}{}'", annulus::name_of(rule.axis),
+                          rule.mode ? fmt::format(".{}", annulus::name_of(*rule.mode)) : "");
+      break;
+    }
+    throw UserError(fmt::format("{}: {}", wrong, error.what()));
   }
   layout.layout = setup.layout.sequence;  // found once
   setup.warnings = hints(options, shape, setup.mesh, setup.layout);

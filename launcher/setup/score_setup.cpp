@@ -117,7 +117,7 @@ ScoreShards::ScoreShards(const verification::OperandFills& fills,
                           DType dtype, const FillPart& fill) {
     if (!sharding) return Tensor();
     const Extents shape = sharding->local_shape(rank);
-    return verification::for_tensor(name, shape, [&] {
+    return verification::for_tensor(name, [&] {
       Tensor part(dtype, shape, memory);
       fill(part.view(), sharding->index(rank));
       return part;

@@ -48,6 +48,7 @@ double non_finite_deviation(double truth, double value) {
 void Deviation::add(const Deviation& other) {
   difference += other.difference;
   reference += other.reference;
+  rows += other.rows;
   lse = worse(other.lse, lse);
   row_share = worse(other.row_share, row_share);
   lse_share = worse(other.lse_share, lse_share);
@@ -109,7 +110,7 @@ Deviation compare_rows(const AttentionProblem& problem, const OracleOutput& trut
         if (row.maximum) lse = worse(row_deviation(truth.maximum[index], *row.maximum), lse);
         const RowBound bound = row_bound(problem, truth.terms[index], std::sqrt(reference));
         result.add({difference, reference, lse, share_of(std::sqrt(difference), bound.output),
-                    share_of(lse, bound.lse)});
+                    share_of(lse, bound.lse), reference > 0 ? 1.0 : 0.0});
       }
     }
   }
@@ -152,11 +153,11 @@ Deviation compare(const AttentionProblem& problem, const OracleOutput& truth,
 
 Accuracy accuracy(const Deviation& local, Control& group) {
   const std::vector<double> sums =
-      group.sum(std::vector{local.difference, local.reference}, "errors of the output");
+      group.sum(std::vector{local.difference, local.reference, local.rows}, "errors of the output");
   const std::vector<double> largest = group.max(
       std::vector{local.lse, local.row_share, local.lse_share}, "errors of the LSE and of rows");
   const double relative = std::sqrt(sums[0] / sums[1]);
-  return {sums[0] == 0 ? 0 : relative, largest[0], largest[1], largest[2]};
+  return {sums[0] == 0 ? 0 : relative, largest[0], largest[1], largest[2], sums[2]};
 }
 
 }  // namespace annulus::verification

@@ -29,8 +29,8 @@ DeviceTensors::DeviceTensors(const ring::LocalTensors& host, Device& device, Wat
       twins_(host) {
   if (device.place().is_host()) return;
   const auto make = [&](const char* name, const ConstTensorView& tensor, Tensor& copy, auto& twin) {
-    copy = for_tensor(name, tensor.shape(),
-                      [&] { return Tensor(tensor.dtype(), tensor.shape(), device.memory()); });
+    copy =
+        for_tensor(name, [&] { return Tensor(tensor.dtype(), tensor.shape(), device.memory()); });
     twin = copy.view();
   };
   for_inputs(make);

@@ -30,7 +30,7 @@ Tensor filled_part(const char* name, const std::vector<PositionRanges>& index, D
                    const FillPart& fill, MemoryPool& memory) {
   Extents shape{0, 0, 0, 0};
   for (int dim = 0; dim < 4; ++dim) shape[dim] = index[static_cast<std::size_t>(dim)].size();
-  return for_tensor(name, shape, [&] {
+  return for_tensor(name, [&] {
     Tensor part(dtype, shape, memory);
     fill(part.view(), index);
     return part;

@@ -38,8 +38,8 @@ struct ForwardRun {
   void run(int unwritten, const ring::CallValues& values);
 };
 
-/// The error allowed by verify_sharded() for this many rows. `rounding` is that of partial results;
-/// `merge` is the error of merging two of them, in float32 roundings.
+/// The error allowed by verify_sharded() for this many rows that are not 0. `rounding` is that of
+/// partial results; `merge` is the error of merging two of them, in float32 roundings.
 [[nodiscard]] double allowed_error(std::int64_t rows, double unsharded, int shards, double rounding,
                                    double merge = 3);
 

@@ -116,8 +116,7 @@ GradientShards::GradientShards(const ring::ShardedOperands& operands,
     }
     const auto unfilled = [&](const char* name, const NamedSharding& sharding, DType type) {
       const Extents shape = sharding.local_shape(rank_);
-      return for_tensor(name, shape,
-                        [&] { return DeviceTwin(Tensor(type, shape, host_), device_); });
+      return for_tensor(name, [&] { return DeviceTwin(Tensor(type, shape, host_), device_); });
     };
     grad_query_ = unfilled("grad query", operands.query, dtype);
     grad_key_ = unfilled("grad key", operands.key, dtype);

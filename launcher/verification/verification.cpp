@@ -149,7 +149,7 @@ CaseShards::CaseShards(const ring::ShardedOperands& operands, DType dtype, std::
                        bool normalize_output) {
   const auto unfilled = [&](const char* name, const NamedSharding& sharding, DType type) {
     const Extents shape = sharding.local_shape(rank);
-    return for_tensor(name, shape, [&] { return Tensor(type, shape, memory); });
+    return for_tensor(name, [&] { return Tensor(type, shape, memory); });
   };
   output = unfilled("output", operands.output, dtype);
   if (normalize_output) {
@@ -339,8 +339,9 @@ Verification verify_sharded(const ShardedCase& sharded_case, Context& context, c
       !device.place().is_host() &&
       world.max(std::vector{shards.all_finite() ? 0.0 : 1.0}, "inputs that are not finite")[0] > 0;
   if (problem.dtype != DType::float64 && !recomputes) {
-    const AttentionShape& shape = problem.shape;
-    result.allowance = allowed_error(shape.batch * shape.query_length * shape.heads,
+    const NamedSharding& query = operands.query;
+    const int copies = mesh.size() / (query.shards(0) * query.shards(1) * query.shards(2));
+    result.allowance = allowed_error(static_cast<std::int64_t>(result.sharded.rows) / copies,
                                      result.unsharded.output, operands.key.shards(1),
                                      result.reduces_rounded ? unit_roundoff(problem.dtype) : 0);
   }

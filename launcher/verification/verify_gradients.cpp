@@ -125,22 +125,32 @@ double roundings_of_weights(const ShardedCase& sharded_case, const ring::RankPla
   return 3 + most[0] + most[1] * scale * most[2] * most[3] / std::sqrt(3.0);
 }
 
+// The rows of a gradient that are not 0 throughout; others are exact.
+std::int64_t rows_of(const OracleGradient& gradient, std::int64_t width) {
+  std::int64_t rows = 0;
+  const std::vector<double>& all = gradient.magnitudes;
+  for (auto row = all.begin(); row != all.end(); row += width) {
+    rows += std::any_of(row, row + width, [](double magnitude) { return magnitude != 0; }) ? 1 : 0;
+  }
+  return rows;
+}
+
 // See verify_sharded().
-GradientErrors allowed_errors(const AttentionProblem& problem, const GradientErrors& unsharded,
-                              int shards, double rounding, double wire, double merge) {
+GradientErrors allowed_errors(const AttentionProblem& problem, const OracleGradients& truth,
+                              const GradientErrors& unsharded, int shards, double rounding,
+                              double wire, double merge) {
   constexpr double kAny = std::numeric_limits<double>::infinity();
   const AttentionShape& shape = problem.shape;
   const bool compares_bias = problem.bias && (*problem.bias)[2] > 1 && (*problem.bias)[3] > 1;
-  const std::int64_t rows = shape.batch * shape.query_length * shape.heads;
-  const std::int64_t columns = shape.batch * shape.kv_length * shape.kv_heads;
   const double of_columns = std::hypot(rounding, wire);
-  return {allowed_error(rows, unsharded[0], shards, rounding, merge),
-          allowed_error(columns, unsharded[1], shards, of_columns, merge),
-          allowed_error(columns, unsharded[2], shards, of_columns, merge), kAny,
-          compares_bias
-              ? allowed_error((*problem.bias)[0] * (*problem.bias)[1] * (*problem.bias)[2],
-                              unsharded[4], shards, rounding, merge)
-              : kAny};
+  const auto allowed = [&](const OracleGradient& gradient, std::int64_t width, double error,
+                           double rounded) {
+    return allowed_error(rows_of(gradient, width), error, shards, rounded, merge);
+  };
+  return {allowed(truth.query, shape.head_dim, unsharded[0], rounding),
+          allowed(truth.key, shape.head_dim, unsharded[1], of_columns),
+          allowed(truth.value, shape.value_dim, unsharded[2], of_columns), kAny,
+          compares_bias ? allowed(truth.bias, (*problem.bias)[3], unsharded[4], rounding) : kAny};
 }
 
 }  // namespace
@@ -195,11 +205,12 @@ GradientVerification verify_gradients(const ShardedCase& sharded_case,
   result.bound =
       std::hypot(2 * accuracy_bound(judged, problem.shape.kv_length).output, wire / std::sqrt(3.0));
   if (!wide) {
-    result.allowance = allowed_errors(
-        problem, result.unsharded, std::max(operands.query.shards(1), operands.key.shards(1)),
-        rounded || result.reduces_rounded ? unit_roundoff(problem.dtype) : 0, wire,
-        roundings_of_weights(sharded_case, attention.rank_plan(), pass.rank_plan(), forward.shards,
-                             world));
+    result.allowance =
+        allowed_errors(problem, truth, result.unsharded,
+                       std::max(operands.query.shards(1), operands.key.shards(1)),
+                       rounded || result.reduces_rounded ? unit_roundoff(problem.dtype) : 0, wire,
+                       roundings_of_weights(sharded_case, attention.rank_plan(), pass.rank_plan(),
+                                            forward.shards, world));
   }
   result.repeats =
       world.max(std::vector{repeats ? 0.0 : 1.0}, "comparison of two backward passes")[0] == 0;

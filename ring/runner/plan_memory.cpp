@@ -3,6 +3,9 @@
 #include <algorithm>
 #include <map>
 
+#include <fmt/format.h>
+
+#include <annulus/core/bytes.hpp>
 #include <annulus/core/error.hpp>
 #include <annulus/ring/block_scores.hpp>
 
@@ -71,17 +74,35 @@ void PlanMemory::allocate(std::span<Group* const> groups, Device& device) {
   std::vector<CallMemory::Request> requests;
   for (Group* group : groups) requests.push_back({group->exchange_memory(device.memory()), 0});
   requests.push_back({device.memory(), 0});  // for buffers that are not exchanged
+  std::vector<std::map<std::size_t, int>> pieces(requests.size());  // the largest come last
   std::map<int, std::size_t> offsets;
   const auto index_of = [&](int memory) {
     const auto group = group_of.find(memory);
     return group == group_of.end() ? groups.size() : group->second;
   };
   for (const auto& [memory, bytes] : bytes_of) {
-    std::size_t& total = requests[index_of(memory)].bytes;
+    const std::size_t index = index_of(memory);
+    std::size_t& total = requests[index].bytes;
     offsets[memory] = total;
     total += aligned(bytes);
+    pieces[index].emplace(bytes, memory);
   }
-  memory_ = device.call_memory().take(requests);
+  try {
+    memory_ = device.call_memory().take(requests);
+  } catch (const LibraryError& error) {
+    std::string text;
+    for (std::size_t i = 0; i < requests.size(); ++i) {
+      if (pieces[i].empty()) continue;
+      const Buffer& largest = plan_.buffer(pieces[i].rbegin()->second);
+      const Content content = largest.contents.front();
+      text += fmt::format("{}{} {}, of which the largest holds {} {} of {}",
+                          text.empty() ? "" : ", ", human_bytes(requests[i].bytes),
+                          i < groups.size() ? "to exchange" : "of partial results",
+                          ring::name_of(content), to_string(shape_of(largest, content)),
+                          annulus::name_of(largest.dtype));
+    }
+    throw LibraryError(fmt::format("buffers of the plan ({}): {}", text, error.what()));
+  }
   for (std::size_t i = 0; i < plan_.buffers.size(); ++i) {
     if (plan_.buffers[i].kind == BufferKind::caller) continue;
     const int memory = plan_.memory_of(static_cast<int>(i));

@@ -178,6 +178,16 @@ TEST(TensorCopy, RefusesMismatch) {
   EXPECT_THROW(copy(a, TensorView(data.data(), DType::int32, {2, 3})), InternalError);
 }
 
+TEST(Tensor, NamesItselfWhereThereIsNoMemory) {
+  HostMemoryPool pool;
+  EXPECT_THAT(
+      [&] {
+        const Tensor large(DType::float32, {2, std::int64_t{1} << 56}, pool);
+      },
+      ::testing::ThrowsMessage<LibraryError>(::testing::StartsWith(
+          "tensor [2, 72057594037927936] of float32: cpu: no memory for 512 PiB: ")));
+}
+
 TEST(Tensor, OwnsPoolMemory) {
   HostMemoryPool pool;
   {

@@ -118,7 +118,16 @@ TEST_F(AgreementTest, OneLibraryErrorMakesItTheLibrarys) {
     if (rank == 0) throw std::bad_alloc();
   });
   EXPECT_FALSE(other.user);
-  EXPECT_EQ(other.text, (size_ == 1 ? "" : "rank 0: ") + std::string("out of memory"));
+  EXPECT_THAT(other.text, ::testing::StartsWith((size_ == 1 ? "" : "rank 0: ") +
+                                                std::string("out of memory: ")));
+  EXPECT_THAT(other.text, ::testing::HasSubstr("of the host's "));
+  // The step says for what there was no memory.
+  try {
+    collectively(*group_, "planning", [] { throw std::bad_alloc(); });
+    FAIL() << "no error";
+  } catch (const AgreedFailure& error) {
+    EXPECT_THAT(error.what(), ::testing::HasSubstr("planning: out of memory"));
+  }
 }
 
 TEST_F(AgreementTest, AnEmptyOrLongMessageIsStillAnError) {

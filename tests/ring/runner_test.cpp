@@ -93,6 +93,30 @@ TEST(Runner, ExchangesOfAGroupGoOnWhileARankWaitsForAnotherGroup) {
   test::expect_gradients(program, mesh, device, slow);
 }
 
+TEST(Runner, SaysForWhichBuffersThereIsNoMemory) {
+  if (annulus::test::session().size() == 1) GTEST_SKIP() << "one rank exchanges nothing";
+  Mesh mesh = mesh_of("sp=-1");
+  AttentionProblem problem = test::backward_problem(DType::float32, 4, 2);
+  problem.mask = {};
+  problem.shape.batch = std::int64_t{1} << 50U;
+  const ShardedOperands operands = shard_operands(
+      problem, mesh.shape(),
+      {PartitionSpec::parse("-,sp"), PartitionSpec::parse("-,sp"), LayoutKind::contiguous});
+  const Registry registry = Registry::standard();
+  const PlanInput input = make_plan_input(problem, operands, {&registry.get("native")},
+                                          Place::host(), CostModel::cpu_core(), {});
+  HostDevice device;
+  const AxisNames axes{"sp"};
+  EXPECT_THAT(annulus::test::message_of<LibraryError>([&] {
+                const Runner runner(problem, make_rank_plan(input, Schedule::ring, mesh.rank()),
+                                    input.candidates, {&mesh.group(axes)}, device, mesh.watchdog(),
+                                    {});
+              }),
+              ::testing::ContainsRegex("^buffers of the plan \\([0-9.]+ .iB to exchange, of which "
+                                       "the largest holds key \\[.*\\] of float32.*\\): cpu: no "
+                                       "memory for "));
+}
+
 TEST(Runner, TensorsThatDoNotFitThePlanAreNamed) {
   Mesh mesh = mesh_of("sp=-1");
   const AttentionProblem problem = test::backward_problem(DType::float32, 4, 2);

@@ -94,15 +94,15 @@ class NoMemory(CliTest):
         np.lib.format.open_memmap(self.path("value.npy"), "w+", np.float32, shape)
         result = self.annulus("run", *OPERANDS, *OUTPUT, "--threads", 1,
                               preexec_fn=self.limit_memory)
-        self.expect_error(result, 3, "annulus: error: key [1, 33554432, 1, 64]: cpu: no memory for 8",
-                          "GiB")
+        self.expect_error(result, 3, "annulus: error: key: tensor [1, 33554432, 1, 64] of float32: cpu: no "
+                          "memory for 8 GiB", "available, this process may have 4 GiB")
         self.expect_no_files("output.npy")
 
     def test_of_verify_names_the_tensor_too(self):
         result = self.annulus("verify", "--shape", "1,64,32M,1,1,64", "--threads", 1,
                               preexec_fn=self.limit_memory)
-        self.expect_error(result, 3, "annulus: error: key [1, 33554432, 1, 64]: cpu: no memory for 8",
-                          "GiB")
+        self.expect_error(result, 3, "annulus: error: key: tensor [1, 33554432, 1, 64] of float32: cpu: no "
+                          "memory for 8 GiB", "available, this process may have 4 GiB")
 
 
     def test_little_address_space_is_an_error_and_no_hang(self):

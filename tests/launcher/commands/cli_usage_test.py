@@ -100,7 +100,8 @@ class Options(CliTest):
         result = self.annulus(*words, *self.save_metadata(runtime_dtype="float16"))
         self.expect_error(result, 2, "float16")
         rules = self.save_metadata(sharding_rules={"head": "tp"})
-        self.expect_error(self.annulus(*words, *rules), 2, "--sharding-rules", "'tp'", "sp")
+        self.expect_error(self.annulus(*words, *rules), 2, "--sharding-rules, entry 'head': ",
+                          "'tp'", "sp")
         result = self.annulus(*words, *self.save_metadata(sequence_axis_name="ctx", mesh="sp=1"))
         self.expect_error(result, 2, "--sequence-axis", "'ctx'")
         result = self.annulus("verify", "--random", "1", *self.save_metadata(soft_cap=2))

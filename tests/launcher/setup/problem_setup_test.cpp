@@ -52,6 +52,12 @@ TEST_F(ProblemSetupTest, AnUnknownAxisIsBlamedOnItsOwnSpec) {
   EXPECT_THAT(error(), StartsWith("--kv-spec: unknown mesh axis 'x'"));
 }
 
+TEST_F(ProblemSetupTest, AnUnknownAxisOfARuleIsBlamedOnTheRule) {
+  options_.rules.set({SemanticAxis::batch, std::nullopt, {}});
+  options_.rules.set({SemanticAxis::head, std::nullopt, {"tp"}});
+  EXPECT_THAT(error(), StartsWith("--sharding-rules, entry 'head': unknown mesh axis 'tp'"));
+}
+
 TEST_F(ProblemSetupTest, WithoutRanksTheMeshMustBeGiven) {
   EXPECT_THAT(error(0), HasSubstr("--mesh: got nothing"));
   options_.mesh = "sp=-1";

@@ -217,7 +217,9 @@ TEST_F(Comparison, DeviationsAddUp) {
   lses()[0] += 2;
   Deviation sum = compare(problem_, truth_, output_.view(), lse_.view());
   const Deviation once = sum;
-  sum.add({3, 4, 0.5, 1e-3, 1e9});
+  EXPECT_EQ(once.rows, 5) << "one of six sees nothing";
+  sum.add({3, 4, 0.5, 1e-3, 1e9, 7});
+  EXPECT_EQ(sum.rows, 12);
   EXPECT_EQ(sum.difference, once.difference + 3);
   EXPECT_EQ(sum.reference, once.reference + 4);
   EXPECT_EQ(sum.lse, 2);

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <functional>
@@ -179,6 +180,27 @@ TEST_F(VerifySharded, FailsALossByShardingAlone) {
   });
   EXPECT_TRUE(found.sharded.within(found.bound));
   EXPECT_THAT(found.failure(), HasSubstr("unsharded"));
+}
+
+// Rows that see no key are exact in every run, so the ratio is the luck of the others.
+TEST_F(VerifySharded, OnlyRowsThatSeeKeysMakeARatioMeaningful) {
+  const auto factor = [&] {
+    const Verification found = verify_with([](const auto&, const auto&) {});
+    EXPECT_EQ(found.failure(), "");
+    const double merges = std::max(1, context_.size() - 1);
+    return found.allowance.value() /
+           std::hypot(found.unsharded.output, std::sqrt(merges) * 3 * 0x1p-24);
+  };
+  case_.problem.shape = {1, 160, 160, 4, 2, 8, 8};
+  EXPECT_NEAR(factor(), 1.1, 1e-6);
+  case_.problem.mask.set_query_lengths({127});
+  EXPECT_NEAR(factor(), 2, 1e-6);
+  case_.problem.mask.set_query_lengths({128});
+  EXPECT_NEAR(factor(), 1.1, 1e-6);
+  // Copies are no further rows.
+  case_.problem.mask.set_query_lengths({127});
+  case_.layout.query = PartitionSpec::parse("-,-");
+  EXPECT_NEAR(factor(), 2, 1e-6);
 }
 
 TEST_F(VerifySharded, FailsARunThatDoesNotRepeat) {

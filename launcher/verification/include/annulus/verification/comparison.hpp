@@ -16,6 +16,8 @@ struct Deviation {
   /// row_bound()).
   double row_share = 0;
   double lse_share = 0;
+  /// Rows whose output is not 0. Others, which see no key, are exact.
+  double rows = 0;
 
   void add(const Deviation& other);
 };
@@ -41,6 +43,7 @@ struct Accuracy {
   double lse = 0;        ///< largest absolute error; of the maximum too, if there is one
   double row_share = 0;  ///< see Deviation
   double lse_share = 0;
+  double rows = 0;  ///< likewise; every copy of a row counts
 
   /// NaN is never within a bound.
   [[nodiscard]] bool within(const AccuracyBound& bound) const {

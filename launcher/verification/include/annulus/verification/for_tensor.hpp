@@ -3,17 +3,16 @@
 #include <string>
 
 #include <annulus/core/error.hpp>
-#include <annulus/core/tensor.hpp>
 
 namespace annulus::verification {
 
-/// Runs body() and makes its failure, such as a lack of memory, name the tensor and its shape.
+/// Runs body() and makes its failure, such as a lack of memory, name the tensor.
 template <class Body>
-auto for_tensor(const std::string& name, const Extents& shape, const Body& body) {
+auto for_tensor(const std::string& name, const Body& body) {
   try {
     return body();
   } catch (const LibraryError& error) {
-    throw LibraryError(name + " " + to_string(shape) + ": " + error.what());
+    throw LibraryError(name + ": " + error.what());
   }
 }
 

@@ -212,6 +212,7 @@ std::unique_ptr<Implementation> make_flash_implementation() {
   return std::make_unique<FlashImplementation>(kFlash, FeatureSet{}, FeatureSet{},
                                                BackwardDeclaration{.features = backward_features(),
                                                                    .blocks = BlockForm::straight,
+                                                                   .joins_query_heads = true,
                                                                    .reproducible_columns = kTile});
 }
 
@@ -221,6 +222,7 @@ std::unique_ptr<Implementation> make_blocksparse_implementation() {
       "blocksparse", blocks, blocks,
       BackwardDeclaration{.features = backward_features() | blocks,
                           .blocks = BlockForm::straight,
+                          .joins_query_heads = true,
                           .reproducible_columns = kTile});
 }
 

@@ -35,7 +35,8 @@ struct BlockExtent {
 [[nodiscard]] double used_share(Place::Kind device, const BlockExtent& block,
                                 std::int64_t row_tile);
 /// The same for the backward pass, whose kernels cut the columns of each head into tiles, one for
-/// each multiprocessor, and walk the rows.
+/// each multiprocessor, and walk the rows. Of a kernel that computes a tile for all query heads of a
+/// key/value head, the block's heads are key/value heads.
 [[nodiscard]] double used_share_backward(Place::Kind device, const BlockExtent& block,
                                          std::int64_t row_tile);
 

@@ -181,9 +181,10 @@ double KernelBlocks::used_share(const Implementation& candidate) const {
   const Declaration& declares = candidate.declares();
   const Place::Kind kind = device_.place().kind;
   if (pass_ == Pass::forward) return ring::used_share(kind, extent_, declares.row_tile);
-  ring::BlockExtent extent = extent_;
-  if (declares.backward->joins_query_heads) extent.heads = setup_.problem.shape.kv_heads;
-  return ring::used_share_backward(kind, extent, declares.row_tile);
+  const AttentionShape& s = setup_.problem.shape;
+  return ring::used_share_backward(
+      kind, extent_, declares.row_tile,
+      declares.backward->joins_query_heads ? s.heads_per_kv_head() : 1);
 }
 
 void KernelBlocks::compute(const Implementation& candidate, int calls) {

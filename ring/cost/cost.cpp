@@ -124,11 +124,11 @@ double seconds_of_gradients(const RankPlan& plan, const Tile& tile, const Prices
   const double adding = prices.model.memory_seconds(
       2 * static_cast<double>(tile.batches.count * added) * static_cast<double>(size_of(dtype)));
   const double reading = prices.model.reading_seconds(bytes_read(plan, tile, all_columns(tile)));
-  BlockExtent extent = extent_of(tile);
-  if (kernel.joins_query_heads) extent.heads = kv_heads;
-  return kernel.seconds(plan.backward_flops(tile), static_cast<double>(tile.rows.count),
-                        used_share_backward(prices.model.device, extent, kernel.row_tile),
-                        reading + adding);
+  const std::int64_t joined = kernel.joins_query_heads ? tile.heads.count / kv_heads : 1;
+  return kernel.seconds(
+      plan.backward_flops(tile), static_cast<double>(tile.rows.count),
+      used_share_backward(prices.model.device, extent_of(tile), kernel.row_tile, joined),
+      reading + adding);
 }
 
 double seconds_of(const RankPlan& plan, const BackwardBlock& block, const Prices& prices) {

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -63,9 +64,15 @@ const BackwardBlock& own_block(const RankPlan& plan) {
   return *plan.all<BackwardBlock>().front();
 }
 
+// Part of the rate that walks over this many rows keep, if none is masked, and one tile of keys
+// serves some query heads.
+double kept(double rows, double joined) {
+  return rows / (rows + 550 / joined);
+}
+
 // cuDNN computes a tile of keys for every query head.
 TEST(BackwardCosts, ATileOfKeysServesAllQueryHeads) {
-  for (const auto& [name, heads] : {std::pair("flash_attn2", 4), std::pair("sdpa", 32)}) {
+  for (const auto& [name, joined] : {std::pair("flash_attn2", 8), std::pair("sdpa", 1)}) {
     const AttentionProblem problem = full_problem(32, 4, 1024);
     const ShardedOperands operands = sequence_operands(problem, 2, LayoutKind::contiguous);
     PlanInput input = backward_input(problem, operands, name);
@@ -74,9 +81,10 @@ TEST(BackwardCosts, ATileOfKeysServesAllQueryHeads) {
     kernel.call_latency = 0;
     const BackwardBlock& block = own_block(plan);
     ASSERT_EQ(block.columns.count, 512);
-    const double flops = plan.backward_flops(block);
+    const double busy = 512.0 / kTileRows * 32 / joined / kMultiprocessors;
     EXPECT_DOUBLE_EQ(seconds_of(plan, block, input.prices),
-                     flops / (kernel.rate.clamped(512) * (512.0 / kTileRows * heads / 132)))
+                     plan.backward_flops(block) /
+                         (kernel.rate.clamped(512) * std::min(1.0, busy) * kept(512, joined)))
         << name;
   }
 }
@@ -91,12 +99,26 @@ TEST(BackwardCosts, GradientsAreAddedWhileTheKernelComputes) {
   KernelCost& kernel = input.prices.kernels.at("flash_attn2");
   const double flops = plan.backward_flops(block);
   kernel.rate = CostCurve::constant(1e14);
-  EXPECT_DOUBLE_EQ(seconds_of(plan, block, input.prices), kernel.call_latency + flops / 1e14);
+  EXPECT_DOUBLE_EQ(seconds_of(plan, block, input.prices),
+                   kernel.call_latency + flops / (1e14 * kept(4096, 1)));
   kernel.rate = CostCurve::constant(1e20);
   const double numbers = 4096.0 * 8 * 64;  // of each operand and gradient of the block
   EXPECT_DOUBLE_EQ(seconds_of(plan, block, input.prices),
                    kernel.call_latency + input.prices.model.reading_seconds(2 * numbers * 2) +
                        input.prices.model.memory_seconds(3 * numbers * 2 * sizeof(float)));
+}
+
+// Of tiles that are computed from the longest to the shortest, the last ones fill the gaps: all
+// that counts is the longest tile, if there are few.
+TEST(BackwardCosts, TilesOfACausalMaskEndTogetherIfThereAreTwoEach) {
+  const auto share = [](std::int64_t rows, std::int64_t heads) {
+    return used_share_backward(Place::Kind::cuda, {rows, rows, heads, 1, rows * rows / 2}, 1, 1);
+  };
+  const auto without_edges = [](double rows) { return rows / 2 / (rows / 2 + 550 + 250); };
+  EXPECT_DOUBLE_EQ(share(kTileRows * 4, 33), without_edges(kTileRows * 4) / 2);
+  EXPECT_DOUBLE_EQ(share(kTileRows * 4, 66), without_edges(kTileRows * 4));
+  EXPECT_DOUBLE_EQ(share(kTileRows * 64, 66), without_edges(kTileRows * 64));
+  EXPECT_EQ(used_share_backward(Place::Kind::host, {512, 512, 1, 1, 512 * 256}, 1, 1), 1);
 }
 
 }  // namespace

@@ -92,9 +92,15 @@ Selection Registry::select(std::string_view name, const AttentionProblem& proble
                                                  : implementation.fits_backward(problem, place);
     return !fit || presence == Presence::assumed ? fit : implementation.available(place);
   };
-  const auto refuse = [](std::string_view refuser, const Capability& capability) {
+  const char* const remedy =
+      problem.in_global_order()
+          ? "; --reproducible world wants CPU ranks, float32, float16 or bfloat16, and "
+            "implementation native or auto; --reproducible run has no such limits"
+          : "";
+  const auto refuse = [&](std::string_view refuser, const Capability& capability) {
     if (capability) return;
-    throw UnsupportedError(fmt::format("implementation {}: {}", refuser, capability.reason()));
+    throw UnsupportedError(
+        fmt::format("implementation {}: {}{}", refuser, capability.reason(), remedy));
   };
   Selection selection;
   if (const Strategy* named = strategy(name)) {
@@ -127,9 +133,9 @@ Selection Registry::select(std::string_view name, const AttentionProblem& proble
     reasons += fmt::format("; {}: {}", implementation->names().front(), capability.reason());
   }
   if (selection.candidates.empty()) {
-    throw UnsupportedError(fmt::format("no implementation can {} the problem on {}{}",
+    throw UnsupportedError(fmt::format("no implementation can {} the problem on {}{}{}",
                                        pass == Pass::forward ? "run" : "compute the gradients of",
-                                       to_string(place), reasons));
+                                       to_string(place), reasons, remedy));
   }
   return selection;
 }

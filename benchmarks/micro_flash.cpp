@@ -472,8 +472,8 @@ void positions(Bench& bench) {
   }
 }
 
-// A few new rows of each sequence against its cache: sequences of equal and of unequal lengths, and
-// rows that see each other's keys in part.
+// A few new rows of each sequence against its cache: sequences of equal and of unequal lengths,
+// lengths that kernels find on the device, and rows that see each other's keys in part.
 void decode(Bench& bench) {
   constexpr std::int64_t kBatch = 16;
   constexpr std::int64_t kLonger = 131072;
@@ -486,7 +486,10 @@ void decode(Bench& bench) {
         static_cast<std::int32_t>(kShorter + (kLonger - kShorter) * b / (kBatch - 1)));
   }
   unequal.problem.mask.set_kv_lengths(lengths);
-  bench.measure({make_case("decode: 16 of 131,072", batched, false), unequal}, nullptr);
+  Case called = unequal;
+  called.name += ", of a call";
+  called.problem.call_arguments.lengths = true;
+  bench.measure({make_case("decode: 16 of 131,072", batched, false), unequal, called}, nullptr);
 
   std::vector<Case> rows;
   for (const std::int64_t count : {1, 4, 8}) {

@@ -93,13 +93,19 @@ class Comparison {
   // The error text if all are refused.
   [[nodiscard]] std::string refusals() const {
     const std::string& first = candidates_.front().refused;
+    const char* const remedy =
+        candidates_.front().input.problem.in_global_order()
+            ? "; --reproducible world wants heads or batch sharded instead of the sequence, or "
+              "schedule ulysses, or schedule allgather with layout contiguous and granule 256; "
+              "--reproducible run has no such limits"
+            : "";
     const auto same = [&](const Candidate& one) { return one.refused == first; };
-    if (std::all_of(candidates_.begin(), candidates_.end(), same)) return first;
+    if (std::all_of(candidates_.begin(), candidates_.end(), same)) return first + remedy;
     std::string text = "no schedule can run";
     for (const Candidate& one : candidates_) {
       text += fmt::format("; {}: {}", variant_text(one.variant), one.refused);
     }
-    return text;
+    return text + remedy;
   }
 
   void play(Candidate& one) {
@@ -166,30 +172,30 @@ PlanOptions with_variant(PlanOptions options, const ScheduleVariant& variant) {
 
 std::vector<ConsideredVariant> variants_for(const PlanInput& input, std::string_view name) {
   std::vector<ConsideredVariant> all;
-  const auto consider = [&](const ScheduleEntry& entry, const PlanInput& from) {
+  const auto consider = [&](const ScheduleEntry& entry, const PlanInput& from, auto obstacle) {
     for (const ScheduleVariant& variant : entry.variants(from)) {
       PlanInput with = from;
       with.options = with_variant(from.options, variant);
-      ConsideredVariant one{variant, obstacle_of(entry, with), {}};
+      ConsideredVariant one{variant, obstacle(entry, with), {}};
       if (one.obstacle.empty()) one.pointless = entry.pointless(with);
       all.push_back(std::move(one));
     }
   };
   if (name == "auto") {
-    for (const ScheduleEntry& entry : schedule_table()) consider(entry, input);
+    for (const ScheduleEntry& entry : schedule_table()) consider(entry, input, obstacle_of);
     return all;
   }
   const ScheduleEntry& named = entry_of(parse_schedule(name));
   PlanInput from = input;
   from.options.ulysses_degree = ulysses_degree(input);
-  consider(named, from);
+  consider(named, from, named_obstacle_of);
   for (ConsideredVariant& one : all) one.pointless.clear();  // it was named
   return all;
 }
 
 void check_schedule(const PlanInput& input, std::string_view name) {
   if (name == "auto") return;
-  const std::string obstacle = obstacle_of(entry_of(parse_schedule(name)), input);
+  const std::string obstacle = named_obstacle_of(entry_of(parse_schedule(name)), input);
   if (obstacle.empty()) return;
   throw UnsupportedError(fmt::format("schedule {} cannot run: {}", name, obstacle));
 }

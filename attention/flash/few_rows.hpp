@@ -8,13 +8,11 @@ namespace annulus::flash {
 
 /// For the kernel in decode/. Beyond 32 rows its products take longer than reading, and the default
 /// kernel, with a multiprocessor for each tile, is faster if there are enough tiles. Where keys are
-/// few, writing and reading the parts would take longer than the keys. How keys are shared out
-/// depends on lengths and offsets, so that none may be call arguments. It also depends on the
-/// block's rows and heads, and bits with it.
+/// few, writing and reading the parts would take longer than the keys. How keys are shared out, and
+/// bits with it, depends on the block's rows and heads.
 [[nodiscard]] inline FewRows few_rows(const AttentionProblem& problem) {
   if (problem.dtype == DType::float32 || is_general(problem)) return {};
   if (problem.in_global_order()) return {};
-  if (problem.call_arguments.change_visibility()) return {};
   const Mask& mask = problem.mask;
   const bool banded = mask.one_band() && !mask.has_segments() && !mask.block_mask();
   return {.most = 64, .always = 32, .tiles = 132, .columns = 16, .rate = 125e12, .banded = banded};

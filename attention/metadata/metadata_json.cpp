@@ -28,6 +28,8 @@ constexpr const char* kAllModes = "all";
 /// Thrown for a value that its field does not accept.
 struct Unexpected {
   std::string expected;
+  std::string entry = {};  // the part of the field that is wrong, "head.train"; empty: all of it
+  std::string value = {};  // of the entry
 };
 
 // Writing.
@@ -80,11 +82,17 @@ struct UnknownKey {
 
 /// Where a value was found, and the unknown keys so far.
 struct Reader {
-  std::string key;
+  std::string key;  // of the field; empty for sharding rules alone
   const std::string& source;
   std::vector<UnknownKey>& unknown;
 
-  [[nodiscard]] std::string shown() const { return fmt::format("{} in {}", key, source); }
+  /// Of an entry of the field; the field itself if `entry` is empty.
+  [[nodiscard]] std::string path_of(const std::string& entry) const {
+    return key.empty() || entry.empty() ? key + entry : fmt::format("{}.{}", key, entry);
+  }
+  [[nodiscard]] std::string shown(const std::string& entry = {}) const {
+    return fmt::format("{} in {}", path_of(entry), source);
+  }
   void add_unknown(std::string name, std::string known) const {
     unknown.push_back({std::move(name), std::move(known)});
   }
@@ -151,7 +159,8 @@ void read(const Reader& /*reader*/, const Json& json, AttentionMode& value) {
 
 AxisNames axes_of(const Json& json) {
   constexpr const char* kExpected =
-      "a mesh axis, a list of them, null, or an object of such values by mode";
+      "a mesh axis such as \"tp\", a list of mesh axes, null for none, or an object with one of "
+      "these for each mode";
   if (json.is_null()) return {};
   AxisNames axes;
   for (const Json& name : json.is_array() ? json : Json::array({json})) {
@@ -170,16 +179,30 @@ auto known(const Parse& parse, const std::string& name) -> std::optional<decltyp
   }
 }
 
+// The value of an environment variable need not be UTF-8.
+std::string shown(const Json& json) {
+  return json.dump(-1, ' ', false, Json::error_handler_t::replace);
+}
+
+AxisNames axes_of(const Json& json, const std::string& entry) {
+  try {
+    return axes_of(json);
+  } catch (const Unexpected& unexpected) {
+    throw Unexpected{unexpected.expected, entry, shown(json)};
+  }
+}
+
 void read_rule(const Reader& reader, const Json& json, SemanticAxis axis, ShardingRules& rules) {
-  if (!json.is_object()) return rules.set({axis, std::nullopt, axes_of(json)});
+  const std::string entry(name_of(axis));
+  if (!json.is_object()) return rules.set({axis, std::nullopt, axes_of(json, entry)});
   for (const auto& [name, axes] : json.items()) {
+    const std::string of_mode = fmt::format("{}.{}", entry, name);
     if (name == kAllModes) {
-      rules.set({axis, std::nullopt, axes_of(axes)});
+      rules.set({axis, std::nullopt, axes_of(axes, of_mode)});
     } else if (const auto mode = known(parse_attention_mode, name)) {
-      rules.set({axis, mode, axes_of(axes)});
+      rules.set({axis, mode, axes_of(axes, of_mode)});
     } else {
-      reader.add_unknown(fmt::format("{}.{}.{}", reader.key, name_of(axis), name),
-                         "all, train, prefill, autoregressive, insert");
+      reader.add_unknown(reader.path_of(of_mode), "all, train, prefill, autoregressive, insert");
     }
   }
 }
@@ -196,7 +219,7 @@ void read(const Reader& reader, const Json& json, ShardingRules& value) {
     for (const SemanticAxis axis : kSemanticAxes) {
       names += (names.empty() ? "" : ", ") + std::string(name_of(axis));
     }
-    reader.add_unknown(fmt::format("{}.{}", reader.key, name), names);
+    reader.add_unknown(reader.path_of(name), names);
   }
 }
 
@@ -210,7 +233,7 @@ void read(const Reader& reader, const Json& json, std::optional<T>& value) {
   try {
     read(reader, json, given);
   } catch (const Unexpected& unexpected) {
-    throw Unexpected{unexpected.expected + ", or null"};
+    throw Unexpected{unexpected.expected + ", or null", unexpected.entry, unexpected.value};
   }
   value = std::move(given);
 }
@@ -234,8 +257,8 @@ bool set_field(const Reader& reader, const Json& json, MetadataFields& fields) {
       read(reader, json, (alone.*given).emplace());
       static_cast<void>(AttentionMetadata().replace(alone));
     } catch (const Unexpected& unexpected) {
-      // The value of an environment variable need not be UTF-8.
-      throw ArgumentError(reader.shown(), json.dump(-1, ' ', false, Json::error_handler_t::replace),
+      throw ArgumentError(reader.shown(unexpected.entry),
+                          unexpected.entry.empty() ? shown(json) : unexpected.value,
                           unexpected.expected);
     } catch (const ArgumentError& error) {
       throw ArgumentError(reader.shown(), error.value(), error.expected());
@@ -349,20 +372,28 @@ std::string to_json(const ShardingRules& rules) {
 ShardingRules parse_sharding_rules(std::string_view text, const std::string& source) {
   std::vector<UnknownKey> unknown;
   ShardingRules rules;
-  const Reader reader{"sharding rules", source, unknown};
+  const Reader reader{"", source, unknown};
   const auto refuse = [&](const std::string& expected) {
-    throw ArgumentError(reader.shown(), std::string(text), expected);
+    throw ArgumentError(source, fmt::format("'{}'", text), expected);
   };
+  const auto refuse_entry = [&](const std::string& entry, const std::string& value,
+                                const std::string& expected) {
+    throw ArgumentError(fmt::format("{}, entry '{}'", source, entry), value, expected);
+  };
+  constexpr const char* kObject =
+      "JSON text (not a file), an object of the mesh axes for each semantic axis, such as "
+      "{\"head\": \"tp\", \"batch\": [\"fsdp\", \"dp\"]}";
   if (nests_too_deep(text)) refuse(fmt::format("brackets at most {} deep", kMaximumJsonNesting));
   try {
     read(reader, parse(text, source), rules);
   } catch (const Unexpected& unexpected) {
-    refuse(unexpected.expected);
+    if (unexpected.entry.empty()) refuse(kObject);
+    refuse_entry(unexpected.entry, unexpected.value, unexpected.expected);
   } catch (const Json::exception&) {
-    refuse("a JSON object of semantic axes, such as {\"head\": \"tp\"}");
+    refuse(kObject);
   }
   if (!unknown.empty()) {
-    refuse(fmt::format("known keys: not '{}' but {}", unknown.front().name, unknown.front().known));
+    refuse_entry(unknown.front().name, "an unknown name", "one of " + unknown.front().known);
   }
   return rules;
 }

@@ -106,10 +106,11 @@ ExitCode bench_scaling(const CommandContext& context) {
   const std::unique_ptr<Context> opened =
       open_context(context, MeshShape({{options.sequence_axis, context.session.size()}}));
   Mesh& everyone = opened->mesh();
+  const std::string problem =
+      collectively(everyone.world(), [&] { return scaled_problem_text(options); });
   Report report =
-      make_scaling_report("bench.scaling", "ms, median", options,
+      make_scaling_report("bench.scaling", "ms, median", options, problem,
                           make_record(context, everyone, opened->place(), opened->threads()));
-  report.add_meta("options", options.given);
   add_rank_order(report, context.session);
   std::optional<ReportFiles> files;
   std::optional<files::TextFile> picture;
@@ -135,7 +136,7 @@ ExitCode bench_scaling(const CommandContext& context) {
     if (picture) {
       as_option("--picture " + options.picture, [&] {
         picture->commit(scaling_picture(
-            points, fmt::format("Measured scaling, {}", to_string(*options.shape)),
+            points, "Measured scaling, " + problem,
             fmt::format("weak: {} tokens per rank",
                         scaled_shape(options, 1, everyone.size(), true).kv_length)));
       });

@@ -26,6 +26,7 @@
 #include "launcher/report/record.hpp"
 #include "launcher/report/report.hpp"
 #include "launcher/report/report_files.hpp"
+#include "launcher/report/tally.hpp"
 #include "launcher/report/warnings.hpp"
 #include "launcher/setup/cost_model_option.hpp"
 #include "launcher/setup/open_context.hpp"
@@ -333,93 +334,6 @@ void add_row(Report& report, const NamedCase& named, const verification::Verific
        named.command});
 }
 
-// Counts verdicts, and keeps the worst ratio and shares of bounds.
-class Tally {
- public:
-  void add(const verification::Verification& found) {
-    ++problems_;
-    const bool rounded_gradients = found.gradients && found.gradients->reduces_rounded;
-    reduces_rounded_ += found.reduces_rounded || rounded_gradients ? 1 : 0;
-    if (!found.failure().empty()) ++failed_;
-    if (const auto ratio = found.ratio(); ratio && !(worst_ratio_ && *ratio <= *worst_ratio_)) {
-      worst_ratio_ = ratio;
-    }
-    row_share_ = std::max(row_share_, found.sharded.row_share);
-    lse_share_ = std::max(lse_share_, found.sharded.lse_share);
-    ++computed_[found.implementations];
-    if (!found.gradients) return;
-    const verification::GradientVerification& gradients = *found.gradients;
-    if (!gradients.refusal.empty()) {
-      ++computed_gradients_["no implementation"];
-      return;
-    }
-    ++computed_gradients_[gradients.implementations];
-    adds_rounded_ += gradients.adds_rounded ? 1 : 0;
-    gradient_share_ = std::max(gradient_share_.value_or(0), gradients.share());
-    if (const auto ratio = gradients.ratio()) {
-      gradient_ratio_ = std::max(gradient_ratio_.value_or(0), *ratio);
-    }
-  }
-  void add_refused() {
-    ++problems_;
-    ++failed_;
-  }
-  /// Counts a drawn problem that nothing computes with the same bits on any number of ranks.
-  void add_unordered() { ++unordered_; }
-  [[nodiscard]] bool passed() const { return failed_ == 0; }
-  /// The number of problems that each implementation, or several together, computed: "native 3,
-  /// sdpa 5".
-  [[nodiscard]] std::string computed() const { return counts_text(computed_); }
-  /// The same for gradients.
-  [[nodiscard]] std::string computed_gradients() const { return counts_text(computed_gradients_); }
-  [[nodiscard]] std::string text() const {
-    // Rounded results are allowed a larger error; see verify_sharded().
-    const std::string rounded =
-        reduces_rounded_ == 0
-            ? ""
-            : fmt::format("; {} with partial results that a kernel had rounded", reduces_rounded_);
-    const std::string sent =
-        adds_rounded_ == 0 ? ""
-                           : fmt::format("; {} with gradients rounded on their way", adds_rounded_);
-    const std::string ratio =
-        worst_ratio_ ? fmt::format("; largest ratio to the unsharded error {:.2f}", *worst_ratio_)
-                     : "";
-    const std::string gradients =
-        gradient_share_ ? fmt::format(", of a gradient's {:.2f}", *gradient_share_) : "";
-    const std::string gradient_ratio =
-        gradient_ratio_ ? fmt::format(", of gradients {:.2f}", *gradient_ratio_) : "";
-    return fmt::format(
-        "{} ({} of {} within bounds; largest share of a row's bound {:.2f}, of its LSE's "
-        "{:.2f}{}{}{}{}{}{})",
-        passed() ? "OK" : "FAILED", problems_ - failed_, problems_, row_share_, lse_share_,
-        gradients, ratio, gradient_ratio, rounded, sent,
-        unordered_ == 0 ? "" : fmt::format("; {} more refused", unordered_));
-  }
-
- private:
-  using Counts = std::map<std::string, int>;
-  static std::string counts_text(const Counts& counts) {
-    std::string text;
-    for (const auto& [name, problems] : counts) {
-      text += fmt::format("{}{} {}", text.empty() ? "" : ", ", name, problems);
-    }
-    return text.empty() ? "none" : text;
-  }
-
-  int problems_ = 0;
-  int failed_ = 0;
-  int unordered_ = 0;
-  int reduces_rounded_ = 0;
-  int adds_rounded_ = 0;
-  std::optional<double> worst_ratio_;
-  double row_share_ = 0;
-  double lse_share_ = 0;
-  std::optional<double> gradient_share_;
-  std::optional<double> gradient_ratio_;
-  Counts computed_;
-  Counts computed_gradients_;
-};
-
 // Verifies one problem after another.
 class Verifier {
  public:
@@ -576,6 +490,8 @@ ExitCode verify_command(const CommandContext& context) {
       if (!suits(named, options, *opened)) continue;
       begin_step(
           fmt::format("annulus verify was computing problem {} of {}", verified, options.random));
+      progress.go_on(fmt::format("problem {} of {} (--random-case {}:{})", verified + 1,
+                                 options.random, options.seed, drawn));
       verifier.verify_drawn(std::move(named));
       ++verified;
     }

@@ -1,12 +1,17 @@
 #include <algorithm>
 #include <array>
 
+#include <fmt/format.h>
+
+#include <annulus/core/error.hpp>
 #include <annulus/files/array_info.hpp>
 
 namespace annulus::files {
 
-std::optional<std::int64_t> byte_count(DType dtype, const Extents& shape) {
-  auto bytes = static_cast<std::int64_t>(size_of(dtype));
+namespace {
+
+std::optional<std::int64_t> bytes_of(std::size_t element_bytes, const Extents& shape) {
+  auto bytes = static_cast<std::int64_t>(element_bytes);
   bool empty = false;
   for (const std::int64_t size : shape) {
     if (size < 0) return std::nullopt;
@@ -16,6 +21,23 @@ std::optional<std::int64_t> byte_count(DType dtype, const Extents& shape) {
     }
   }
   return empty ? 0 : bytes;
+}
+
+}  // namespace
+
+std::optional<std::int64_t> byte_count(DType dtype, const Extents& shape) {
+  return bytes_of(size_of(dtype), shape);
+}
+
+void check_data_bytes(const std::string& path, const std::string& array, const std::string& dtype,
+                      std::size_t element_bytes, const Extents& shape, std::int64_t found) {
+  const std::optional<std::int64_t> expected = bytes_of(element_bytes, shape);
+  if (expected == found) return;
+  throw FileError(
+      path, fmt::format("{}shape {} of {} does not fit the {} bytes of data: expected {}", array,
+                        to_string(shape), dtype, found,
+                        expected ? fmt::format("{} bytes", *expected)
+                                 : "a shape whose bytes can be counted"));
 }
 
 std::string list_of(std::span<const DType> dtypes) {

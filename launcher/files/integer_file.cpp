@@ -1,5 +1,4 @@
 #include <limits>
-#include <optional>
 #include <span>
 #include <utility>
 
@@ -17,11 +16,13 @@ namespace annulus::files {
 
 IntegerFile::IntegerFile(std::string path, std::string_view tensor)
     : path_(std::move(path)), tensor_(tensor), file_(open_for_reading(path_)) {
+  std::string array;
   std::string dtype;
   std::int64_t bytes = 0;
   if (is_safetensors(path_)) {
     const std::vector<SafetensorsEntry> entries = read_safetensors_header(file_, path_);
     const SafetensorsEntry& entry = find_entry(entries, path_, tensor);
+    array = fmt::format("tensor '{}': ", tensor);
     dtype = entry.dtype;
     shape_ = Extents(entry.shape);
     offset_ = entry.offset;
@@ -37,11 +38,8 @@ IntegerFile::IntegerFile(std::string path, std::string_view tensor)
   if (!wide_ && dtype != "<i4" && dtype != "I32") {
     throw FileError(path_, fmt::format("dtype '{}', expected int32 or int64", dtype));
   }
-  const std::optional<std::int64_t> narrow_bytes = byte_count(DType::int32, shape_);
-  if (!narrow_bytes || *narrow_bytes > bytes / (wide_ ? 2 : 1)) {
-    throw FileError(path_, fmt::format("shape {} of '{}' does not fit the {} bytes of data",
-                                       to_string(shape_), dtype, bytes));
-  }
+  check_data_bytes(path_, array, dtype, wide_ ? sizeof(std::int64_t) : sizeof(std::int32_t), shape_,
+                   bytes);
 }
 
 template <class Integer>

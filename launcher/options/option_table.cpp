@@ -102,11 +102,7 @@ std::string parse_implementation_name(const std::string& option, const std::stri
 }
 
 ShardingRules parse_rules(const std::string& option, const std::string& text) {
-  try {
-    return parse_sharding_rules(text, option);
-  } catch (const ArgumentError& error) {
-    throw ArgumentError(option, error.value(), error.expected());
-  }
+  return parse_sharding_rules(text, option);
 }
 
 DType parse_grad_wire(const std::string& option, const std::string& text) {

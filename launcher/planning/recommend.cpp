@@ -16,6 +16,7 @@
 #include <annulus/ring/recommend.hpp>
 
 #include "launcher/planning/planned_case.hpp"
+#include "launcher/report/cells.hpp"
 #include "launcher/report/report.hpp"
 #include "launcher/report/report_files.hpp"
 #include "launcher/report/warnings.hpp"
@@ -85,9 +86,10 @@ Row row_of(const Recommendation& candidate, bool with_reason) {
   return row;
 }
 
-void add_meta(Report& report, const Options& options, const std::string& predictor) {
-  report.add_meta("problem", fmt::format("{} {}", to_string(*options.shape),
-                                         name_of(options.dtype.value_or(DType::float32))));
+void add_meta(Report& report, const Options& options, const AttentionProblem& problem,
+              const std::string& predictor) {
+  report.add_meta("options", options.given);
+  report.add_meta("problem", problem_text(problem));
   report.add_meta("ranks", fmt::format("{} on {}", counted(options.ranks, "rank"),
                                        counted(options.nodes, "node")));
   if (options.memory_bytes > 0) {
@@ -160,8 +162,9 @@ void recommend(const Options& options, const Registry& registry, std::ostream& o
   Report table("plan.recommend", {}, columns(false), {options.wide, options.legend});
   ReportFiles files(options.json, options.csv, report);
   const ring::CostModel model = cost_model_of(options, planned_place(options));
+  const AttentionOptions problem = problem_of(options, model);
   const ring::Recommendations found =
-      ring::recommend(problem_of(options, model),
+      ring::recommend(problem,
                       {options.ranks, options.nodes, options.memory_bytes, planned_place(options),
                        options.sequence_axis},
                       registry);
@@ -176,7 +179,7 @@ void recommend(const Options& options, const Registry& registry, std::ostream& o
   }
   if (played == 0) refuse(options, candidates);
   for (Report* one : {&report, &table}) {
-    add_meta(*one, options, predictor_text(model, transports));
+    add_meta(*one, options, problem, predictor_text(model, transports));
     if (static_cast<int>(found.most_planned) < options.ranks) {
       one->add_meta("planned", fmt::format("{} of {} ranks of each candidate: memory is that of "
                                            "the one with most, moved and across are estimated",

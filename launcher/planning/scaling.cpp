@@ -16,6 +16,7 @@
 #include "launcher/options/as_option.hpp"
 #include "launcher/pictures/plot.hpp"
 #include "launcher/planning/planned_case.hpp"
+#include "launcher/report/cells.hpp"
 #include "launcher/report/report_files.hpp"
 #include "launcher/setup/cost_model_option.hpp"
 #include "launcher/setup/problem_setup.hpp"
@@ -89,8 +90,15 @@ void set_efficiencies(std::vector<ScalingPoint>& points) {
   }
 }
 
+std::string scaled_problem_text(const Options& options) {
+  return problem_text(set_up_problem(on_mesh(options, fmt::format("{}=1", options.sequence_axis)),
+                                     *options.shape, options.dtype.value_or(DType::float32),
+                                     /*ranks=*/0)
+                          .problem);
+}
+
 Report make_scaling_report(const char* command, const char* time_unit, const Options& options,
-                           Record record) {
+                           const std::string& problem, Record record) {
   Report report(command, std::move(record),
                 {{"scaling", "", 8, 0, "strong: one problem; weak: the sequence grows with ranks"},
                  {"ranks", "", 6},
@@ -102,7 +110,8 @@ Report make_scaling_report(const char* command, const char* time_unit, const Opt
                  {"rate", "TFLOP/s/rank", 0, 0, "2 N (D + Dv) operations per visible pair"},
                  {"efficiency", "%", 0, 0, "rate per rank, over that of one rank"}},
                 {options.wide, options.legend});
-  report.add_meta("shape", to_string(*options.shape));
+  report.add_meta("options", options.given);
+  report.add_meta("problem", problem);
   return report;
 }
 
@@ -148,7 +157,8 @@ void predict_scaling(const Options& options, const Registry& registry, std::ostr
   if (!options.shape) {
     throw ArgumentError("--shape", "nothing", "B,T,S,N,K,D or B,T,S,N,K,D,Dv");
   }
-  Report report = make_scaling_report("plan.scaling", "ms, predicted", options);
+  const std::string problem = scaled_problem_text(options);
+  Report report = make_scaling_report("plan.scaling", "ms, predicted", options, problem);
   ReportFiles files(options.json, options.csv, report);
   std::optional<files::TextFile> picture;
   if (!options.picture.empty()) {
@@ -172,10 +182,7 @@ void predict_scaling(const Options& options, const Registry& registry, std::ostr
   if (picture) {
     as_option("--picture " + options.picture, [&] {
       picture->commit(scaling_picture(
-          points,
-          fmt::format("Predicted scaling, {} {}{}", to_string(*options.shape),
-                      name_of(options.dtype.value_or(DType::float32)),
-                      options.causal ? " causal" : ""),
+          points, "Predicted scaling, " + problem,
           fmt::format("weak: {} tokens per rank; {}",
                       scaled_shape(options, 1, options.ranks, true).kv_length, predictor)));
     });

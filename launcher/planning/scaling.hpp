@@ -43,8 +43,12 @@ struct ScalingPoint {
 /// Sets the efficiency of strong and weak points, each relative to the first of its kind.
 void set_efficiencies(std::vector<ScalingPoint>& points);
 
+/// problem_text() of the options' shape. Needs --shape; throws UserErrors.
+[[nodiscard]] std::string scaled_problem_text(const Options& options);
+/// `problem`: scaled_problem_text().
 [[nodiscard]] Report make_scaling_report(const char* command, const char* time_unit,
-                                         const Options& options, Record record = {});
+                                         const Options& options, const std::string& problem,
+                                         Record record = {});
 [[nodiscard]] Row scaling_row(const ScalingPoint& point);
 /// Time and rate per rank by ranks, as SVG.
 [[nodiscard]] std::string scaling_picture(const std::vector<ScalingPoint>& points,

@@ -52,9 +52,13 @@ void add_rank_order(Report& report, const MpiSession& session) {
                                             all ? "" : ", …"));
 }
 
+std::string problem_text(const AttentionProblem& problem) {
+  return fmt::format("{} {}, {}", to_string(problem.shape), annulus::name_of(problem.dtype),
+                     mask_and_modifiers_text(problem));
+}
+
 std::string problem_text(const AttentionProblem& problem, const ring::OperandLayout& layout) {
-  std::string text = fmt::format("{} {}, {}; query {}, key/value {}", to_string(problem.shape),
-                                 annulus::name_of(problem.dtype), mask_and_modifiers_text(problem),
+  std::string text = fmt::format("{}; query {}, key/value {}", problem_text(problem),
                                  to_string(layout.query), to_string(layout.kv));
   const auto add = [&](const char* name, const std::optional<Extents>& scores) {
     if (!scores) return;

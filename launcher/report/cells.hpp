@@ -28,7 +28,9 @@ inline constexpr const char* kShapeUnit = "B,T,S,N,K,D,Dv";
 [[nodiscard]] std::string mesh_text(const Mesh& mesh, int threads, Place place);
 /// Adds a line "rank order: by node: mpirun's ranks 0, 2, 1, 3" if mpirun numbers ranks otherwise.
 void add_rank_order(Report& report, const MpiSession& session);
-/// "B=1 T=64 S=64 N=4 K=2 D=16 Dv=16 float32, causal; query -,sp,-,-, key/value -,sp,-,-".
+/// "B=1 T=64 S=64 N=4 K=2 D=16 Dv=16 float32, causal": with every modifier.
+[[nodiscard]] std::string problem_text(const AttentionProblem& problem);
+/// The same with "; query -,sp,-,-, key/value -,sp,-,-".
 [[nodiscard]] std::string problem_text(const AttentionProblem& problem,
                                        const ring::OperandLayout& layout);
 

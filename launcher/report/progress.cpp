@@ -82,6 +82,11 @@ void Progress::begin(std::string what, double total) {
   begin_ = Clock::now();
 }
 
+void Progress::go_on(std::string what) {
+  const std::lock_guard lock(mutex_);
+  what_ = std::move(what);
+}
+
 void Progress::end() {
   const std::lock_guard lock(mutex_);
   what_.clear();

@@ -17,8 +17,8 @@ namespace annulus::launcher {
 /// process's standard error through a pipe. Null if that is a file or a pipe.
 [[nodiscard]] files::FileDescriptor progress_terminal();
 
-/// One line on a terminal that is rewritten during long work: "verify: 37 of 200 problems (18 %),
-/// about 2 min left". Short work, or work without a terminal, shows nothing, and nothing is left
+/// One line on a terminal that is rewritten during long work: "problem 37 of 200, 18 %, about
+/// 2 min left". Short work, or work without a terminal, shows nothing, and nothing is left
 /// behind. A separate thread writes the line, so that it stays alive during work that does not
 /// report; calls may come from any thread.
 class Progress {
@@ -33,6 +33,8 @@ class Progress {
 
   /// Begins work of `total` units (0: unknown) with a new estimate.
   void begin(std::string what, double total = 0);
+  /// Names the part of the work that begins now; the estimate goes on.
+  void go_on(std::string what);
   /// Shows nothing until the next begin().
   void end();
   /// Sets the number of units that are done.

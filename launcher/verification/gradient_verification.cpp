@@ -35,19 +35,26 @@ std::optional<double> GradientVerification::ratio() const {
   return largest;
 }
 
-std::string GradientVerification::failure() const {
-  for (std::size_t i = 0; i < sharded.size(); ++i) {
+std::vector<Failure> GradientVerification::failures() const {
+  std::vector<Failure> all;
+  for (std::size_t i = 0; i < sharded.size() && all.empty(); ++i) {
     if (!(sharded[i] <= bound)) {
-      return fmt::format("error of the gradient of {} {:.2e} above {:.2e}", kNames[i], sharded[i],
-                         bound);
-    }
-    if (allowance && !(sharded[i] <= (*allowance)[i])) {
-      return fmt::format("error of the gradient of {} {:.2e} against {:.2e} unsharded", kNames[i],
-                         sharded[i], unsharded[i]);
+      all.push_back(
+          {Failure::Kind::bound, fmt::format("error of the gradient of {} {:.2e} above {:.2e}",
+                                             kNames[i], sharded[i], bound)});
+    } else if (allowance && !(sharded[i] <= (*allowance)[i])) {
+      all.push_back({Failure::Kind::ratio,
+                     fmt::format("error of the gradient of {} {:.2e} against {:.2e} unsharded",
+                                 kNames[i], sharded[i], unsharded[i])});
     }
   }
-  if (!repeats) return "a repeated backward pass gave different bits";
-  return reproduces ? "" : "the unsharded backward pass gave different bits";
+  if (!repeats) {
+    all.push_back({Failure::Kind::repetition, "a repeated backward pass gave different bits"});
+  }
+  if (!reproduces) {
+    all.push_back({Failure::Kind::reproduction, "the unsharded backward pass gave different bits"});
+  }
+  return all;
 }
 
 }  // namespace annulus::verification

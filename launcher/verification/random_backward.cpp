@@ -26,6 +26,10 @@ bool is_planned(const RandomProblem& drawn, const std::string& schedule,
   }
 }
 
+std::string plain_schedule(int kv_shards) {
+  return kv_shards == 1 ? "local" : "ring";
+}
+
 void draw_backward(Draws& draws, RandomProblem& drawn, int kv_shards, Place::Kind device) {
   const bool wanted = draws.chance(50);
   BackwardCase backward;
@@ -46,9 +50,9 @@ void draw_backward(Draws& draws, RandomProblem& drawn, int kv_shards, Place::Kin
   const auto planned = [&](const std::string& schedule) {
     return is_planned(drawn, schedule, backward.request, backward.grad_wire);
   };
-  // The ring can plan every backward pass that another schedule can.
-  if (!drawn.problem.normalize_output || drawn.fills.key || !planned("ring")) return;
-  if (backward.schedule != "auto" && !planned(backward.schedule)) backward.schedule = "ring";
+  const std::string plain = plain_schedule(kv_shards);
+  if (!drawn.problem.normalize_output || drawn.fills.key || !planned(plain)) return;
+  if (backward.schedule != "auto" && !planned(backward.schedule)) backward.schedule = plain;
   if (rounds && size_of(drawn.problem.dtype) == size_of(DType::bfloat16)) {
     backward.grad_wire = DType::bfloat16;
     if (!planned(backward.schedule)) backward.grad_wire = DType::float32;

@@ -16,6 +16,9 @@ namespace annulus::verification {
                               const std::optional<ring::BackwardRequest>& backward = {},
                               DType grad_wire = DType::float32);
 
+/// The schedule that can plan every problem, and every backward pass that another schedule can.
+[[nodiscard]] std::string plain_schedule(int kv_shards);
+
 /// Draws the backward pass of an otherwise complete problem. Its draws come last, so that they do
 /// not change other parts of problems.
 void draw_backward(Draws& draws, RandomProblem& drawn, int kv_shards, Place::Kind device);

@@ -423,7 +423,7 @@ std::string draw_schedule(Draws& draws, const RandomProblem& drawn, int kv_shard
           ? draws.pick({"local", "local", "auto", "ring", "allgather", "ulysses", "pass_q"})
           : draws.pick({"ring", "ring", "double_ring", "allgather", "allgather", "ulysses",
                         "ulysses", "hybrid", "hybrid", "pass_q", "pass_q", "auto"});
-  return schedule == "auto" || is_planned(drawn, schedule) ? schedule : "ring";
+  return schedule == "auto" || is_planned(drawn, schedule) ? schedule : plain_schedule(kv_shards);
 }
 
 int draw_divisor(Draws& draws, int number) {

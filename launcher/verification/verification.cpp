@@ -2,6 +2,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstring>
+#include <iterator>
 #include <utility>
 #include <vector>
 
@@ -222,24 +223,37 @@ std::optional<double> Verification::ratio() const {
   return sharded.output / unsharded.output;
 }
 
-std::string Verification::failure() const {
+std::vector<Failure> Verification::failures() const {
+  std::vector<Failure> all;
   if (!(sharded.output <= bound.output)) {
-    return fmt::format("output error {:.2e} above {:.2e}", sharded.output, bound.output);
+    all.push_back({Failure::Kind::bound,
+                   fmt::format("output error {:.2e} above {:.2e}", sharded.output, bound.output)});
+  } else if (!(sharded.row_share <= 1)) {
+    all.push_back({Failure::Kind::bound,
+                   fmt::format("output error of a row {:.2f} times its bound", sharded.row_share)});
+  } else if (!(sharded.lse_share <= 1)) {
+    all.push_back(
+        {Failure::Kind::bound, fmt::format("LSE error {:.2e}, of a row {:.2f} times its bound",
+                                           sharded.lse, sharded.lse_share)});
+  } else if (allowance && !(sharded.output <= *allowance)) {
+    all.push_back({Failure::Kind::ratio, fmt::format("output error {:.2e} against {:.2e} unsharded",
+                                                     sharded.output, unsharded.output)});
   }
-  if (!(sharded.row_share <= 1)) {
-    return fmt::format("output error of a row {:.2f} times its bound", sharded.row_share);
+  if (!repeats) all.push_back({Failure::Kind::repetition, "a repeated run gave different bits"});
+  if (!reproduces) {
+    all.push_back({Failure::Kind::reproduction, "the unsharded run gave different bits"});
   }
-  if (!(sharded.lse_share <= 1)) {
-    return fmt::format("LSE error {:.2e}, of a row {:.2f} times its bound", sharded.lse,
-                       sharded.lse_share);
+  if (gradients) {
+    std::vector<Failure> more = gradients->failures();
+    std::move(more.begin(), more.end(), std::back_inserter(all));
   }
-  if (allowance && !(sharded.output <= *allowance)) {
-    return fmt::format("output error {:.2e} against {:.2e} unsharded", sharded.output,
-                       unsharded.output);
-  }
-  if (!repeats) return "a repeated run gave different bits";
-  if (!reproduces) return "the unsharded run gave different bits";
-  return gradients ? gradients->failure() : "";
+  return all;
+}
+
+std::string Verification::failure() const {
+  std::string text;
+  for (const Failure& one : failures()) text += (text.empty() ? "" : "; ") + one.text;
+  return text;
 }
 
 namespace {

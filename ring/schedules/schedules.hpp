@@ -65,5 +65,8 @@ struct ScheduleEntry {
 [[nodiscard]] const ScheduleEntry& entry_of(Schedule schedule);
 /// Why a schedule cannot run, forward or backward as the input says; empty if it can.
 [[nodiscard]] std::string obstacle_of(const ScheduleEntry& entry, const PlanInput& input);
+/// As obstacle_of(), for a schedule that somebody has named. It must have an axis to work along:
+/// one of a single rank will do, so that a job that names the ring can shrink to one rank.
+[[nodiscard]] std::string named_obstacle_of(const ScheduleEntry& entry, const PlanInput& input);
 
 }  // namespace annulus::ring

@@ -241,7 +241,8 @@ std::string allows_grad_wire(Schedule schedule, const PlanInput& input) {
   }
   if (input.problem.in_global_order()) {
     return fmt::format(
-        "reproducible world: gradients rounded to {} for sending depend on the number of ranks",
+        "reproducible world: gradients rounded to {} for sending depend on the number of ranks; "
+        "--reproducible world wants grad wire float32, and --reproducible run does not",
         annulus::name_of(wire));
   }
   const int ranks = ranks_of(input);
@@ -261,6 +262,18 @@ std::string obstacle_of(const ScheduleEntry& entry, const PlanInput& input) {
   if (!input.backward || !obstacle.empty()) return obstacle;
   obstacle = needs_rows_once(input);
   return obstacle.empty() ? allows_grad_wire(entry.schedule, input) : obstacle;
+}
+
+std::string named_obstacle_of(const ScheduleEntry& entry, const PlanInput& input) {
+  std::string obstacle = obstacle_of(entry, input);
+  if (!obstacle.empty() || entry.schedule == Schedule::local || !kv_axes(input).empty()) {
+    return obstacle;
+  }
+  const NamedSharding& key = input.operands.key;
+  return fmt::format(
+      "it would have nothing to send, as the key/value spec {} shards the sequence along no axis "
+      "of the mesh {}; expected an axis for it (sp by default), or schedule local or auto",
+      to_string(key.spec()), to_string(key.mesh()));
 }
 
 const ScheduleEntry& entry_of(Schedule schedule) {

@@ -260,20 +260,64 @@ TEST_F(CudaCallArguments, AllTogether) {
   expect_right_everywhere(planned, calls);
 }
 
-// Few rows would go to a kernel that shares out the keys in advance.
+// Few rows go to a kernel that shares out the keys, here when it runs. In the third call nothing
+// is visible in any batch.
 TEST_F(CudaCallArguments, LengthsOfFewRows) {
   AttentionProblem planned;
   planned.shape = {3, 1, 1000, 8, 2, 64, 64};
   planned.dtype = DType::bfloat16;
   planned.call_arguments.lengths = true;
+  EXPECT_GT(registry_.get("flash_attn2").few_rows(planned).most, 0);
   const WholeAttention whole = random_attention(random_, planned);
-  std::vector<AttentionProblem> calls(4, planned);
+  std::vector<AttentionProblem> calls(5, planned);
   calls[0].mask.set_kv_lengths({1, 500, 999});
   calls[1].mask.set_kv_lengths({2, 501, 1000});
-  calls[2].mask.set_kv_lengths({0, 64, 65});
+  calls[2].mask.set_kv_lengths({0, 0, 0});
+  calls[3].mask.set_kv_lengths({0, 64, 65});
+  calls[4].mask.set_kv_lengths({1000, 1000, 1000});
+  calls[4].mask.set_query_lengths({1, 0, 1});
   for (const Implementation* const implementation : implementations_) {
     expect_right_calls(*implementation, planned, whole.block(),
                        {whole.query, whole.key, whole.value}, calls);
+  }
+}
+
+// Rows appended to caches of different lengths, as in speculative decoding: each call moves the
+// diagonal to the end of every cache. The second block holds the last keys of the first one's.
+TEST_F(CudaCallArguments, LengthsAndOffsetsOfFewRows) {
+  for (const std::int64_t window : {-1, 40}) {
+    AttentionProblem planned;
+    planned.shape = {40, 5, 700, 8, 2, 64, 64};
+    planned.dtype = DType::float16;
+    planned.mask.set_causal(true);
+    if (window >= 0) planned.mask.set_window(window, -1);
+    planned.mask.set_offset(695);
+    planned.call_arguments.lengths = true;
+    planned.call_arguments.offsets = true;
+    const WholeAttention whole = random_attention(random_, planned);
+    std::vector<AttentionProblem> calls(4, planned);
+    for (std::size_t call = 0; call < calls.size(); ++call) {
+      Numbers lengths, rows, offsets;
+      for (std::int32_t b = 0; b < 40; ++b) {
+        const std::int32_t length = call == 3 ? 700 : (b * 197 + static_cast<int>(call) * 61) % 701;
+        lengths.push_back(length);
+        rows.push_back((b + static_cast<int>(call)) % 6);
+        offsets.push_back(length - rows.back());
+      }
+      calls[call].mask.set_kv_lengths(lengths);
+      calls[call].mask.set_query_lengths(rows);
+      calls[call].mask.set_offsets(offsets);
+    }
+    AttentionBlock later = whole.block();
+    const std::int64_t first = 300;
+    later.key = later.key.slice(1, first, 400);
+    later.value = later.value.slice(1, first, 400);
+    later.columns = later.columns.slice({LocalPosition(first), 400});
+    const Implementation& flash = registry_.get("flash_attn2");
+    if (!flash.available(device_->place())) GTEST_SKIP() << "needs compute capability 9.0";
+    for (const AttentionBlock& block : {whole.block(), later}) {
+      expect_right_calls(flash, planned, block, {whole.query, whole.key, whole.value}, calls);
+    }
   }
 }
 

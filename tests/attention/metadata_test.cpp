@@ -5,6 +5,7 @@
 #include <string>
 #include <utility>
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -22,6 +23,7 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Not;
 using ::testing::SizeIs;
+using ::testing::StartsWith;
 using Variable = test::EnvironmentVariable;
 
 // No field has its default.
@@ -176,9 +178,6 @@ TEST(Metadata, ValuesOfAnotherTypeOrRangeNameKeyAndSource) {
         BadField{"mesh", "\"\"", "axes"},
         BadField{"mesh", "[4]", "a string, or null"},
         BadField{"sharding_rules", "[]", "object"},
-        BadField{"sharding_rules", R"({"head":4})", "a mesh axis, a list"},
-        BadField{"sharding_rules", R"({"head":["tp",4]})", "a mesh axis, a list"},
-        BadField{"sharding_rules", R"({"head":{"train":""}})", "a mesh axis, a list"},
         BadField{"backend", "\"gpu\"", "auto, cpu or cuda"},
         BadField{"mode", "\"training\"", "prefill"},
         BadField{"implementation", "\"\"", "registry"}}) {
@@ -188,6 +187,19 @@ TEST(Metadata, ValuesOfAnotherTypeOrRangeNameKeyAndSource) {
     EXPECT_THAT(message,
                 AllOf(HasSubstr(std::string(bad.json) + " in m.json"), HasSubstr(bad.expected)))
         << text;
+  }
+}
+
+TEST(Metadata, ABadShardingRuleIsNamed) {
+  for (const auto& [value, entry] :
+       {std::pair(R"({"head":4})", "head in m.json: got 4,"),
+        {R"({"head":["tp",4]})", "head in m.json: got [\"tp\",4],"},
+        {R"({"head":{"train":""}})", "head.train in m.json: got \"\","}}) {
+    EXPECT_THAT(test::message_of<ArgumentError>([&, text = value] {
+                  (void)parse_metadata(fmt::format(R"({{"sharding_rules": {}}})", text), "m.json");
+                }),
+                AllOf(StartsWith(std::string("sharding_rules.") + entry),
+                      HasSubstr("expected a mesh axis such as \"tp\", a list of mesh axes")));
   }
 }
 
@@ -317,13 +329,34 @@ TEST(ShardingRulesJson, OneLineBothWays) {
   EXPECT_EQ(text,
             R"({"batch":{"autoregressive":null},"head":{"all":["tp","dp"],"insert":["tp"]}})");
   EXPECT_EQ(parse_sharding_rules(text, "--sharding-rules"), rules);
-  for (const char* bad : {"", "[]", R"({"heads": "tp"})", R"({"head": {"training": "tp"}})",
-                          R"({"head": 3})", R"({"head": "a", "head": "b"})"}) {
-    EXPECT_THAT(test::message_of<ArgumentError>(
-                    [&] { (void)parse_sharding_rules(bad, "--sharding-rules"); }),
-                HasSubstr("--sharding-rules"))
-        << bad;
+}
+
+TEST(ShardingRulesJson, ErrorsNameTheEntry) {
+  const auto message = [](const char* text) {
+    return test::message_of<ArgumentError>(
+        [&] { (void)parse_sharding_rules(text, "--sharding-rules"); });
+  };
+  for (const char* text : {"", "[]", "rules.json", "{\"head\": tp}", "3"}) {
+    EXPECT_EQ(
+        message(text),
+        fmt::format("--sharding-rules: got '{}', expected JSON text (not a file), an object of "
+                    "the mesh axes for each semantic axis, such as {{\"head\": \"tp\", "
+                    "\"batch\": [\"fsdp\", \"dp\"]}}",
+                    text));
   }
+  EXPECT_EQ(message(R"({"batch": "dp", "head": 3})"),
+            "--sharding-rules, entry 'head': got 3, expected a mesh axis such as \"tp\", a list of "
+            "mesh axes, null for none, or an object with one of these for each mode");
+  EXPECT_THAT(message(R"({"head": {"train": [3]}})"),
+              StartsWith("--sharding-rules, entry 'head.train': got [3], expected a mesh axis"));
+  EXPECT_THAT(
+      message(R"({"heads": "tp"})"),
+      StartsWith("--sharding-rules, entry 'heads': got an unknown name, expected one of batch,"));
+  EXPECT_EQ(message(R"({"head": {"training": "tp"}})"),
+            "--sharding-rules, entry 'head.training': got an unknown name, expected one of all, "
+            "train, prefill, autoregressive, insert");
+  EXPECT_EQ(message(R"({"head": "a", "head": "b"})"),
+            "head in --sharding-rules: got the key twice, expected it once");
 }
 
 }  // namespace

@@ -3,10 +3,12 @@
 #include <cstdint>
 #include <set>
 #include <string>
+#include <string_view>
 #include <tuple>
 #include <utility>
 #include <vector>
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -143,7 +145,7 @@ TEST(Planner, SchedulesHaveNames) {
 }
 
 // The reason why a schedule cannot run.
-std::string obstacle(const PlanInput& input, const char* schedule) {
+std::string obstacle(const PlanInput& input, std::string_view schedule) {
   try {
     (void)choose_schedule(input, schedule);
   } catch (const UnsupportedError& error) {
@@ -183,6 +185,31 @@ TEST(Planner, SchedulesSayWhatTheyNeed) {
                                  "values, a+b"));
   EXPECT_THAT(obstacle(native_input(problem, partly), "ulysses"),
               testing::HasSubstr("queries are sharded along a, keys and values along a+b"));
+}
+
+TEST(Planner, NamedSchedulesNeedAnAxisForTheSequence) {
+  const AttentionProblem problem = causal_problem(64, 4, 4);
+  const auto laid_out = [&](const MeshShape& mesh, const char* spec) {
+    return shard_operands(
+        problem, mesh,
+        {PartitionSpec::parse(spec), PartitionSpec::parse(spec), LayoutKind::contiguous});
+  };
+  const ShardedOperands heads = laid_out(MeshShape({{"tp", 4}}), "-,-,tp,-");
+  const ShardedOperands one_rank = laid_out(MeshShape({{"tp", 4}, {"sp", 1}}), "-,sp,tp,-");
+  for (const Schedule schedule : kSchedules) {
+    const std::string_view name = name_of(schedule);
+    EXPECT_EQ(obstacle(native_input(problem, heads), name),
+              fmt::format("schedule {} cannot run: it would have nothing to send, as the key/value "
+                          "spec -,-,tp,- shards the sequence along no axis of the mesh tp=4; "
+                          "expected an axis for it (sp by default), or schedule local or auto",
+                          name));
+    EXPECT_EQ(obstacle(native_input(problem, one_rank), name), "");
+  }
+  EXPECT_EQ(obstacle(native_input(problem, heads), "local"), "");
+  EXPECT_EQ(choose_schedule(native_input(problem, heads), "auto").schedule, Schedule::local);
+  const std::vector<ConsideredVariant> named = variants_for(native_input(problem, heads), "ring");
+  ASSERT_THAT(named, testing::SizeIs(1));
+  EXPECT_THAT(named[0].obstacle, testing::HasSubstr("no axis"));
 }
 
 // A bias that would be sent with the queries, and one that all heads share and every rank would

@@ -361,7 +361,8 @@ void expect_refused(const Refusal& one, bool forward) {
   };
   if (!forward) Attention forward_pass(context, options);
   EXPECT_THAT(test::message_of<UserError>(plan),
-              AllOf(HasSubstr("reproducible world"), HasSubstr(one.why)));
+              AllOf(HasSubstr(one.why), HasSubstr("--reproducible world wants"),
+                    HasSubstr("--reproducible run")));
 }
 
 TEST(Reproducible, RefusesOtherKernels) {

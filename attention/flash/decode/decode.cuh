@@ -60,10 +60,12 @@ class Decoder {
   }
 
   __device__ __forceinline__ void run() {
-    const std::int64_t first = a.split.first_tile(blockIdx.x);
-    const auto tiles = static_cast<int>(a.split.first_tile(blockIdx.x + 1) - first);
-    auto pair = static_cast<std::int32_t>(a.split.pair_of(first));
-    const auto skipped = static_cast<int>(first - a.split.first_tile_of_pair(pair));
+    const KeySplit split = a.split.of_call();
+    if (blockIdx.x >= split.blocks) return;
+    const std::int64_t first = split.first_tile(blockIdx.x);
+    const auto tiles = static_cast<int>(split.first_tile(blockIdx.x + 1) - first);
+    auto pair = static_cast<std::int32_t>(split.pair_of(first));
+    const auto skipped = static_cast<int>(first - split.first_tile_of_pair(pair));
     source.begin(a, pair, skipped, warp);
     source.tiles = tiles;
     for (int s = 0; s < Shape::kStages; ++s) copy_tile(s);

@@ -29,6 +29,22 @@ std::int64_t rows_of(const AttentionBlock& block) {
   return block.query.size(1) * (block.query.size(2) / block.key.size(2));
 }
 
+// True if the positions follow each other without gaps.
+bool neighbours(const PositionRanges& positions) {
+  return positions.ranges().back().last() - positions.ranges().front().start + 1 ==
+         positions.size();
+}
+
+std::int64_t first_of(const PositionRanges& positions) {
+  return positions.ranges().front().start.value();
+}
+
+Tensor upload_keys(std::span<const BatchKeys> keys, MemoryPool& memory) {
+  return upload({reinterpret_cast<const std::int32_t*>(keys.data()),
+                 keys.size_bytes() / sizeof(std::int32_t)},
+                memory);
+}
+
 }  // namespace
 
 bool DecodeAttention::includes(const AttentionBlock& block, std::int64_t columns) const {
@@ -53,6 +69,35 @@ const DecodeAttention::Entry* DecodeAttention::find(const AttentionBlock& block)
   return entry.kernel.function != nullptr ? &entry : nullptr;
 }
 
+LocalMask DecodeAttention::planned_mask(const AttentionBlock& block) const {
+  const std::int64_t batches = block.key.size(0);
+  if (!problem_.call_arguments.change_visibility()) {
+    return local_mask(problem_.mask, block.first_batch, batches, block.rows, block.columns);
+  }
+  // What calls may change by batch is left out of the mask, which then is the same for all batches.
+  Mask straight = problem_.mask;
+  straight.set_query_lengths({});
+  straight.set_kv_lengths({});
+  LocalMask local;
+  if (straight.depends_on_batch() || !neighbours(block.rows) || !neighbours(block.columns)) {
+    local.obstacle = "calls move a mask that no band describes";
+    return local;
+  }
+  local = local_mask(straight, block.first_batch, batches, block.rows, block.columns);
+  const auto within = [&](const std::vector<std::int32_t>& lengths, const PositionRanges& of) {
+    std::vector<std::int32_t> result;
+    for (std::int64_t b = block.first_batch; b < block.first_batch + batches; ++b) {
+      const std::int64_t length =
+          lengths.empty() ? of.size() : lengths[static_cast<std::size_t>(b)] - first_of(of);
+      result.push_back(static_cast<std::int32_t>(std::clamp<std::int64_t>(length, 0, of.size())));
+    }
+    return result;
+  };
+  local.row_lengths = within(problem_.mask.query_lengths(), block.rows);
+  local.column_lengths = within(problem_.mask.kv_lengths(), block.columns);
+  return local;
+}
+
 DecodeAttention::Entry DecodeAttention::make_entry(const AttentionBlock& block) {
   Entry entry;
   entry.query = block.query.shape();
@@ -67,23 +112,24 @@ DecodeAttention::Entry DecodeAttention::make_entry(const AttentionBlock& block) 
   entry.split.batches = batches;
   entry.split.kv_heads = block.key.size(2);
   if (block.unmasked) {
-    entry.split.tiles =
-        entry.split.pairs() * ((columns + kernel.tile_columns - 1) / kernel.tile_columns);
+    entry.split.tiles = entry.split.pairs() * kernel.most_tiles(columns);
   } else {
-    const LocalMask mask =
-        local_mask(problem_.mask, block.first_batch, batches, block.rows, block.columns);
+    const LocalMask mask = planned_mask(block);
     if (!mask.obstacle.empty()) return entry;
     const std::int64_t rows = block.query.size(1);
-    const MaskedKeys keys = masked_keys(mask, batches, rows, columns, kernel.tile_columns);
-    if (!includes(block, keys.pairs / (batches * rows))) return entry;
-    const std::span<const BatchKeys> all(keys.batches);
-    entry.keys = upload({reinterpret_cast<const std::int32_t*>(all.data()),
-                         all.size_bytes() / sizeof(std::int32_t)},
-                        device_.memory());
+    MaskedKeys keys = masked_keys(mask, batches, rows, columns, kernel.tile_columns);
+    const bool any_length = problem_.call_arguments.lengths;
+    if (!includes(block, any_length ? columns : keys.pairs / (batches * rows))) return entry;
+    entry.keys = upload_keys(keys.batches, device_.memory());
     entry.split.keys = reinterpret_cast<const BatchKeys*>(entry.keys.view().data());
-    entry.split.tiles = entry.split.kv_heads * all.back().first_tile;
-    entry.band_low = keys.band_low;
-    entry.band_high = keys.band_high;
+    entry.split.tiles = entry.split.kv_heads * keys.batches.back().first_tile;
+    if (problem_.call_arguments.change_visibility()) {
+      for (std::size_t b = 0; b < mask.row_lengths.size(); ++b) {
+        keys.batches[b].rows = mask.row_lengths[b];  // as they were before any were taken away
+      }
+      entry.planned = upload_keys(keys.batches, device_.memory());
+      entry.split.tiles = entry.split.pairs() * kernel.most_tiles(columns);
+    }
   }
   entry.kernel = kernel;
   check_cuda(
@@ -100,6 +146,28 @@ DecodeAttention::Entry DecodeAttention::make_entry(const AttentionBlock& block) 
   return entry;
 }
 
+void DecodeAttention::make_keys(const Entry& entry, const AttentionBlock& block,
+                                cudaStream_t stream) const {
+  const CallArgumentArrays& called = block.call_arguments;
+  const auto from = [&](const std::int32_t* of_all) {
+    return of_all == nullptr ? nullptr : of_all + block.first_batch;
+  };
+  CallKeys call;
+  call.planned = reinterpret_cast<const BatchKeys*>(entry.planned.view().data());
+  call.query_lengths = from(called.query_lengths);
+  call.kv_lengths = from(called.kv_lengths);
+  if (problem_.mask.position_parts().limited()) call.offsets = from(called.offsets);
+  call.planned_offset = static_cast<std::int32_t>(problem_.mask.offset());
+  call.batches = static_cast<std::int32_t>(entry.split.batches);
+  call.rows = static_cast<std::int32_t>(block.rows.size());
+  call.columns = static_cast<std::int32_t>(block.columns.size());
+  call.first_row = static_cast<std::int32_t>(first_of(block.rows));
+  call.first_column = static_cast<std::int32_t>(first_of(block.columns));
+  call.tile_columns = entry.kernel.tile_columns;
+  check_cuda(launch_call_keys(call, reinterpret_cast<BatchKeys*>(entry.keys.view().data()), stream),
+             "sharing out the keys of a call among few rows");
+}
+
 void DecodeAttention::run(const AttentionBlock& block, const SoftmaxState& result, Stream& stream) {
   const Entry& entry = *find(block);
   constexpr float kLog2E = 1.4426950408889634F;
@@ -112,8 +180,6 @@ void DecodeAttention::run(const AttentionBlock& block, const SoftmaxState& resul
   a.columns = static_cast<std::int32_t>(block.key.size(1));
   a.value_dim = static_cast<std::int32_t>(block.value.size(3));
   a.split = entry.split;
-  a.band_low = entry.band_low;
-  a.band_high = entry.band_high;
   a.scale = static_cast<float>(problem_.logit_scale());
   if (problem_.soft_cap) {
     const float cap = SmallTanh::computable(*problem_.soft_cap);
@@ -129,6 +195,7 @@ void DecodeAttention::run(const AttentionBlock& block, const SoftmaxState& resul
   a.wide_output = result.output.dtype() == DType::float32 ? 1 : 0;
   if (block.state) a.state = result_of(*block.state);
   auto* const raw = CudaStream::of(stream).raw();
+  if (entry.planned.view().data() != nullptr) make_keys(entry, block, raw);
   void* parameters[] = {&a};
   check_cuda(cudaLaunchKernel(entry.kernel.function, dim3(static_cast<unsigned>(a.split.blocks)),
                               dim3(static_cast<unsigned>(entry.kernel.threads)), parameters,

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include <annulus/attention/implementation.hpp>
+#include <annulus/attention/local_mask.hpp>
 #include <annulus/core/workspace.hpp>
 
 #include "flash/decode/kernels.hpp"
@@ -37,13 +38,17 @@ class DecodeAttention {
     std::int64_t first_batch = 0;
     DecodeKernel kernel;  // no function: it does not take the block
     KeySplit split;
-    std::int32_t band_low = 0, band_high = 0;
-    Tensor keys;  // those of the split
+    Tensor keys;     // those of the split
+    Tensor planned;  // CallKeys::planned, if calls have lengths or offsets of their own
   };
 
   /// Null unless it takes the block.
   [[nodiscard]] const Entry* find(const AttentionBlock& block);
   [[nodiscard]] Entry make_entry(const AttentionBlock& block);
+  /// The mask of a block by plan. Where calls have their own lengths, all lengths are given.
+  [[nodiscard]] LocalMask planned_mask(const AttentionBlock& block) const;
+  /// Enqueues what sets the keys of the entry from the call's lengths and offsets.
+  void make_keys(const Entry& entry, const AttentionBlock& block, cudaStream_t stream) const;
   [[nodiscard]] bool includes(const AttentionBlock& block, std::int64_t columns) const;
 
   const AttentionProblem& problem_;

@@ -22,10 +22,6 @@ struct DecodeArguments {
   std::int32_t columns = 0;
   std::int32_t value_dim = 0;
   KeySplit split;
-  /// Where there are KeySplit::keys: query row t sees column c iff band_low ≤ c − t ≤ band_high, as
-  /// far as they go.
-  std::int32_t band_low = 0;
-  std::int32_t band_high = 0;
 
   float scale = 1;     ///< of q·k, in units of log 2; with a soft cap, divided by it
   float soft_cap = 0;  ///< in units of log 2; 0: none
@@ -46,11 +42,34 @@ struct DecodeKernel {
   int tile_columns = 0;
   int threads = 0;
   std::size_t shared_bytes = 0;
+
+  [[nodiscard]] std::int64_t most_tiles(std::int64_t columns) const {
+    return (columns + tile_columns - 1) / tile_columns;
+  }
 };
 
 /// For head dimensions up to kHeadDim and kValueDim. Each is compiled by itself, from kernel.cu.in.
 template <int kHeadDim, int kValueDim, bool kHalf>
 [[nodiscard]] DecodeKernel decode_kernel();
+
+/// What the keys of a call follow from, in device memory, by batch of the block; null: as planned.
+struct CallKeys {
+  const BatchKeys* planned = nullptr;  ///< rows, columns, low and high
+  const std::int32_t* query_lengths = nullptr;
+  const std::int32_t* kv_lengths = nullptr;
+  const std::int32_t* offsets = nullptr;
+  std::int32_t planned_offset = 0;
+  std::int32_t batches = 0;
+  std::int32_t rows = 0;     ///< of the block, at positions first_row, first_row + 1, …
+  std::int32_t columns = 0;  ///< likewise
+  std::int32_t first_row = 0;
+  std::int32_t first_column = 0;
+  std::int32_t tile_columns = 0;
+};
+
+/// Enqueues what writes the keys of a call, one entry for each batch and one behind the last.
+[[nodiscard]] cudaError_t launch_call_keys(const CallKeys& call, BatchKeys* keys,
+                                           cudaStream_t stream);
 
 /// Enqueues what makes the result out of the parts, always in the same order.
 [[nodiscard]] cudaError_t launch_merge(const DecodeArguments& arguments, bool half,

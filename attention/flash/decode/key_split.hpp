@@ -10,14 +10,31 @@
 
 namespace annulus::flash::decode {
 
-/// The visible columns of one batch. Its columns [begin, end) are the ones that all of its rows
-/// see.
+/// The visible columns of one batch: row r sees column c iff low ≤ c − r ≤ high, r < rows and
+/// c < columns. Its columns [begin, end) are the ones that all of its rows see.
 struct BatchKeys {
+  static constexpr std::int32_t kFar = 1 << 29;  ///< of a side of the band that hides nothing
+
   std::int32_t first_tile = 0;  ///< key tiles of a key/value head in all batches before
   std::int32_t begin = 0;
   std::int32_t end = 0;
-  std::int32_t rows = 0;     ///< query rows: later ones see nothing
-  std::int32_t columns = 0;  ///< the length: later ones are not seen
+  std::int32_t rows = 0;
+  std::int32_t columns = 0;
+  std::int32_t low = -kFar;
+  std::int32_t high = kFar;
+
+  /// Sets begin and end. Takes the last rows away if the band leaves them no column, as they would
+  /// keep the others from sharing any.
+  ANNULUS_BOTH constexpr void share() {
+    const std::int32_t seeing = columns == 0 || columns - low < 0 ? 0 : columns - low;
+    if (rows > seeing) rows = seeing;
+    begin = rows - 1 + low > 0 ? rows - 1 + low : 0;
+    end = high + 1 < columns ? high + 1 : columns;
+    if (rows == 0 || end < begin) end = begin;
+  }
+  [[nodiscard]] ANNULUS_BOTH constexpr std::int32_t tiles(std::int32_t tile_columns) const {
+    return (end - begin + tile_columns - 1) / tile_columns;
+  }
 };
 
 /// How thread blocks share the keys. The key tiles of all pairs of a batch and a key/value head
@@ -27,10 +44,20 @@ struct KeySplit {
   std::int64_t batches = 0;
   std::int64_t kv_heads = 0;
   std::int64_t tiles = 0;   ///< of all pairs
-  std::int64_t blocks = 0;  ///< at most tiles
+  std::int64_t blocks = 0;  ///< at most tiles; see of_call()
   /// The keys of each batch, and one more entry behind the last; null: all pairs have as many
   /// tiles.
   const BatchKeys* keys = nullptr;
+
+  /// The split of a call whose lengths the device has: for as many tiles as there are now, and for
+  /// `blocks` or fewer.
+  [[nodiscard]] ANNULUS_BOTH constexpr KeySplit of_call() const {
+    KeySplit split = *this;
+    if (keys == nullptr) return split;
+    split.tiles = keys[batches].first_tile * kv_heads;
+    if (split.blocks > split.tiles) split.blocks = split.tiles;
+    return split;
+  }
 
   [[nodiscard]] ANNULUS_BOTH constexpr std::int64_t pairs() const { return batches * kv_heads; }
   /// Where a pair and a block end together, a number is left out.

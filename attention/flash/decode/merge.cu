@@ -56,8 +56,8 @@ class OwnColumns {
       : a(arguments), lane(static_cast<int>(threadIdx.x)) {
     if (a.split.keys == nullptr) return;
     const BatchKeys keys = a.split.keys[at.batch];
-    const std::int32_t begin = max(at.row + a.band_low, 0);
-    const std::int32_t end = min(at.row + a.band_high + 1, keys.columns);
+    const std::int32_t begin = max(at.row + keys.low, 0);
+    const std::int32_t end = min(at.row + keys.high + 1, keys.columns);
     sees = at.row < keys.rows && begin < end;
     shares = sees && keys.begin < keys.end;
     if (!sees) return;
@@ -156,9 +156,10 @@ __global__ void merge(const __grid_constant__ DecodeArguments a) {
   // While the parts are made: their kernel has begun, so what it reads is there.
   const OwnColumns<Element> own(a, at, kv_head);
   // Parts of neighbouring blocks are neighbours.
-  const std::int64_t first = own.shares ? a.split.part(pair, a.split.first_block(pair)) : 0;
+  const KeySplit split = a.split.of_call();
+  const std::int64_t first = own.shares ? split.part(pair, split.first_block(pair)) : 0;
   const auto parts =
-      own.shares ? static_cast<int>(a.split.part(pair, a.split.last_block(pair)) - first + 1) : 0;
+      own.shares ? static_cast<int>(split.part(pair, split.last_block(pair)) - first + 1) : 0;
   const float2* const weights = a.part_weights + first * a.rows + row;
   const float* const outputs = a.part_outputs + (first * a.rows + row) * a.value_dim;
   const std::int64_t output_stride = std::int64_t{a.rows} * a.value_dim;

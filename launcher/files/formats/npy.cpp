@@ -243,12 +243,8 @@ ArrayInfo find_array(const NpyHeader& header, const std::string& path,
                         : " (uint16 and <V2 are taken as bfloat16 only with --dtype bfloat16)"));
   }
   ArrayInfo info{{}, descr->dtype, header.shape, header.offset};
-  const auto bytes = byte_count(info.dtype, info.shape);
-  if (!bytes || *bytes > header.data_bytes) {
-    throw FileError(
-        path, fmt::format("shape {} of {} does not fit the {} bytes of data", to_string(info.shape),
-                          name_of(info.dtype), header.data_bytes));
-  }
+  check_data_bytes(path, "", std::string(name_of(info.dtype)), size_of(info.dtype), info.shape,
+                   header.data_bytes);
   return info;
 }
 

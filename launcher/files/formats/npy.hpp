@@ -22,7 +22,8 @@ struct NpyHeader {
 [[nodiscard]] NpyHeader read_npy_header(const FileDescriptor& file, const std::string& path);
 
 /// The array of a header. uint16 is taken as bfloat16 only if nothing else is accepted; an empty
-/// `accepted` accepts every other dtype. Throws FileError for an unknown dtype or too few bytes.
+/// `accepted` accepts every other dtype. Throws FileError for an unknown dtype, or other bytes of
+/// data than the shape has.
 [[nodiscard]] ArrayInfo find_array(const NpyHeader& header, const std::string& path,
                                    std::span<const DType> accepted);
 

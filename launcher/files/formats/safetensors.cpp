@@ -164,10 +164,8 @@ ArrayInfo find_tensor(std::span<const SafetensorsEntry> entries, const std::stri
                                       list_of(accepted)));
   }
   ArrayInfo info{found.name, dtype->dtype, Extents(found.shape), found.offset};
-  if (byte_count(info.dtype, info.shape) != found.bytes) {
-    throw FileError(path, fmt::format("tensor '{}': shape {} of {} does not fit its {} bytes", name,
-                                      to_string(info.shape), found.dtype, found.bytes));
-  }
+  check_data_bytes(path, fmt::format("tensor '{}': ", name), found.dtype, size_of(info.dtype),
+                   info.shape, found.bytes);
   return info;
 }
 

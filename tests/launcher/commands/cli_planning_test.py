@@ -322,6 +322,15 @@ class Recommend(CliTest):
         whole = [row for row in rings if self.sizes(row) == (1, 1, 8)]
         self.assertGreater(min(row["across"] for row in whole), 0)
 
+    def test_names_all_that_decides(self):
+        words = ["plan", "--recommend", "--ranks", "2", "--shape", "1,512,512,8,2,64", "--dtype", "float16",
+                 "--causal", "--window", "64", "--soft-cap", "20", "--reproducible", "world"]
+        result = self.annulus(*words)
+        self.expect_success(result)
+        self.assertIn("# problem: B=1 T=512 S=512 N=8 K=2 D=64 Dv=64 float16, causal, window 64,64, "
+                      "soft cap 20, reproducible world\n", result.stdout)
+        self.assertRegex(result.stdout, "# options: .*--window=64.*--reproducible=world")
+
     def test_a_query_goes_to_the_keys(self):
         words = ["plan", "--recommend", "--ranks", "8", "--shape", "1,1,1M,8,1,128", "--dtype", "bfloat16",
                  "--device", "cuda", "--json", "-"]
@@ -456,6 +465,19 @@ class Scaling(CliTest):
         self.picture(["strong", "weak", "ideal strong", "TFLOP/s per rank"])
         again = json.loads(self.annulus(*words, "--tokens-per-rank", "1k", "--json", "-").stdout)
         self.check(again, [1, 2, 4, 8, 16, 24], 1024)
+
+    def test_names_all_that_decides(self):
+        words = ["--scaling", "--shape", "1,512,512,8,2,64", "--dtype", "float16", "--causal", "--window", "64",
+                 "--impl", "native"]
+        for how, ranks in [(["plan", "--ranks", "2", *words], None),
+                           (["bench", *words, "--iters", "1", "--warmup", "0"], 2)]:
+            result = self.annulus(*how, "--picture", "plot.svg", ranks=ranks)
+            self.expect_success(result)
+            problem = "B=1 T=512 S=512 N=8 K=2 D=64 Dv=64 float16, causal, window 64,64"
+            self.assertIn(f"# problem: {problem}\n", result.stdout)
+            self.assertRegex(result.stdout, "# options: .*--impl=native")
+            title = "Predicted" if ranks is None else "Measured"
+            self.picture([f"{title} scaling, {problem}"])
 
     def test_queries_grow_in_proportion_to_keys(self):
         words = ["plan", "--scaling", "--ranks", "8", "--dtype", "bfloat16", "--device", "cuda", "--json", "-"]

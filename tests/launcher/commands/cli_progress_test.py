@@ -68,9 +68,13 @@ class Terminal(CliTest):
 
     def test_random_problems_are_counted(self):
         _, output, found = self.long_enough(
-            r"(\d+) problems, \d+ %", lambda count: command("verify", "--random", str(count), ranks=4),
+            r"problem (\d+) of (\d+) \(--random-case \d+:\d+\), \d+ %", lambda count: command("verify", "--random", str(count), ranks=4),
             (600, 2400, 9600))
-        self.assertEqual(sum(not line.startswith("#") for line in output.splitlines()), int(found[0]))
+        shown = [int(number) for number, _ in found]
+        self.assertEqual(shown, sorted(shown))
+        (count,) = {int(count) for _, count in found}
+        self.assertLessEqual(shown[-1], count)
+        self.assertEqual(sum(not line.startswith("#") for line in output.splitlines()), count)
 
     def test_run(self):
         self.save_operands(rows=16384, heads=4, kv_heads=2, dim=64)

@@ -5,15 +5,18 @@
 #include <random>
 #include <sys/stat.h>
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <annulus/core/error.hpp>
 #include <annulus/files/array_file.hpp>
 #include <annulus/files/array_writer.hpp>
+#include <annulus/files/integer_file.hpp>
 #include <annulus/mesh/group.hpp>
 
 #include "tests/launcher/files/files_test_support.hpp"
+#include "tests/support/message_of.hpp"
 
 namespace annulus::files {
 namespace {
@@ -201,7 +204,11 @@ TEST_F(Files, RefusesMalformedNpy) {
       {"header beyond the file", good.substr(0, 40), "header of"},
       {"header length of 4 GiB", "\x93NUMPY\2" + std::string(1, '\0') + "\xff\xff\xff\xff{}",
        "header of 4294967295 bytes"},
-      {"data cut off", with("<f4", "(4, 5)"), "does not fit"},
+      {"data cut off", with("<f4", "(4, 5)"),
+       "does not fit the 64 bytes of data: expected 80 bytes"},
+      {"data left over", with("<f4", "(4, 3)"),
+       "shape [4, 3] of float32 does not fit the 64 bytes of data: expected 48 bytes"},
+      {"data of an empty array", with("<f4", "(0, 3)"), "expected 0 bytes"},
       {"one byte short", npy(1, npy_dictionary("<f4", "(2,)"), "abcdefg"), "does not fit"},
       {"negative shape", with("<f4", "(-2, 3)"), "size of 0 or more"},
       {"shape beyond 64 bits", with("<f4", "(99999999999999999999,)"), "too large"},
@@ -241,6 +248,33 @@ TEST_F(Files, RefusesMalformedNpy) {
       {"binary garbage", dictionary(std::string("{\0\xff\x80'", 5)), "expected a string"},
   };
   for (const Malformed& malformed : corpus) expect_refused(scratch_.file("bad.npy"), malformed);
+}
+
+TEST_F(Files, RefusesIntegersWithOtherThanTheirBytes) {
+  const std::string npy_path = scratch_.file("lengths.npy");
+  const std::string tensor_path = scratch_.file("lengths.safetensors");
+  const auto message = [](const std::string& path) {
+    return test::message_of<FileError>([&] { static_cast<void>(IntegerFile(path, "x")); });
+  };
+  for (const auto& [dtype, bytes] : {std::pair("<i4", 12), std::pair("<i8", 24)}) {
+    for (const int more : {-1, 1}) {
+      test::write_bytes(npy_path, npy(1, npy_dictionary(dtype, "(3,)"),
+                                      std::string(static_cast<std::size_t>(bytes + more), '\0')));
+      EXPECT_EQ(
+          message(npy_path),
+          fmt::format("{}: shape [3] of {} does not fit the {} bytes of data: expected {} bytes",
+                      npy_path, dtype, bytes + more, bytes));
+    }
+    test::write_bytes(npy_path, npy(1, npy_dictionary(dtype, "(3,)"),
+                                    std::string(static_cast<std::size_t>(bytes), '\0')));
+    EXPECT_THAT(IntegerFile(npy_path, "x").read(), testing::ElementsAre(0, 0, 0));
+  }
+  test::write_bytes(
+      tensor_path,
+      safetensors(R"({"x":{"dtype":"I32","shape":[1],"data_offsets":[0,8]}})", "01234567"));
+  EXPECT_EQ(message(tensor_path), tensor_path +
+                                      ": tensor 'x': shape [1] of I32 does not fit the 8 "
+                                      "bytes of data: expected 4 bytes");
 }
 
 TEST_F(Files, RefusesMalformedSafetensors) {

@@ -67,8 +67,9 @@ TEST(Progress, ALineIsRewrittenAndWipedOut) {
     EXPECT_EQ(early.find('\n'), std::string::npos);
     progress.aside([&] { EXPECT_THAT(terminal.text(), EndsWith("\r\33[K")); });
     progress.set_done(100);
+    progress.go_on("problem 101 of 200");
     wait_a_moment();
-    EXPECT_THAT(terminal.text(), HasSubstr("\rannulus: 200 problems, 50 %"));
+    EXPECT_THAT(terminal.text(), HasSubstr("\rannulus: problem 101 of 200, 50 %, about 3 s left"));
   }
   EXPECT_THAT(terminal.text(), EndsWith("\r\33[K"));
 }

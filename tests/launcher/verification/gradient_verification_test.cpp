@@ -21,7 +21,10 @@
 namespace annulus::verification {
 namespace {
 
+using ::testing::ElementsAre;
+using ::testing::Field;
 using ::testing::HasSubstr;
+using ::testing::IsEmpty;
 
 using Spoil = SpoilGradients;
 
@@ -322,25 +325,28 @@ TEST(GradientVerification, NamesWhatFailed) {
   found.unsharded = {4e-7, 4e-7, 4e-7};
   constexpr double kAny = std::numeric_limits<double>::infinity();
   found.allowance = GradientErrors{6e-7, 6e-7, 6e-7, kAny, 6e-7};
-  EXPECT_EQ(found.failure(), "");
+  EXPECT_THAT(found.failures(), IsEmpty());
   EXPECT_DOUBLE_EQ(found.share(), 0.5);
   EXPECT_DOUBLE_EQ(found.ratio().value(), 1.25);
   found.sharded[3] = 9e-7;  // not compared with the unsharded run
-  EXPECT_EQ(found.failure(), "");
+  EXPECT_THAT(found.failures(), IsEmpty());
   found.sharded[3] = 3e-6;
-  EXPECT_THAT(found.failure(), HasSubstr("of sinks 3.00e-06 above 1.00e-06"));
+  EXPECT_THAT(found.failures().front().text, HasSubstr("of sinks 3.00e-06 above 1.00e-06"));
   found.sharded[3] = 0;
   found.sharded[4] = 8e-7;
-  EXPECT_THAT(found.failure(), HasSubstr("of bias 8.00e-07 against 0.00e+00 unsharded"));
+  EXPECT_THAT(found.failures().front().text,
+              HasSubstr("of bias 8.00e-07 against 0.00e+00 unsharded"));
   found.sharded[4] = 0;
   found.repeats = false;
-  EXPECT_THAT(found.failure(), HasSubstr("different bits"));
+  EXPECT_THAT(found.failures(),
+              ElementsAre(Field(&Failure::text, "a repeated backward pass gave different bits")));
   found.sharded[2] = 7e-7;
-  EXPECT_THAT(found.failure(), HasSubstr("of value 7.00e-07 against 4.00e-07 unsharded"));
+  EXPECT_THAT(found.failures().front().text,
+              HasSubstr("of value 7.00e-07 against 4.00e-07 unsharded"));
   found.sharded[1] = 2e-6;
-  EXPECT_THAT(found.failure(), HasSubstr("of key 2.00e-06 above 1.00e-06"));
+  EXPECT_THAT(found.failures().front().text, HasSubstr("of key 2.00e-06 above 1.00e-06"));
   found.sharded[0] = std::numeric_limits<double>::quiet_NaN();
-  EXPECT_THAT(found.failure(), HasSubstr("of query nan"));
+  EXPECT_THAT(found.failures().front().text, HasSubstr("of query nan"));
 }
 
 }  // namespace

@@ -187,7 +187,7 @@ TEST_F(VerifySharded, FailsARunThatDoesNotRepeat) {
     first_output(result) *= 1 + static_cast<float>(++calls) * 1.2e-7F;
   });
   EXPECT_FALSE(found.repeats);
-  EXPECT_FALSE(found.failure().empty());
+  EXPECT_THAT(found.failure(), HasSubstr("a repeated run gave different bits"));
 }
 
 TEST_F(VerifySharded, FailsBitsThatDependOnTheNumberOfRanks) {

@@ -118,7 +118,8 @@ struct ParsedMetadata {
 [[nodiscard]] ParsedMetadata parse_metadata(std::string_view text, const std::string& source);
 
 /// Sharding rules alone, on one line, in the form of the field sharding_rules; and the inverse,
-/// which throws ArgumentError("sharding rules in <source>", …), also for an unknown key.
+/// which throws ArgumentError("<source>", …) or ArgumentError("<source>, entry 'head.train'", …),
+/// also for an unknown key.
 [[nodiscard]] std::string to_json(const ShardingRules& rules);
 [[nodiscard]] ShardingRules parse_sharding_rules(std::string_view text, const std::string& source);
 

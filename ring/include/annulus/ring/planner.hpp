@@ -162,7 +162,8 @@ struct ScheduleChoice : ScheduleVariant {
 /// %, which is noise, the one that needs least memory; of equals, the first. A variant is not
 /// simulated if one rank alone takes so long (least_seconds()) that it cannot win. Throws the
 /// errors of parse_schedule(), and UnsupportedError when a named schedule cannot run: local, with a
-/// sharded key/value sequence. On large meshes only some ranks are priced; see sample_ranks().
+/// sharded key/value sequence; any other, if the sequence has no axis, not even one of a single
+/// rank. On large meshes only some ranks are priced; see sample_ranks().
 [[nodiscard]] ScheduleChoice choose_schedule(const PlanInput& input, std::string_view name);
 
 /// Throws what choose_schedule() throws, without choosing.

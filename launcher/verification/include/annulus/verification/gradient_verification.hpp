@@ -3,8 +3,10 @@
 #include <array>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include <annulus/ring/planner.hpp>
+#include <annulus/verification/failure.hpp>
 
 namespace annulus::verification {
 
@@ -43,8 +45,8 @@ struct GradientVerification {
   /// The largest error over that of the unsharded run; 1 if both are 0, nothing if they are not
   /// compared.
   [[nodiscard]] std::optional<double> ratio() const;
-  /// The first failure, in a few words; empty if there is none.
-  [[nodiscard]] std::string failure() const;
+  /// The first error that is too large, and bits that differ; empty if nothing is wrong.
+  [[nodiscard]] std::vector<Failure> failures() const;
 };
 
 }  // namespace annulus::verification

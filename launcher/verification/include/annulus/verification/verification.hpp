@@ -101,7 +101,10 @@ struct Verification {
 
   /// The error over that of the unsharded run; 1 if both are 0, nothing if they are not compared.
   [[nodiscard]] std::optional<double> ratio() const;
-  /// The first failure, in a few words; empty if there is none.
+  /// The first error that is too large, and bits that differ, gradients included; empty if nothing
+  /// is wrong.
+  [[nodiscard]] std::vector<Failure> failures() const;
+  /// Their texts, separated by "; ".
   [[nodiscard]] std::string failure() const;
 };
 

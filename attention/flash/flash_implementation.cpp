@@ -36,10 +36,10 @@ constexpr std::array kHalfRates{
     H200Rates{128, 128, kInLongRuns * 728e12, kInLongRuns * 722e12, 300e12},
     H200Rates{192, 128, kInLongRuns * 742e12, kInLongRuns * 702e12, 300e12},
     H200Rates{256, 256, kInLongRuns * 788e12, kInLongRuns * 753e12, 300e12}};
-// Not measured: 192 and 256.
+// Of long walks, in long runs (benchmarks/NOTES.md, "Predicted backward passes"); 192 on an H100.
 constexpr std::array kBackwardRates{
-    H200Rates{64, 64, 485e12, 450e12}, H200Rates{128, 128, 544e12, 540e12},
-    H200Rates{192, 128, 450e12, 450e12}, H200Rates{256, 256, 450e12, 450e12}};
+    H200Rates{64, 64, 485e12, 485e12}, H200Rates{128, 128, 525e12, 525e12},
+    H200Rates{192, 128, 330e12, 330e12}, H200Rates{256, 256, 415e12, 415e12}};
 constexpr std::array kFloat32Rates{H200Rates{64, 64, 38e12, 38e12},
                                    H200Rates{128, 128, 41e12, 41e12},
                                    H200Rates{256, 256, 41e12, 41e12}};
@@ -212,6 +212,7 @@ std::unique_ptr<Implementation> make_flash_implementation() {
   return std::make_unique<FlashImplementation>(kFlash, FeatureSet{}, FeatureSet{},
                                                BackwardDeclaration{.features = backward_features(),
                                                                    .blocks = BlockForm::straight,
+                                                                   .joins_query_heads = true,
                                                                    .reproducible_columns = kTile});
 }
 
@@ -221,6 +222,7 @@ std::unique_ptr<Implementation> make_blocksparse_implementation() {
       "blocksparse", blocks, blocks,
       BackwardDeclaration{.features = backward_features() | blocks,
                           .blocks = BlockForm::straight,
+                          .joins_query_heads = true,
                           .reproducible_columns = kTile});
 }
 

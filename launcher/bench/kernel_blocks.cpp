@@ -178,9 +178,13 @@ Gradients KernelBlocks::gradients() const {
 }
 
 double KernelBlocks::used_share(const Implementation& candidate) const {
-  const std::int64_t tile = candidate.declares().row_tile;
-  return pass_ == Pass::backward ? ring::used_share_backward(device_.place().kind, extent_, tile)
-                                 : ring::used_share(device_.place().kind, extent_, tile);
+  const Declaration& declares = candidate.declares();
+  const Place::Kind kind = device_.place().kind;
+  if (pass_ == Pass::forward) return ring::used_share(kind, extent_, declares.row_tile);
+  const AttentionShape& s = setup_.problem.shape;
+  return ring::used_share_backward(
+      kind, extent_, declares.row_tile,
+      declares.backward->joins_query_heads ? s.heads_per_kv_head() : 1);
 }
 
 void KernelBlocks::compute(const Implementation& candidate, int calls) {

@@ -118,7 +118,7 @@ NamedCase random_case(const RandomCase& which, const Options& options, Context& 
   }
   if (result.may_be_refused) leave_order_open(result.sharded);
   if (options.implementation != "auto") {
-    // Few kernels for GPUs compute every problem: others compute what this one does not.
+    // Few kernels for GPUs take every block: others compute what this one does not.
     if (place.is_host()) {
       result.sharded.implementation = options.implementation;
     } else {
@@ -142,6 +142,18 @@ NamedCase random_case(const RandomCase& which, const Options& options, Context& 
     result.command += fmt::format(" --transport {}", annulus::name_of(options.transport));
   }
   return result;
+}
+
+// True unless, on GPUs, an implementation is named that cannot compute the problem, or gradients
+// that are asked for.
+bool suits(const NamedCase& drawn, const Options& options, Context& context) {
+  const Place place = context.place();
+  if (options.implementation == "auto" || place.is_host()) return true;
+  const Implementation& named = context.registry().get(options.implementation);
+  const AttentionProblem& problem = drawn.sharded.problem;
+  if (!named.fits(problem, place)) return false;
+  if (!drawn.sharded.backward) return !options.backward.value_or(false);
+  return static_cast<bool>(named.fits_backward(problem, place));
 }
 
 NamedCase given_case(const Options& options, Context& context) {
@@ -469,11 +481,28 @@ ExitCode verify_command(const CommandContext& context) {
     verifier.verify_drawn(random_case(*options.random_case, options, *opened));
   } else {
     progress.begin(counted(options.random, "problem"), options.random);
-    for (int i = 0; i < options.random; ++i) {
-      begin_step(fmt::format("annulus verify was computing problem {} of {}", i, options.random));
-      progress.go_on(fmt::format("problem {} of {} (--random-case {}:{})", i + 1, options.random,
-                                 options.seed, i));
-      verifier.verify_drawn(random_case({options.seed, i}, options, *opened));
+    // Draws cost little: problems that are not for the named implementation are passed over.
+    constexpr int kDrawsPerProblem = 1000;
+    int verified = 0;
+    int drawn = 0;
+    for (; verified < options.random && drawn < kDrawsPerProblem * options.random; ++drawn) {
+      NamedCase named = random_case({options.seed, drawn}, options, *opened);
+      if (!suits(named, options, *opened)) continue;
+      begin_step(
+          fmt::format("annulus verify was computing problem {} of {}", verified, options.random));
+      progress.go_on(fmt::format("problem {} of {} (--random-case {}:{})", verified + 1,
+                                 options.random, options.seed, drawn));
+      verifier.verify_drawn(std::move(named));
+      ++verified;
+    }
+    if (verified < options.random) {
+      throw UserError(fmt::format("--impl {}: computes {} of {} drawn problems, fewer than {}",
+                                  options.implementation, verified, drawn, options.random));
+    }
+    if (drawn > verified) {
+      report.add_meta("passed over",
+                      fmt::format("{} that {} does not compute",
+                                  counted(drawn - verified, "problem"), options.implementation));
     }
   }
   progress.end();

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -20,13 +21,10 @@
 namespace annulus::verification {
 namespace {
 
-// The case with whole sequences on every rank, computed by the chosen implementation if it was a
-// single one.
-ShardedCase unsharded_case(const ShardedCase& with_all_columns, const std::string& chosen,
-                           Place place) {
+// The case with whole sequences on every rank.
+ShardedCase unsharded_case(const ShardedCase& with_all_columns, Place place) {
   ShardedCase whole = with_all_columns;
   if (!whole.plan) whole.plan = ring::PlanOptions::for_place(place);
-  whole.plan->preferred = chosen;  // "native+vanilla" prefers none
   const PartitionSpec& query = with_all_columns.layout.query;
   whole.layout.query = PartitionSpec({query[0], {}, query[2], query[3]});
   whole.layout.bias.reset();
@@ -36,15 +34,37 @@ ShardedCase unsharded_case(const ShardedCase& with_all_columns, const std::strin
   return whole;
 }
 
+// The forward pass of a case, with gradients by the chosen implementation if it was a single one.
+// The rounding of outputs and LSE reaches the gradients, so the forward pass stays the sharded
+// run's; only where the chosen implementation cannot compute whole sequences, it is preferred in
+// both passes, and others compute the rest.
+std::unique_ptr<ForwardRun> prepared_run(ShardedCase whole, const std::string& chosen,
+                                         Context& context) {
+  const std::vector<std::string> names = context.registry().names();
+  if (std::ranges::find(names, chosen) != names.end()) {
+    ShardedCase named = whole;
+    named.backward->implementation = chosen;
+    auto run = std::make_unique<ForwardRun>(named, context);
+    try {
+      run->attention.prepare_backward(named.backward->request);
+      return run;
+    } catch (const UserError&) {  // the same on all ranks
+    }
+  }
+  whole.plan->preferred = chosen;  // "native+vanilla" prefers none
+  return std::make_unique<ForwardRun>(whole, context);
+}
+
 // The errors of the unsharded backward pass. Sets `reproduces` to false if its bits differ from the
 // sharded one's and the problem asks for equal bits.
-GradientErrors unsharded_errors(const ShardedCase& whole, const OracleGradients& truth,
-                                Context& context, const GradientShards& sharded, bool& reproduces) {
-  ForwardRun forward(whole, context);
-  forward.run();
-  GradientShards gradients(forward.attention.operands(), whole.problem, whole.backward->request,
+GradientErrors unsharded_errors(const ShardedCase& whole, const std::string& chosen,
+                                const OracleGradients& truth, Context& context,
+                                const GradientShards& sharded, bool& reproduces) {
+  const std::unique_ptr<ForwardRun> forward = prepared_run(whole, chosen, context);
+  forward->run();
+  GradientShards gradients(forward->attention.operands(), whole.problem, whole.backward->request,
                            whole.seed, context);
-  gradients.compute(forward.attention, forward.tensors());
+  gradients.compute(forward->attention, forward->tensors());
   const bool differs = whole.problem.in_global_order() && !sharded.are_parts_of(gradients);
   reproduces = context.mesh().world().max(std::vector{differs ? 1.0 : 0.0},
                                           "comparison with an unsharded backward pass")[0] == 0;
@@ -193,7 +213,7 @@ GradientVerification verify_gradients(const ShardedCase& sharded_case,
   result.schedule = pass.schedule();
   result.implementations = pass.implementations_of_ranks();
   result.unsharded =
-      unsharded_errors(unsharded_case(with_all_columns, result.implementations, context.place()),
+      unsharded_errors(unsharded_case(with_all_columns, context.place()), result.implementations,
                        truth, context, gradients, result.reproduces);
   result.reduces_rounded =
       world.max(std::vector{pass.reduces_rounded() ? 1.0 : 0.0}, "rounding of gradients")[0] > 0;

@@ -21,14 +21,16 @@ BlockExtent extent_of(const Tile& block) {
           block.pairs};
 }
 
-double bytes_of(const RankPlan& plan, const Region& region) {
+double bytes_of(const RankPlan& plan, const Region& region, Content content) {
   const Buffer& buffer = plan.buffer(region.buffer);
-  const double all =
-      static_cast<double>(plan.token_bytes(buffer)) * static_cast<double>(region.tokens.count);
-  const std::int64_t whole = buffer.heads.count * plan.batches(buffer).count;
-  return whole == 0 ? 0
-                    : all * static_cast<double>(region.heads.count * region.batches.count) /
-                          static_cast<double>(whole);
+  return static_cast<double>(region.tokens.count * region.heads.count * region.batches.count *
+                             plan.width(buffer, content)) *
+         static_cast<double>(size_of(buffer.dtype));
+}
+
+// Of its first content: an output, as the LSE and the maximum are negligible beside it.
+double bytes_of(const RankPlan& plan, const Region& region) {
+  return bytes_of(plan, region, plan.buffer(region.buffer).contents.front());
 }
 
 // Bytes of a bias, its gradient or a dense mask, if there is one. Kernels skip hidden entries.
@@ -105,30 +107,28 @@ double seconds_before_waiting(const RankPlan& plan, const Block& block, std::int
 }
 
 double seconds_of(const RankPlan& plan, const Copy& copy, const Prices& prices) {
-  const Buffer& to = plan.buffer(copy.to.buffer);
-  const double bytes = static_cast<double>(copy.to.tokens.count * copy.to.heads.count *
-                                           copy.to.batches.count * plan.width(to, copy.content)) *
-                       static_cast<double>(size_of(to.dtype));
-  return prices.model.memory_seconds(2 * bytes);
+  return prices.model.memory_seconds(2 * bytes_of(plan, copy.to, copy.content));
 }
 
 double seconds_of_gradients(const RankPlan& plan, const Tile& tile, const Prices& prices) {
   const KernelCost& kernel =
       prices.kernel(plan.implementations[static_cast<std::size_t>(tile.implementation)]);
-  const double seconds =
-      kernel.seconds(plan.backward_flops(tile), static_cast<double>(tile.rows.count),
-                     used_share_backward(prices.model.device, extent_of(tile), kernel.row_tile),
-                     prices.model.reading_seconds(bytes_read(plan, tile, all_columns(tile))));
   const AttentionShape& local = plan.local;
+  const std::int64_t kv_heads = plan.kv_heads_of(tile.heads).count;
   std::int64_t added = 0;
   if (tile.gradients.rows) added += tile.rows.count * tile.heads.count * local.head_dim;
   if (tile.gradients.columns) {
-    added += tile.columns.count * plan.kv_heads_of(tile.heads).count *
-             (local.head_dim + local.value_dim);
+    added += tile.columns.count * kv_heads * (local.head_dim + local.value_dim);
   }
   const DType dtype = partial_dtype(plan.buffer(tile.key).dtype);
-  return seconds + prices.model.memory_seconds(2 * static_cast<double>(tile.batches.count * added) *
-                                               static_cast<double>(size_of(dtype)));
+  const double adding = prices.model.memory_seconds(
+      2 * static_cast<double>(tile.batches.count * added) * static_cast<double>(size_of(dtype)));
+  const double reading = prices.model.reading_seconds(bytes_read(plan, tile, all_columns(tile)));
+  const std::int64_t joined = kernel.joins_query_heads ? tile.heads.count / kv_heads : 1;
+  return kernel.seconds(
+      plan.backward_flops(tile), static_cast<double>(tile.rows.count),
+      used_share_backward(prices.model.device, extent_of(tile), kernel.row_tile, joined),
+      reading + adding);
 }
 
 double seconds_of(const RankPlan& plan, const BackwardBlock& block, const Prices& prices) {
@@ -146,11 +146,17 @@ double seconds_of(const RankPlan& plan, const SinkGradient& gradient, const Pric
          prices.model.memory_seconds(2 * bytes_of(plan, gradient.delta));
 }
 
-// LSE and maximum are negligible beside the outputs.
+// A softmax state is merged by one launch, contents are summed one after the other.
 double seconds_of(const RankPlan& plan, const Reduce& reduce, const Prices& prices) {
-  double bytes = bytes_of(plan, reduce.into.output);
-  for (const Result& part : reduce.parts) bytes += bytes_of(plan, part.output);
-  return prices.model.launch_seconds + prices.model.memory_seconds(bytes);
+  std::vector<Content> contents = plan.buffer(reduce.into.output.buffer).contents;
+  if (reduce.reduction == Reduction::softmax) contents.resize(1);
+  double seconds = 0;
+  for (const Content content : contents) {
+    double bytes = bytes_of(plan, reduce.into.output, content);
+    for (const Result& part : reduce.parts) bytes += bytes_of(plan, part.output, content);
+    seconds += prices.model.launch_seconds + prices.model.memory_seconds(bytes);
+  }
+  return seconds;
 }
 
 MessageCosts costs_of_messages(std::span<const double> bytes, bool across, const CostModel& model) {

@@ -111,8 +111,9 @@ std::string Prices::to_text() const {
   std::string text = fmt::format("{}\nnodes {}", to_json(model), fmt::join(node_of_rank, ","));
   for (const auto& [name, cost] : kernels) {
     const FewRows& few = cost.few_rows;
-    text += fmt::format("\n{}: {}, {} s, tiles of {} rows, few rows {} {} {} {} {} {}", name,
-                        cost.source, cost.call_latency, cost.row_tile, few.most, few.always,
+    text += fmt::format("\n{}: {}, {} s, tiles of {} rows, {}few rows {} {} {} {} {} {}", name,
+                        cost.source, cost.call_latency, cost.row_tile,
+                        cost.joins_query_heads ? "joined heads, " : "", few.most, few.always,
                         few.tiles, few.columns, few.rate, few.banded);
     for (const CostCurve::Point& point : cost.rate.points()) {
       text += fmt::format(", {}: {}", point.size, point.value);
@@ -136,7 +137,9 @@ Prices make_prices(CostModel model, const AttentionProblem& problem,
   Prices prices{std::move(model), {}, {}};
   for (const Implementation* candidate : candidates) {
     KernelCost price = price_of(*candidate, wanted, prices.model, place);
-    price.row_tile = candidate->declares().row_tile;
+    const Declaration& declares = candidate->declares();
+    price.row_tile = declares.row_tile;
+    price.joins_query_heads = declares.backward && declares.backward->joins_query_heads;
     price.few_rows = candidate->few_rows(problem);
     prices.kernels.emplace(candidate->names().front(), std::move(price));
   }

@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <utility>
 
 #include <annulus/ring/used_share.hpp>
 
@@ -8,6 +7,13 @@ namespace {
 
 // The longest tiles are computed first. Under a causal mask they take twice the mean.
 constexpr double kLongestTile = 2;
+
+// The rows that a tile of the backward pass could walk in the time in which it loads its keys and
+// adds their gradients in the end; and, for each query head, in the time that an edge of the mask
+// takes, where rows are walked in part and their values are looked at. Measured on H200:
+// benchmarks/NOTES.md.
+constexpr double kRowsOfATile = 550;
+constexpr double kRowsOfAnEdge = 250;
 
 std::int64_t tiles_of(std::int64_t rows, std::int64_t tile) {
   return (rows + tile - 1) / tile;
@@ -49,10 +55,18 @@ double used_share(Place::Kind device, const BlockExtent& block, std::int64_t row
          visible_rows(block, row_tile) / unevenness(device, block);
 }
 
-double used_share_backward(Place::Kind device, const BlockExtent& block, std::int64_t row_tile) {
-  BlockExtent turned = block;
-  std::swap(turned.rows, turned.columns);
-  return used_share(device, turned, 1) * visible_rows(block, row_tile);
+double used_share_backward(Place::Kind device, const BlockExtent& block, std::int64_t row_tile,
+                           std::int64_t joined_heads) {
+  if (device == Place::Kind::host || block.pairs == 0) return 1;
+  const auto columns = static_cast<double>(block.columns * block.batches);
+  const bool full = block.pairs == block.rows * block.columns * block.batches;
+  const std::int64_t heads = block.heads / joined_heads * block.batches;
+  const double each = std::max(
+      1.0, static_cast<double>(tiles_of(block.columns, kTileRows) * heads) / kMultiprocessors);
+  const double rows = static_cast<double>(block.pairs) / columns;  // of a tile, on average
+  const double lost = kRowsOfATile / static_cast<double>(joined_heads) + (full ? 0 : kRowsOfAnEdge);
+  return busy_share(device, block.columns, heads) * visible_rows(block, row_tile) /
+         std::max(1.0, longest_tile(block) / each) * rows / (rows + lost);
 }
 
 }  // namespace annulus::ring

@@ -403,13 +403,14 @@ class Predictions(CompareTest):
                        "print(json.dumps({'predicted_ms': {'finish': finish}}))\n")
         os.chmod(stub, 0o755)
         with open(report, "w", encoding="utf-8") as file:
-            json.dump({"schema": "annulus.bench", "rows": [{
+            json.dump([{"schema": "annulus.bench", "rows": [{
                 "shape": "1,8192,8192,64,8,128,128", "mask": "causal", "layout": "zigzag",
                 "transport": "peer", "ranks": 2, "schedule": "allgather", "impl": "flash_attn2",
+                "options": "--device=cuda --causal=true --window=64,0 --cu-seqlens=in/ends.npy "
+                           "--iters=3 --backward=true",
                 "time": 2.0, "backward schedule": "ring", "backward impl": "sdpa",
-                "backward": 4.0}]}, file)
-        result = subprocess.run([sys.executable, os.path.join(BENCHMARKS, "predictions"), report,
-                                 "--annulus", stub], capture_output=True, text=True, timeout=60)
+                "backward": 4.0}]}], file)
+        result = self.predict(stub, report)
         self.expect_success(result)
         forward, backward = cells(result.stdout, 0), cells(result.stdout, 1)
         self.assertEqual(forward["predicted ÷ measured"], "1.500")
@@ -418,10 +419,22 @@ class Predictions(CompareTest):
         self.assertEqual(backward["schedule"], "ring")
         self.assertIn("1 of 2 within 10%", result.stdout)
         planned = result.stderr.splitlines()
-        self.assertIn("--schedule allgather --impl flash_attn2 --shape 1,8192,8192,64,8,128,128 "
-                      "--sequence-layout zigzag --transport peer --causal --json -", planned[0])
-        self.assertIn("--schedule ring --impl sdpa", planned[1])
-        self.assertIn("--causal --backward", planned[1])
+        ends = os.path.join(os.path.dirname(report), "ends.npy")
+        problem = ("--shape 1,8192,8192,64,8,128,128 --sequence-layout zigzag --causal=true "
+                   f"--window=64,0 --cu-seqlens={ends} --transport peer")
+        self.assertTrue(planned[0].endswith(
+            f"--schedule allgather {problem} --json - --impl flash_attn2"), planned[0])
+        self.assertTrue(planned[1].endswith(
+            f"--schedule ring {problem} --backward --json - --impl sdpa"), planned[1])
+        only = self.predict(stub, report, "--pass", "backward")
+        self.assertIn("1 of 1 within 10%", only.stdout)
+        self.assertEqual(cells(only.stdout, 0)["schedule"], "ring")
+
+    @staticmethod
+    def predict(stub, report, *words):
+        return subprocess.run([sys.executable, os.path.join(BENCHMARKS, "predictions"), report,
+                               "--annulus", stub, *words], capture_output=True, text=True,
+                              timeout=60)
 
 
 class Options(CompareTest):

@@ -136,6 +136,27 @@ TEST_F(DeviceAttention, GradientsByCudnn) {
   }
 }
 
+// Bit for bit those of a call for the whole problem, of gradients too. Chunks are multiples of the
+// tiles of either head dimension.
+TEST_F(DeviceAttention, TheSameBitsOnAnyNumberOfRanks) {
+  const int ranks = test::session().size();
+  for (const std::string schedule : {"local", "allgather", "ulysses"}) {
+    if ((ranks == 1) != (schedule == "local")) continue;
+    for (const std::int64_t dim : {64, 128}) {
+      for (int mask = 0; mask < 3; ++mask) {
+        ShardedCase one = case_of(std::int64_t{768} * ranks, 8, 4, dim);
+        one.problem.reproducible = Reproducible::world;
+        one.problem.mask.set_causal(mask != 0);
+        if (mask == 2) one.problem.mask.set_window(300, -1);
+        one.schedule = schedule;
+        one.implementation = "flash_attn2";
+        one.backward = {"flash_attn2", schedule};
+        expect_verified(one);
+      }
+    }
+  }
+}
+
 TEST_F(DeviceAttention, CudnnTakesNoGradientOfTheLse) {
   ShardedCase one = case_of(std::int64_t{256} * test::session().size(), 4, 2, 64);
   if (test::session().size() == 1) one.schedule = "local";

@@ -30,13 +30,14 @@ struct KernelCost {
   CostCurve rate;           ///< operations per second of the whole device, by the rows of a block
   double call_latency = 0;  ///< seconds that a call takes besides
   Knowledge knowledge = Knowledge::measured;
-  std::int64_t row_tile = 1;  ///< see Declaration
-  FewRows few_rows = {};      ///< see Implementation
+  std::int64_t row_tile = 1;       ///< see Declaration
+  bool joins_query_heads = false;  ///< see BackwardDeclaration
+  FewRows few_rows = {};           ///< see Implementation
 
   /// Seconds of a call: `flops` operations on a block of `rows` rows at `share` of the device's
-  /// rate (see used_share()), while reading from memory takes `reading` seconds.
-  [[nodiscard]] double seconds(double flops, double rows, double share, double reading) const {
-    return call_latency + std::max(flops / (rate.clamped(rows) * share), reading);
+  /// rate (see used_share()), while memory is busy for `memory` seconds.
+  [[nodiscard]] double seconds(double flops, double rows, double share, double memory) const {
+    return call_latency + std::max(flops / (rate.clamped(rows) * share), memory);
   }
   bool operator==(const KernelCost&) const = default;
 };

@@ -35,8 +35,9 @@ struct BlockExtent {
 [[nodiscard]] double used_share(Place::Kind device, const BlockExtent& block,
                                 std::int64_t row_tile);
 /// The same for the backward pass, whose kernels cut the columns of each head into tiles, one for
-/// each multiprocessor, and walk the rows.
+/// each multiprocessor, the longest first, and walk the rows. `joined_heads` query heads share a
+/// tile. Short walks lose more, since every tile begins and ends.
 [[nodiscard]] double used_share_backward(Place::Kind device, const BlockExtent& block,
-                                         std::int64_t row_tile);
+                                         std::int64_t row_tile, std::int64_t joined_heads);
 
 }  // namespace annulus::ring

@@ -42,6 +42,7 @@ if(ANNULUS_BUILD_TESTS)
     native_scores_test.cpp native_test.cpp oracle_test.cpp scores_test.cpp sinks_test.cpp
     vanilla_gradients_test.cpp vanilla_test.cpp)
   annulus_alone(test_ring simulation_events_test.cpp)
-  annulus_alone(test_ring_ranks runner_test.cpp sharded_attention_test.cpp)
+  annulus_alone(test_ring_ranks
+    reproducible_test.cpp runner_test.cpp sharded_attention_test.cpp)
   annulus_alone(test_launcher_ranks commands/verify_test.cpp verification/verification_test.cpp)
 endif()

@@ -563,7 +563,8 @@ class Predictions(CliTest):
         for row in rows:
             off = float(row[5]) / float(row[4]) - 1
             self.assertLess(abs(off), 0.3, row)
-            shown = float(row[6].replace("\u2212", "-").removesuffix(" %"))
+            self.assertAlmostEqual(float(row[6]), off + 1, delta=0.01)
+            shown = float(row[7].replace("\u2212", "-").removesuffix(" %"))
             self.assertAlmostEqual(shown, off * 100, delta=1)
         near = [row for row in rows if abs(float(row[5]) / float(row[4]) - 1) <= 0.1]
         self.assertGreaterEqual(len(near), 44)

@@ -1,0 +1,48 @@
+# In a unity build (CMAKE_UNITY_BUILD, as the preset ci has it) several sources are one compilation,
+# and their unnamed namespaces are one, too. A source is named here if its unnamed namespace has a
+# name that another source of its target uses, or if Highway includes it once for each instruction
+# set. It is compiled alone.
+if(NOT CMAKE_UNITY_BUILD)
+  return()
+endif()
+
+# annulus_alone(<target> <sources...>), relative to the target's folder
+function(annulus_alone target)
+  get_target_property(folder ${target} SOURCE_DIR)
+  list(TRANSFORM ARGN PREPEND ${folder}/)
+  set_source_files_properties(${ARGN} TARGET_DIRECTORY ${target}
+    PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
+endfunction()
+
+annulus_alone(annulus_core convert.cpp cuda/no_foreign_stream.cpp)
+annulus_alone(annulus_mesh gpu_binding.cpp)
+annulus_alone(annulus_partition sharding_rules.cpp)
+annulus_alone(annulus_attention
+  flash/flash_implementation.cpp native/row_dropout.cpp native/row_gradients.cpp
+  native/row_scores.cpp native/row_softmax.cpp visible_part.cpp)
+annulus_alone(annulus_ring
+  cost/prices.cpp planner.cpp recommend/recommend.cpp schedules/backward/ring_gradients.cpp
+  schedules/results.cpp schedules/ring.cpp simulation/simulation.cpp tuning/autotune.cpp
+  tuning/candidates.cpp tuning/file.cpp tuning/text.cpp)
+if(TARGET annulus_launcher)
+  annulus_alone(annulus_files formats/safetensors.cpp)
+  annulus_alone(annulus_verification
+    gradient_verification.cpp non_finite_entries.cpp normal_numbers.cpp)
+  annulus_alone(annulus_launcher
+    bench/bench_report.cpp bench/read_rate.cpp commands/plan.cpp options/effects.cpp
+    options/options.cpp pictures/timeline.cpp planning/recommend.cpp planning/simulate_plan.cpp)
+endif()
+if(ANNULUS_BUILD_TESTS)
+  annulus_alone(test_core device_wait_test.cpp host_stream_test.cpp)
+  annulus_alone(test_partition
+    partition_spec_test.cpp result_sharding_test.cpp sequence_layout_test.cpp)
+  annulus_alone(test_attention
+    mask_test.cpp softmax_state_test.cpp unnormalised_test.cpp)
+  annulus_alone(test_native
+    native_scores_test.cpp native_test.cpp oracle_test.cpp scores_test.cpp sinks_test.cpp
+    vanilla_gradients_test.cpp vanilla_test.cpp)
+  annulus_alone(test_ring simulation_events_test.cpp)
+  annulus_alone(test_ring_ranks
+    reproducible_test.cpp runner_test.cpp sharded_attention_test.cpp)
+  annulus_alone(test_launcher_ranks commands/verify_test.cpp verification/verification_test.cpp)
+endif()

@@ -34,7 +34,8 @@ enum class Asked : std::uint8_t {
 /// words. Positions must lie below 2^28.
 class ListPlan {
  public:
-  /// Tiles are those of list_work(). The mask must outlive the plan.
+  /// Tiles have tile_rows × tile_columns entries and begin anew with each position range, rows also
+  /// with each query block and columns behind each hidden key block. The mask must outlive the plan.
   ListPlan(const Mask& mask, const BatchesAndHeads& of, const PositionRanges& rows,
            const PositionRanges& columns, int tile_rows, int tile_columns);
 

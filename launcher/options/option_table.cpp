@@ -6,12 +6,12 @@
 
 #include <fmt/format.h>
 
-#include <annulus/attention/metadata.hpp>
 #include <annulus/attention/registry.hpp>
 #include <annulus/core/error.hpp>
 #include <annulus/partition/attention_mode.hpp>
 #include <annulus/partition/partition_spec.hpp>
 #include <annulus/partition/sequence_layout.hpp>
+#include <annulus/ring/metadata.hpp>
 #include <annulus/ring/planner.hpp>
 
 #include "launcher/options/option_values.hpp"

@@ -9,13 +9,13 @@
 
 #include <fmt/format.h>
 
-#include <annulus/attention/metadata.hpp>
 #include <annulus/core/error.hpp>
 #include <annulus/files/array_file.hpp>
 #include <annulus/files/integer_file.hpp>
 #include <annulus/partition/attention_mode.hpp>
 #include <annulus/partition/partition_spec.hpp>
 #include <annulus/ring/attention_weights.hpp>
+#include <annulus/ring/metadata.hpp>
 #include <annulus/ring/planner.hpp>
 
 #include "launcher/options/as_option.hpp"

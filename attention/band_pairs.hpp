@@ -3,7 +3,7 @@
 #include <cstdint>
 
 #include <annulus/attention/mask.hpp>
-#include <annulus/partition/position.hpp>
+#include <annulus/core/position.hpp>
 
 namespace annulus {
 

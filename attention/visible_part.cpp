@@ -156,11 +156,4 @@ void add_rule(Visibility& total, const PositionRule& rule, BandAndBlocks seen,
   }
 }
 
-LocalRange hull(const LocalRange& a, const LocalRange& b) {
-  if (a.count == 0) return b;
-  if (b.count == 0) return a;
-  const LocalPosition begin = std::min(a.begin, b.begin);
-  return {begin, std::max(a.end(), b.end()) - begin};
-}
-
 }  // namespace annulus

@@ -33,6 +33,4 @@ void add_rule(Visibility& total, const PositionRule& rule, BandAndBlocks seen,
               const PositionRange& rows, std::int64_t first_row, const PositionRange& columns,
               std::int64_t first_column);
 
-[[nodiscard]] LocalRange hull(const LocalRange& a, const LocalRange& b);
-
 }  // namespace annulus

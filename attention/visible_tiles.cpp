@@ -2,27 +2,39 @@
 
 #include <annulus/attention/visible_tiles.hpp>
 
-#include "flash/work_list.hpp"
+#include "flash/lists/list_plan.hpp"
+#include "flash/lists/tile_walk.hpp"
 
 namespace annulus {
+namespace {
+
+// The lanes of count_tile() on a host.
+struct OneLane {
+  static constexpr std::int32_t kCount = 1;
+  [[nodiscard]] static std::int32_t lane() { return 0; }
+  [[nodiscard]] static std::int32_t sum(std::int32_t x) { return x; }
+};
+
+}  // namespace
 
 std::vector<std::int64_t> visible_tiles(const AttentionProblem& problem, std::int64_t batch,
                                         std::int64_t batches, std::int64_t chunk,
                                         std::int64_t tile) {
   const AttentionShape& shape = problem.shape;
   const Mask& mask = problem.mask;
-  const PositionRanges rows = PositionRanges::all(shape.query_length);
-  const PositionRanges columns = PositionRanges::all(shape.kv_length);
+  const flash::ListPlan plan(
+      mask, {batch, batches, 0, shape.heads}, PositionRanges::all(shape.query_length),
+      PositionRanges::all(shape.kv_length), static_cast<int>(tile), static_cast<int>(tile));
+  const flash::ListInput in = plan.input(plan.numbers().data(), plan.blocks().data());
   const std::int64_t each = mask.depends_on_batch() ? 1 : batches;  // batches that a list is for
-  const std::int64_t heads = mask.depends_on_head() ? shape.heads : 1;
   std::vector<std::int64_t> tiles(
       static_cast<std::size_t>((shape.query_length + chunk - 1) / chunk));
-  for (std::int64_t b = 0; b < batches; b += each) {
-    for (std::int64_t head = 0; head < heads; ++head) {
-      const flash::WorkList list = flash::list_work(mask, {batch + b, 1, head, 1}, rows, columns,
-                                                    static_cast<int>(tile), static_cast<int>(tile));
-      for (const flash::QueryTile& row_tile : list.tiles) {
-        tiles[static_cast<std::size_t>(row_tile.first_row / chunk)] += each * row_tile.key_tiles;
+  for (std::int32_t b = 0; b < in.batches; ++b) {
+    for (std::int32_t h = 0; h < in.heads; ++h) {
+      for (std::int32_t t = 0; t < in.row_tile_count; ++t) {
+        const flash::TileCount count = count_tile(flash::TileWalk(in, b, h, t), OneLane());
+        tiles[static_cast<std::size_t>(in.row_tiles[t].first_row / chunk)] +=
+            each * count.key_tiles;
       }
     }
   }

@@ -22,16 +22,15 @@
 #include <fmt/os.h>
 
 #include <annulus/attention/registry.hpp>
+#include <annulus/attention/visible_tiles.hpp>
 #include <annulus/core/convert.hpp>
 #include <annulus/core/cuda.hpp>
 #include <annulus/core/cuda_stream.hpp>
 #include <annulus/core/error.hpp>
 #include <annulus/partition/sequence_layout.hpp>
 
-#include "cuda/upload.hpp"
 #include "flash/flash_attention.hpp"
 #include "flash/lists/device_lists.hpp"
-#include "flash/work_list.hpp"
 
 namespace annulus {
 namespace {
@@ -504,12 +503,12 @@ void decode(Bench& bench) {
 // The part of all key tiles that is visited.
 double tile_density(const Case& one) {
   const AttentionShape& s = one.problem.shape;
-  const auto tiles_of = [&](const Mask& mask) {
-    const flash::WorkList list =
-        flash::list_work(mask, {0, s.batch, 0, s.heads}, one.rows, one.columns, kBlock, kBlock);
-    return static_cast<double>(list.key_tiles) / static_cast<double>(list.batches * list.heads);
-  };
-  return tiles_of(one.problem.mask) / tiles_of(Mask());
+  const std::vector<std::int64_t> visited =
+      visible_tiles(one.problem, 0, s.batch, s.query_length, kBlock);
+  const auto tiles = [](std::int64_t tokens) { return (tokens + kBlock - 1) / kBlock; };
+  const std::int64_t heads = one.problem.mask.depends_on_head() ? s.heads : 1;
+  return static_cast<double>(visited.front()) /
+         static_cast<double>(s.batch * heads * tiles(s.query_length) * tiles(s.kv_length));
 }
 
 void blocks(Bench& bench) {
@@ -641,8 +640,8 @@ double host_time(const std::function<void()>& call) {
   return times[times.size() / 2];
 }
 
-// The lists for 16k tokens and 32 heads: the GPU's kernels alone; plan, copies and kernels
-// together, as when a call is prepared; and lists made on the host, without and with copies.
+// The lists for 16k tokens and 32 heads: the GPU's kernels alone; and plan, copies and kernels
+// together, as when a call is prepared.
 void lists(Bench& bench) {
   const std::int64_t length = 16384;
   const AttentionShape shape{1, length, length, 32, 8, 128, 128};
@@ -667,14 +666,6 @@ void lists(Bench& bench) {
       return flash::ListPlan(one.problem.mask, {0, 1, 0, shape.heads}, one.rows, one.columns,
                              kBlock, kBlock);
     };
-    const auto on_host = [&] {
-      return flash::list_work(one.problem.mask, {0, 1, 0, shape.heads}, one.rows, one.columns,
-                              kBlock, kBlock);
-    };
-    const auto copied = [&](const auto& values) {
-      const auto* const first = reinterpret_cast<const std::int32_t*>(values.data());
-      return upload({first, values.size() * sizeof(values[0]) / sizeof(*first)}, memory);
-    };
     const flash::DeviceLists made(plan(), memory);
     const auto make = [&] { made.make(bench.stream()); };
     (void)bench.time(make, 3);
@@ -683,13 +674,6 @@ void lists(Bench& bench) {
                 const flash::DeviceLists lists(plan(), memory);
                 lists.make(bench.stream());
                 check_cuda(cudaStreamSynchronize(bench.stream()), "cudaStreamSynchronize");
-              }));
-    bench.add(one.name, "host", host_time([&] { (void)on_host(); }));
-    bench.add(one.name, "host, copied", host_time([&] {
-                const flash::WorkList list = on_host();
-                const Tensor tiles = copied(list.tiles);
-                const Tensor segments = copied(list.segments);
-                const Tensor row_keys = copied(list.row_keys);
               }));
   }
 }

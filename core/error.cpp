@@ -16,9 +16,6 @@ ArgumentError::ArgumentError(std::string argument, std::string value, std::strin
 FileError::FileError(std::string path, const std::string& problem)
     : UserError(fmt::format("{}: {}", path, problem)), path_(std::move(path)) {}
 
-NotAvailableError::NotAvailableError(const std::string& feature)
-    : UnsupportedError("not available yet: " + feature) {}
-
 SystemError::SystemError(const std::string& operation, int error_number)
     : LibraryError(fmt::format("{}: {}", operation, std::strerror(error_number))) {}
 

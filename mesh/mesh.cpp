@@ -12,6 +12,7 @@
 #include <annulus/mesh/gpu_binding.hpp>
 #include <annulus/mesh/mesh.hpp>
 #include <annulus/mesh/mpi_group.hpp>
+#include <annulus/mesh/nccl_group.hpp>
 #include <annulus/mesh/peer_copy_group.hpp>
 
 #include "mpi/bounded.hpp"
@@ -112,6 +113,8 @@ Mesh::Mesh(const std::function<MeshShape(int ranks)>& shape, MPI_Comm communicat
       topology_(Topology::discover(*world_)) {
   check_shape(shape_, *world_);
 }
+
+Mesh::~Mesh() = default;
 
 // Axes of size one change nothing, so tuples that differ only by them share a group.
 AxisNames Mesh::group_key(std::span<const std::string> axes) const {

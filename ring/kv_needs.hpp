@@ -10,7 +10,7 @@
 #include <vector>
 
 #include <annulus/attention/problem.hpp>
-#include <annulus/partition/position.hpp>
+#include <annulus/core/position.hpp>
 #include <annulus/ring/sharded_operands.hpp>
 
 namespace annulus::ring {

@@ -30,32 +30,6 @@ void check_whole(const PartitionSpec& spec, const char* name) {
                       "none: a head dimension cannot be sharded");
 }
 
-// The axes of each dimension that has more than one shard.
-std::vector<AxisNames> sharded_axes(const PartitionSpec& spec, const MeshShape& mesh) {
-  std::vector<AxisNames> axes;
-  for (int dim = 0; dim < std::max(spec.entries(), 4); ++dim) {
-    AxisNames& names = axes.emplace_back(spec[dim]);
-    std::erase_if(names, [&](const std::string& axis) { return mesh.axis_size(axis) == 1; });
-  }
-  return axes;
-}
-
-void check_scores_spec(const std::optional<PartitionSpec>& given,
-                       const std::optional<Extents>& scores, const PartitionSpec& query,
-                       const MeshShape& mesh, const std::string& name) {
-  if (!given) return;
-  if (!scores) {
-    throw ArgumentError(name + " spec", to_string(*given), "none, as there is no " + name);
-  }
-  check_axes(*given, mesh);
-  const PartitionSpec expected = scores_spec(*scores, query);
-  if (sharded_axes(*given, mesh) == sharded_axes(expected, mesh)) return;
-  throw ArgumentError(name + " spec", to_string(*given),
-                      to_string(expected) +
-                          ": batches, heads and rows on the query's axes, all "
-                          "keys on every rank, dimensions of size 1 on no axis");
-}
-
 // True if keys can have the layout of the rows.
 bool alike(const AttentionShape& shape, const PartitionSpec& query, const PartitionSpec& kv) {
   return shape.query_length == shape.kv_length && query[1] == kv[1];
@@ -135,8 +109,6 @@ OperandLayout default_layout(const AttentionProblem& problem, const MeshShape& m
   OperandLayout layout{options.query_spec ? *options.query_spec : rules.query_spec(mode),
                        options.kv_spec ? *options.kv_spec : rules.kv_spec(mode)};
   layout.granule = options.granule;
-  layout.bias = options.bias_spec;
-  layout.dense_mask = options.mask_spec;
   layout.kv_sequence = options.kv_layout;
   if (options.layout) {
     layout.sequence = *options.layout;
@@ -173,8 +145,6 @@ ShardedOperands shard_operands(const AttentionProblem& problem, const MeshShape&
   check_same_axes(layout, 2, "heads");
   check_whole(layout.query, "query");
   check_whole(layout.kv, "key/value");
-  check_scores_spec(layout.bias, problem.bias, layout.query, mesh, "bias");
-  check_scores_spec(layout.dense_mask, problem.dense_mask, layout.query, mesh, "mask");
   const Sequences sequences = sequences_of(problem, mesh, layout);
   const std::vector<Distribution> rows{Distribution::block(), sequences.rows};
   const std::vector<Distribution> columns{Distribution::block(), sequences.columns,

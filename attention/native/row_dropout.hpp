@@ -5,7 +5,7 @@
 #include <cstdint>
 
 #include <annulus/attention/dropout.hpp>
-#include <annulus/partition/position.hpp>
+#include <annulus/core/position.hpp>
 
 #include "native/row_softmax.hpp"
 

@@ -4,13 +4,13 @@
 #include <cstdint>
 #include <vector>
 
-#include <annulus/partition/position.hpp>
+#include <annulus/core/position.hpp>
 
 namespace annulus {
 
-/// Rows of a tile where bits must not depend on how many rows a rank has: tiles end where a position
-/// is a multiple of it, or of a power of two below it. Shorter tiles spend too much on loading keys
-/// and values.
+/// Rows of a tile where bits must not depend on how many rows a rank has: tiles end where a
+/// position is a multiple of it, or of a power of two below it. Shorter tiles spend too much on
+/// loading keys and values.
 inline constexpr std::int64_t kLeastRows = 128;
 
 /// Query rows of one batch that lie in one range.

@@ -5,8 +5,8 @@
 
 #include <annulus/attention/problem.hpp>
 #include <annulus/attention/score_tensors.hpp>
+#include <annulus/core/position.hpp>
 #include <annulus/core/tensor.hpp>
-#include <annulus/partition/position.hpp>
 
 namespace annulus::oracle {
 

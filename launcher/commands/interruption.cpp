@@ -8,7 +8,7 @@
 #include <cstring>
 #include <unistd.h>
 
-#include <annulus/files/temporary_file.hpp>
+#include <annulus/core/temporary_file.hpp>
 
 namespace annulus::launcher {
 namespace {

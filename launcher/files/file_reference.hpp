@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <string>
 
-#include <annulus/files/file_descriptor.hpp>
+#include <annulus/core/file_descriptor.hpp>
 
 namespace annulus::files {
 

@@ -4,8 +4,8 @@
 #include <functional>
 #include <span>
 
+#include <annulus/core/position.hpp>
 #include <annulus/core/tensor.hpp>
-#include <annulus/partition/position.hpp>
 
 namespace annulus::files {
 

@@ -2,9 +2,9 @@
 
 #include <algorithm>
 #include <array>
+#include <initializer_list>
 #include <string>
 #include <utility>
-#include <vector>
 
 #include <fmt/format.h>
 
@@ -15,64 +15,6 @@
 
 namespace annulus::launcher {
 namespace {
-
-using Names = std::vector<std::string_view>;
-
-bool contains(const Names& names, std::string_view name) {
-  return std::find(names.begin(), names.end(), name) != names.end();
-}
-
-// The options that bench --hops uses.
-const Names& of_hops() {
-  static const Names names{"mesh",       "sequence-axis", "rank-order", "device", "transport",
-                           "share-gpus", "json",          "csv",        "wide",   "legend",
-                           "timeout",    "warmup",        "iters",      "sweep",  "hops",
-                           "config",     "metadata"};
-  return names;
-}
-
-// Options that bench --calibrate ignores: it times kernels on blocks of its own, on one rank.
-const Names& not_of_calibrate() {
-  static const Names names{"query-spec",   "kv-spec",         "bias-spec",
-                           "mask-spec",    "sequence-layout", "granule",
-                           "schedule",     "ulysses-degree",  "inner-size",
-                           "mode",         "sharding-rules",  "tuning",
-                           "tuning-cache", "cost-model",      "explain",
-                           "trace",        "deterministic",   "reproducible",
-                           "warm-seconds", "grad-wire",       "once"};
-  return names;
-}
-
-// The options whose values verify --random draws.
-const Names& drawn() {
-  static const Names names{
-      "shape",         "mesh",           "query-spec",    "kv-spec",         "bias-spec",
-      "mask-spec",     "granule",        "schedule",      "sequence-layout", "inner-size",
-      "mode",          "ulysses-degree", "dtype",         "causal",          "causal-offset",
-      "window",        "scale",          "soft-cap",      "q-segments",      "kv-segments",
-      "prefix",        "sink-tokens",    "chunk",         "cu-seqlens-q",    "cu-seqlens-kv",
-      "cu-seqlens",    "block-mask",     "block-size",    "sinks",           "bias",
-      "mask",          "bias-policy",    "dropout",       "q-lengths",       "kv-lengths",
-      "softmax-dtype", "grad-wire",      "sequence-axis", "sharding-rules",  "normalize-output"};
-  return names;
-}
-
-// True if an option of drawn() has its default value. Most have none.
-bool has_default_value(std::string_view option, const Options& options) {
-  const Options defaults;
-  const auto same = [&](auto field) { return options.*field == defaults.*field; };
-  if (option == "schedule") return same(&Options::schedule);
-  if (option == "sequence-layout")
-    return same(&Options::sequence_layout) && same(&Options::kv_sequence_layout);
-  if (option == "sequence-axis") return same(&Options::sequence_axis);
-  if (option == "sharding-rules") return options.rules.rules().empty();
-  if (option == "dropout") return same(&Options::dropout);
-  if (option == "softmax-dtype") return same(&Options::softmax_dtype);
-  if (option == "grad-wire") return same(&Options::grad_wire);
-  if (option == "normalize-output") return same(&Options::normalize_output);
-  if (option == "bias-policy") return same(&Options::bias_policy);
-  return false;
-}
 
 class Effects {
  public:
@@ -108,29 +50,33 @@ class Effects {
     throw UserError(fmt::format("{}: has no effect {}; it needs {}", shown(option), cause, needed));
   }
 
-  /// If `other` is given, refuses every option for which is_unused(name) is true. `which` says why.
+  /// If `other` is given, refuses every option for which is_unused(entry) is true. `which` says
+  /// why.
   template <class IsUnused>
   void refuse_if(bool is_given, std::string_view other, std::string_view which,
                  const IsUnused& is_unused) const {
     if (!is_given) return;
     for (const auto& [option, given] : given_) {
-      if (!asks(given) || !is_unused(option)) continue;
+      if (!asks(given) || !is_unused(*find_option(option))) continue;
       throw UserError(fmt::format("{0}: has no effect with {1}, which {2}; give it without {1}",
                                   shown(option), other, which));
     }
   }
   void refuse(bool is_given, std::string_view other, std::string_view which,
-              const Names& names) const {
-    refuse_if(is_given, other, which,
-              [&](std::string_view option) { return contains(names, option); });
+              std::initializer_list<std::string_view> names) const {
+    refuse_if(is_given, other, which, [&](const OptionEntry& entry) {
+      return std::find(names.begin(), names.end(), entry.name) != names.end();
+    });
   }
 
   void check_what_is_drawn() const {
     if (options_.random == 0 && !options_.random_case) return;
     const char* const form = options_.random_case ? "--random-case" : "--random";
     for (const auto& [option, given] : given_) {
-      if (given.switched_off || !contains(drawn(), option)) continue;
-      if (!given.on_command_line && has_default_value(option, options_)) continue;
+      const OptionUses& uses = find_option(option)->uses;
+      if (given.switched_off || !uses.drawn) continue;
+      const bool has_default = uses.has_default && uses.has_default(options_);
+      if (!given.on_command_line && has_default) continue;
       throw UserError(
           fmt::format("{}: drawn at random, so it cannot be given with {}", shown(option), form));
     }
@@ -148,9 +94,9 @@ class Effects {
     const Options& o = options_;
     const bool plan = o.command == Command::plan;
     refuse_if(o.hops, "--hops", "only times transfers of --sweep bytes",
-              [](std::string_view option) { return !contains(of_hops(), option); });
-    refuse(!o.calibrate.empty(), "--calibrate", "times kernels and transfers one by one",
-           not_of_calibrate());
+              [](const OptionEntry& entry) { return !entry.uses.with_hops; });
+    refuse_if(!o.calibrate.empty(), "--calibrate", "times kernels and transfers one by one",
+              [](const OptionEntry& entry) { return !entry.uses.with_calibrate; });
     refuse(o.scaling, "--scaling", "sets the lengths itself (see --tokens-per-rank)", {"sweep"});
     refuse(o.scaling && !plan, "--scaling", "times many problems",
            {"trace", "warm-seconds", "once"});
@@ -159,8 +105,7 @@ class Effects {
          {std::pair(o.scaling, "--scaling"), std::pair(o.recommend, "--recommend")}) {
       refuse(form, option, "compares many plans", {"explain", "show-ranks"});
       refuse(form, option, "is for forward passes", {"backward"});
-      refuse(form, option, "makes its own meshes",
-             {"mesh", "query-spec", "kv-spec", "bias-spec", "mask-spec"});
+      refuse(form, option, "makes its own meshes", {"mesh", "query-spec", "kv-spec"});
     }
     refuse(o.recommend, "--recommend", "divides --ranks by --nodes", {"ranks-per-node"});
     refuse(!o.forward_output.empty(), "--forward-output", "computes no forward pass",

@@ -10,8 +10,8 @@
 #include <fmt/ranges.h>
 
 #include <annulus/core/error.hpp>
+#include <annulus/core/temporary_file.hpp>
 #include <annulus/files/array_file.hpp>
-#include <annulus/files/temporary_file.hpp>
 #include <annulus/ring/tuning.hpp>
 
 namespace annulus::launcher {

@@ -4,7 +4,7 @@
 #include <string_view>
 #include <vector>
 
-#include <annulus/attention/metadata.hpp>
+#include <annulus/ring/metadata.hpp>
 
 #include "launcher/options/given_values.hpp"
 

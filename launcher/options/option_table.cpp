@@ -6,12 +6,12 @@
 
 #include <fmt/format.h>
 
-#include <annulus/attention/metadata.hpp>
 #include <annulus/attention/registry.hpp>
 #include <annulus/core/error.hpp>
 #include <annulus/partition/attention_mode.hpp>
 #include <annulus/partition/partition_spec.hpp>
 #include <annulus/partition/sequence_layout.hpp>
+#include <annulus/ring/metadata.hpp>
 #include <annulus/ring/planner.hpp>
 
 #include "launcher/options/option_values.hpp"
@@ -19,7 +19,6 @@
 namespace annulus::launcher {
 namespace {
 
-using Commands = std::vector<Command>;
 using Apply = OptionEntry::Apply;
 
 // The limit of whole numbers that are stored in an int.
@@ -161,13 +160,42 @@ double parse_percent(const std::string& option, const std::string& text) {
   return percent;
 }
 
+OptionUses drawn(OptionUses uses, OptionUses::HasDefault has_default = {}) {
+  uses.drawn = true;
+  uses.has_default = std::move(has_default);
+  return uses;
+}
+
+// True of options in which all of the fields have their defaults.
+template <class... Fields>
+OptionUses::HasDefault same(Fields Options::*... fields) {
+  return [=](const Options& options) {
+    const Options defaults;
+    return ((options.*fields == defaults.*fields) && ...);
+  };
+}
+
+bool has_no_rules(const Options& options) {
+  return options.rules.rules().empty();
+}
+
+OptionUses with_hops(OptionUses uses) {
+  uses.with_hops = true;
+  return uses;
+}
+
+OptionUses without_calibrate(OptionUses uses) {
+  uses.with_calibrate = false;
+  return uses;
+}
+
 class TableBuilder {
  public:
   void group(std::string title) { group_ = std::move(title); }
 
-  void add(std::string name, std::string value, Commands commands, Apply apply, std::string help) {
-    table_.push_back({group_, std::move(name), std::move(value), std::move(help),
-                      std::move(commands), std::move(apply)});
+  void add(std::string name, std::string value, OptionUses uses, Apply apply, std::string help) {
+    table_.push_back({group_, std::move(name), std::move(value), std::move(help), std::move(uses),
+                      std::move(apply)});
   }
 
   [[nodiscard]] std::vector<OptionEntry> take() { return std::move(table_); }
@@ -177,91 +205,102 @@ class TableBuilder {
   std::vector<OptionEntry> table_;
 };
 
-const Commands kComputing{Command::run, Command::verify, Command::bench};
-const Commands kPlanned{Command::run, Command::verify, Command::bench, Command::plan};
-const Commands kShaped{Command::verify, Command::bench, Command::plan};
-const Commands kOnRanks{Command::run, Command::verify, Command::bench, Command::info};
-const Commands kAll{Command::run, Command::verify, Command::bench, Command::plan, Command::info};
+const OptionUses kComputing{{Command::run, Command::verify, Command::bench}};
+const OptionUses kPlanned{{Command::run, Command::verify, Command::bench, Command::plan}};
+const OptionUses kShaped{{Command::verify, Command::bench, Command::plan}};
+const OptionUses kOnRanks{{Command::run, Command::verify, Command::bench, Command::info}};
+const OptionUses kAll{
+    {Command::run, Command::verify, Command::bench, Command::plan, Command::info}};
 
 void add_sharding(TableBuilder& table) {
   table.group("Mesh and sharding");
-  table.add("mesh", "AXES", kPlanned,
+  table.add("mesh", "AXES", with_hops(drawn(kPlanned)),
             parsed_into(&Options::mesh, [](const auto&, const auto& text) { return text; }),
             "named axes with sizes, the last one fastest: dp=1,sp=4,tp=1; one size may be -1 where "
             "the number of ranks is known (default: all ranks on sp)");
   table.add(
-      "query-spec", "SPEC", kPlanned, parsed_into(&Options::query_spec, parse_spec),
+      "query-spec", "SPEC", without_calibrate(drawn(kPlanned)),
+      parsed_into(&Options::query_spec, parse_spec),
       "axes of each dimension of query and output, B,T,N,D: an axis, a+b for a tuple (a major), "
       "- for none (default: what the mesh has of fsdp+dp,sp,tp,-)");
-  table.add("kv-spec", "SPEC", kPlanned, parsed_into(&Options::kv_spec, parse_spec),
-            "likewise for key and value, B,S,K,D");
-  table.add("bias-spec", "SPEC", kPlanned, parsed_into(&Options::bias_spec, parse_spec),
-            "likewise for --bias, B,N,T,S; it must agree with --query-spec: "
-            "B, N and T have the query's axes, S and dimensions of size 1 have none");
-  table.add("mask-spec", "SPEC", kPlanned, parsed_into(&Options::mask_spec, parse_spec),
-            "likewise for --mask, B,N,T,S");
+  table.add("kv-spec", "SPEC", without_calibrate(drawn(kPlanned)),
+            parsed_into(&Options::kv_spec, parse_spec), "likewise for key and value, B,S,K,D");
   table.add(
-      "sequence-layout", "LAYOUTS", kPlanned, set_layouts,
+      "sequence-layout", "LAYOUTS",
+      without_calibrate(
+          drawn(kPlanned, same(&Options::sequence_layout, &Options::kv_sequence_layout))),
+      set_layouts,
       "auto, zigzag, contiguous, striped or balanced: how positions are distributed; or two of "
       "these, for queries and for keys: zigzag,contiguous; balanced "
       "gives ranks equal work under the mask (default: auto: zigzag if causal and sharded, else "
       "contiguous; "
       "balanced where packed documents, block masks or lengths make that uneven)");
-  table.add("granule", "N", kPlanned, parsed_into(&Options::granule, parse_granule),
+  table.add("granule", "N", without_calibrate(drawn(kPlanned)),
+            parsed_into(&Options::granule, parse_granule),
             "chunks of a sequence are multiples of N positions; not with the layout striped "
             "(default: 1; balanced: 128, or less for short sequences)");
-  table.add("schedule", "NAME", kPlanned, parsed_into(&Options::schedule, parse_schedule_name),
+  table.add("schedule", "NAME", without_calibrate(drawn(kPlanned, same(&Options::schedule))),
+            parsed_into(&Options::schedule, parse_schedule_name),
             "auto, local, ring, double_ring, allgather, ulysses, hybrid or pass_q: what is sent, "
             "and in which order (default: auto)");
   table.add(
-      "ulysses-degree", "N", kPlanned, int_into(&Options::ulysses_degree, 1),
+      "ulysses-degree", "N", without_calibrate(drawn(kPlanned)),
+      int_into(&Options::ulysses_degree, 1),
       "ranks that exchange heads in the schedule hybrid; it divides the ranks along the "
       "sequence (default: with auto, the one that is predicted to be fastest; with hybrid, the "
       "size of the last of several sequence axes or, over a single one, the largest common divisor "
       "of its size and K)");
-  table.add("inner-size", "N", kPlanned, int_into(&Options::inner_size, 1),
+  table.add("inner-size", "N", without_calibrate(drawn(kPlanned)),
+            int_into(&Options::inner_size, 1),
             "ranks of an inner ring in the schedule double_ring; it divides the ranks along the "
             "sequence (default: the ranks of a node)");
-  table.add("mode", "MODE", kPlanned, parsed_into(&Options::mode, parse_mode_name),
+  table.add("mode", "MODE", without_calibrate(drawn(kPlanned)),
+            parsed_into(&Options::mode, parse_mode_name),
             "train, prefill, autoregressive or insert: sets only the defaults of --query-spec and "
             "--kv-spec (default: autoregressive if T = 1, else train)");
   table.add(
-      "sharding-rules", "JSON", kPlanned, parsed_into(&Options::rules, parse_rules),
+      "sharding-rules", "JSON", without_calibrate(drawn(kPlanned, has_no_rules)),
+      parsed_into(&Options::rules, parse_rules),
       "also defaults of the specs: mesh axes of batch, query_length, kv_length, head, kv_head and "
       "head_dim, for all modes or by mode, as {\"head\": {\"all\": \"tp\", \"train\": null}}");
-  table.add("sequence-axis", "AXIS", kPlanned, text_into(&Options::sequence_axis),
+  table.add("sequence-axis", "AXIS", with_hops(drawn(kPlanned, same(&Options::sequence_axis))),
+            text_into(&Options::sequence_axis),
             "the mesh axis of query_length and kv_length where no rule names another, and the axis "
             "of the default --mesh (default: sp)");
   table.add(
       "impl", "NAME", kPlanned, parsed_into(&Options::implementation, parse_implementation_name),
       "auto, the name of a local kernel, ring (that schedule, any kernel) or "
       "autoregressive_decodeattn (T = 1, any kernel); annulus info lists all (default: auto)");
-  table.add("rank-order", "ORDER", kOnRanks, parsed_into(&Options::rank_order, parse_rank_order),
+  table.add("rank-order", "ORDER", with_hops(kOnRanks),
+            parsed_into(&Options::rank_order, parse_rank_order),
             "node or mpirun: how ranks are numbered on the mesh; with node, the ranks of a node "
             "follow each other, so that the last axes lie inside nodes however mpirun or srun has "
             "distributed the ranks (default: node)");
-  table.add("device", "DEVICE", kPlanned, parsed_into(&Options::device, parse_device),
+  table.add("device", "DEVICE", with_hops(kPlanned), parsed_into(&Options::device, parse_device),
             "auto, cpu or cuda, one GPU per rank (default: auto: cuda if every rank has one, cpu "
             "if none has; for plan, which needs no devices: cpu)");
-  table.add("cost-model", "FILE", kPlanned, text_into(&Options::cost_model),
+  table.add("cost-model", "FILE", without_calibrate(kPlanned), text_into(&Options::cost_model),
             "cost model for predicted times and --schedule auto, as bench --calibrate writes it "
             "(default: assumptions for a CPU core or a Hopper GPU)");
-  table.add("tuning", "POLICY", kComputing, parsed_into(&Options::tuning, parse_tuning),
+  table.add("tuning", "POLICY", without_calibrate(kComputing),
+            parsed_into(&Options::tuning, parse_tuning),
             "off, cached or measure: how auto decides; off: by the cost model; cached: by "
             "earlier measurements, else the cost model; measure: by earlier measurements, else by "
             "new ones, kept in --tuning-cache; only off gives the same bits at any time "
             "(default: off)");
-  table.add("tuning-cache", "FILE", kComputing, text_into(&Options::tuning_cache),
+  table.add("tuning-cache", "FILE", without_calibrate(kComputing),
+            text_into(&Options::tuning_cache),
             "file for the measurements of --tuning, for later jobs (default: "
             "$XDG_CACHE_HOME/annulus/tuning-v1.json, else ~/.cache/annulus/tuning-v1.json)");
-  table.add("ranks-per-node", "N", {Command::plan}, int_into(&Options::ranks_per_node, 1),
+  table.add("ranks-per-node", "N", {{Command::plan}}, int_into(&Options::ranks_per_node, 1),
             "consecutive ranks that share a node, for predictions (default: the ranks of the mesh "
             "that have the same coordinate on its axis named node; without such an axis, all)");
-  table.add("transport", "NAME", kPlanned, parsed_into(&Options::transport, parse_transport_name),
+  table.add("transport", "NAME", with_hops(kPlanned),
+            parsed_into(&Options::transport, parse_transport_name),
             "auto, composite, nccl or peer: what carries data between GPUs; peer: copy engines "
             "inside a node; composite: peer inside nodes, nccl between them (default: auto: "
             "peer where all GPUs can access each other, composite where some can, else nccl)");
-  table.add("share-gpus", "", kComputing, flag_into(&Options::share_gpus),
+  table.add("share-gpus", "", with_hops(kComputing), flag_into(&Options::share_gpus),
             "let several ranks share a GPU, with transport peer by default");
   table.add("threads", "N", kComputing, int_into(&Options::threads, 0, 4096),
             "CPU threads per rank; 0: an equal share of the node's cores (default: 0)");
@@ -270,42 +309,44 @@ void add_sharding(TableBuilder& table) {
 void add_problem(TableBuilder& table) {
   table.group("Problem");
   table.add(
-      "shape", "SIZES", kShaped, parsed_into(&Options::shape, parse_shape),
+      "shape", "SIZES", drawn(kShaped), parsed_into(&Options::shape, parse_shape),
       "B,T,S,N,K,D[,Dv]: batch, query length, key/value length, query heads, key/value heads, "
       "head dimensions; 4k is 4 * 1024, likewise M and G; 1e6 is a million");
-  table.add("dtype", "DTYPE", kPlanned, parsed_into(&Options::dtype, parse_tensor_dtype),
+  table.add("dtype", "DTYPE", drawn(kPlanned), parsed_into(&Options::dtype, parse_tensor_dtype),
             "float32, float16, bfloat16 or float64: the last only by vanilla, on CPUs (default: "
             "float32; for run: that of the files)");
-  table.add("causal", "", kPlanned, flag_into(&Options::causal),
+  table.add("causal", "", drawn(kPlanned), flag_into(&Options::causal),
             "query i sees key j only if j <= i + offset");
-  table.add("causal-offset", "N", kPlanned,
+  table.add("causal-offset", "N", drawn(kPlanned),
             parsed_into(&Options::causal_offset, parse_causal_offset),
             "the offset of --causal, --window and --chunk: a whole number, bottom-right for S - T, "
             "or a file with one per batch, int32 [B]; with --cu-seqlens-q, top-left or "
             "bottom-right aligns each document (default: 0)");
-  table.add("window", "L[,R]", kPlanned, parsed_into(&Options::window, parse_window),
+  table.add("window", "L[,R]", drawn(kPlanned), parsed_into(&Options::window, parse_window),
             "query i sees key j only if i + offset - L <= j <= i + offset + R; -1: no limit; one "
             "number: for both; 4k and 1e3 are sizes too (default: no limit)");
-  table.add("prefix", "N", kPlanned, parsed_into(&Options::prefix, parse_size_or_file),
+  table.add("prefix", "N", drawn(kPlanned), parsed_into(&Options::prefix, parse_size_or_file),
             "queries see all keys j < N despite --causal, --window and --chunk; or a file "
             "with one per batch, int32 [B] (default: 0)");
-  table.add("sink-tokens", "N", kPlanned, parsed_into(&Options::sink_tokens, parse_size),
+  table.add("sink-tokens", "N", drawn(kPlanned), parsed_into(&Options::sink_tokens, parse_size),
             "queries see the keys j < N that --causal shows, despite --window and --chunk "
             "(default: none)");
-  table.add("chunk", "C", kPlanned, parsed_into(&Options::chunk, parse_size),
+  table.add("chunk", "C", drawn(kPlanned), parsed_into(&Options::chunk, parse_size),
             "query i sees key j only if (i + offset) / C and j / C, rounded down, are equal "
             "(default: no chunks)");
-  table.add("scale", "X", kPlanned, parsed_into(&Options::scale, parse_number),
+  table.add("scale", "X", drawn(kPlanned), parsed_into(&Options::scale, parse_number),
             "factor on the product of query and key (default: 1/sqrt(D))");
-  table.add("soft-cap", "X", kPlanned, parsed_into(&Options::soft_cap, parse_positive),
+  table.add("soft-cap", "X", drawn(kPlanned), parsed_into(&Options::soft_cap, parse_positive),
             "logits become X tanh(logit / X) (default: no cap)");
-  table.add("dropout", "P", kPlanned, parsed_into(&Options::dropout, parse_dropout),
+  table.add("dropout", "P", drawn(kPlanned, same(&Options::dropout)),
+            parsed_into(&Options::dropout, parse_dropout),
             "probability of dropping an attention weight; --seed and position decide (default: 0)");
-  table.add("softmax-dtype", "DTYPE", kPlanned,
+  table.add("softmax-dtype", "DTYPE", drawn(kPlanned, same(&Options::softmax_dtype)),
             parsed_into(&Options::softmax_dtype, parse_softmax_dtype),
             "dtype of the softmax's weights and sums: float32, or float64, which only vanilla has "
             "(default: float32)");
-  table.add("normalize-output", "BOOL", kPlanned, flag_into(&Options::normalize_output),
+  table.add("normalize-output", "BOOL", drawn(kPlanned, same(&Options::normalize_output)),
+            flag_into(&Options::normalize_output),
             "true or false: with false, the output is the sum of exp(logit - maximum) times value, "
             "not divided by the sum of the exponentials; --impl native or vanilla (default: true)");
   table.add("seed", "N", kPlanned, parsed_into(&Options::seed, parse_seed),
@@ -313,7 +354,7 @@ void add_problem(TableBuilder& table) {
 }
 
 void add_input(TableBuilder& table) {
-  const Commands run{Command::run};
+  const OptionUses run{{Command::run}};
   table.group(
       "Input files (.npy, or .safetensors with tensors named as the options, q_segments "
       "for --q-segments; int32 may be int64 whose values fit)");
@@ -326,47 +367,50 @@ void add_input(TableBuilder& table) {
   table.add("layout", "ORDER", run, parsed_into(&Options::bhtd, parse_axis_order),
             "order of dimensions in the files of query, key, value and output: bthd or bhtd "
             "(default: bthd)");
-  table.add("q-segments", "FILE", kPlanned, text_into(&Options::query_segments),
+  table.add("q-segments", "FILE", drawn(kPlanned), text_into(&Options::query_segments),
             "int32 [B,T], -1 is padding: a query sees the keys of its segment");
-  table.add("kv-segments", "FILE", kPlanned, text_into(&Options::kv_segments), "int32 [B,S]");
+  table.add("kv-segments", "FILE", drawn(kPlanned), text_into(&Options::kv_segments),
+            "int32 [B,S]");
   table.add(
-      "cu-seqlens", "FILE", kPlanned, text_into(&Options::cu_seqlens),
+      "cu-seqlens", "FILE", drawn(kPlanned), text_into(&Options::cu_seqlens),
       "int32 [documents + 1] from 0 to T = S: ends of the documents packed into the sequence, "
       "the same for every batch row");
-  table.add("cu-seqlens-q", "FILE", kPlanned, text_into(&Options::query_cu_seqlens),
+  table.add("cu-seqlens-q", "FILE", drawn(kPlanned), text_into(&Options::query_cu_seqlens),
             "int32 [documents + 1] from 0 to T: documents of the queries, each of which sees the "
             "document "
             "of the same number in --cu-seqlens-kv; positions then count inside the documents");
-  table.add("cu-seqlens-kv", "FILE", kPlanned, text_into(&Options::kv_cu_seqlens),
+  table.add("cu-seqlens-kv", "FILE", drawn(kPlanned), text_into(&Options::kv_cu_seqlens),
             "int32 [documents + 1] from 0 to S: documents of the keys");
-  table.add("block-mask", "FILE", kPlanned, text_into(&Options::block_mask),
+  table.add("block-mask", "FILE", drawn(kPlanned), text_into(&Options::block_mask),
             "bool or uint8, broadcastable to [B,N,T/Q,S/K] (rounded up): a query sees the keys of "
             "the blocks that are set; random:DENSITY draws blocks for each head");
-  table.add("block-size", "Q[,K]", kPlanned, parsed_into(&Options::block_size, parse_block_size),
+  table.add("block-size", "Q[,K]", drawn(kPlanned),
+            parsed_into(&Options::block_size, parse_block_size),
             fmt::format("queries and keys of a block (default: {},{})", BlockSize().query,
                         BlockSize().kv));
-  table.add("q-lengths", "FILE", kPlanned, text_into(&Options::query_lengths),
+  table.add("q-lengths", "FILE", drawn(kPlanned), text_into(&Options::query_lengths),
             "int32 [B]: queries at or past the length are padding");
-  table.add("kv-lengths", "FILE", kPlanned, text_into(&Options::kv_lengths),
+  table.add("kv-lengths", "FILE", drawn(kPlanned), text_into(&Options::kv_lengths),
             "int32 [B]: likewise for keys");
-  table.add("sinks", "FILE", kPlanned, text_into(&Options::sinks),
+  table.add("sinks", "FILE", drawn(kPlanned), text_into(&Options::sinks),
             "float32 [N,M] or [M]: M extra logits per head in the softmax's denominator; random:M "
             "draws them");
-  table.add("mask", "FILE", kPlanned, text_into(&Options::mask),
+  table.add("mask", "FILE", drawn(kPlanned), text_into(&Options::mask),
             "bool or uint8, broadcastable to [B,N,T,S]: a pair is visible where it is 1; "
             "random:DENSITY draws [B,1,T,S]");
   table.add(
-      "bias", "FILE", kPlanned, text_into(&Options::bias),
+      "bias", "FILE", drawn(kPlanned), text_into(&Options::bias),
       "float32, broadcastable to [B,N,T,S]: added to the logits after the soft cap; -inf hides "
       "a pair; random:STDDEV draws [1,N,T,S]");
   table.add(
-      "bias-policy", "NAME", kPlanned, parsed_into(&Options::bias_policy, parse_policy),
+      "bias-policy", "NAME", drawn(kPlanned, same(&Options::bias_policy)),
+      parsed_into(&Options::bias_policy, parse_policy),
       "combine, bias_wins or bias_disables_causal: with a bias, all of the mask applies, none "
       "of it, or all but --causal (default: combine)");
 }
 
 void add_output(TableBuilder& table) {
-  const Commands run{Command::run};
+  const OptionUses run{{Command::run}};
   table.group(
       "Output (an existing file is replaced once the new one is complete; to name an input file "
       "of the same command is an error)");
@@ -404,118 +448,122 @@ void add_output(TableBuilder& table) {
   table.add("grad-bias", "FILE", run, text_into(&Options::grad_bias),
             "gradient by the bias, float32, [B,N,T,S] with 1 where the bias is broadcast (tensor "
             "grad_bias; needs --bias)");
-  table.add("deterministic", "", {Command::run, Command::bench},
+  table.add("deterministic", "", without_calibrate({{Command::run, Command::bench}}),
             parsed_into(&Options::deterministic, parse_flag),
             "repeating the command repeats every bit of the gradients (default on CPUs): "
             "--reproducible run");
-  table.add("reproducible", "run|world", kPlanned,
+  table.add("reproducible", "run|world", without_calibrate(kPlanned),
             parsed_into(&Options::reproducible, parse_reproducible),
             "run: repeating the command repeats every bit; world: any number of ranks gives the "
             "same bits, too, by fewer schedules and kernels");
-  table.add("grad-wire", "DTYPE", {Command::run, Command::verify, Command::bench, Command::plan},
-            parsed_into(&Options::grad_wire, parse_grad_wire),
-            "dtype in which parts of gradients of keys and values go to their owners: float32, or "
-            "bfloat16 for half types, which rounds each part once and halves the bytes; needs a "
-            "schedule that sums none along the way (default: float32)");
-  table.add("trace", "FILE", {Command::run, Command::bench, Command::plan},
+  table.add(
+      "grad-wire", "DTYPE",
+      without_calibrate(drawn({{Command::run, Command::verify, Command::bench, Command::plan}},
+                              same(&Options::grad_wire))),
+      parsed_into(&Options::grad_wire, parse_grad_wire),
+      "dtype in which parts of gradients of keys and values go to their owners: float32, or "
+      "bfloat16 for half types, which rounds each part once and halves the bytes; needs a "
+      "schedule that sums none along the way (default: float32)");
+  table.add("trace", "FILE", without_calibrate({{Command::run, Command::bench, Command::plan}}),
             text_into(&Options::trace),
             "timeline of every rank, as Chrome trace events (JSON), for Perfetto; with plan "
             "--simulate, up to 64 ranks");
   table.add(
-      "picture", "FILE", {Command::bench, Command::plan}, text_into(&Options::picture),
+      "picture", "FILE", {{Command::bench, Command::plan}}, text_into(&Options::picture),
       "a .svg file: with plan --simulate, ranks x time, up to 256 ranks; with --scaling, the plot");
-  table.add("json", "FILE", kAll, text_into(&Options::json),
+  table.add("json", "FILE", with_hops(kAll), text_into(&Options::json),
             "results as JSON; - is standard output, instead of the table");
-  table.add("csv", "FILE", kPlanned, text_into(&Options::csv),
+  table.add("csv", "FILE", with_hops(kPlanned), text_into(&Options::csv),
             "results as CSV, added to an existing file with the same columns; - is "
             "standard output, instead of the table");
-  table.add("wide", "", kPlanned, flag_into(&Options::wide),
+  table.add("wide", "", with_hops(kPlanned), flag_into(&Options::wide),
             "show all columns of a table, not only as many as fit into 120 characters");
-  table.add("legend", "", kPlanned, flag_into(&Options::legend),
+  table.add("legend", "", with_hops(kPlanned), flag_into(&Options::legend),
             "say what the columns of a table mean");
-  table.add("explain", "", kPlanned, flag_into(&Options::explain),
+  table.add("explain", "", without_calibrate(kPlanned), flag_into(&Options::explain),
             "say why implementations and schedules were chosen or passed over");
 }
 
 void add_running(TableBuilder& table) {
   const Options defaults;
   table.group("Running");
-  table.add("timeout", "SECONDS", kOnRanks, parsed_into(&Options::timeout, parse_positive),
+  table.add("timeout", "SECONDS", with_hops(kOnRanks),
+            parsed_into(&Options::timeout, parse_positive),
             fmt::format("longest time that a rank waits for another one, at least 30 s while MPI "
                         "starts (default: {})",
                         defaults.timeout));
-  table.add("random", "N", {Command::verify}, int_into(&Options::random, 1),
+  table.add("random", "N", {{Command::verify}}, int_into(&Options::random, 1),
             "verify N problems drawn at random from --seed");
-  table.add("random-case", "SEED:INDEX", {Command::verify},
+  table.add("random-case", "SEED:INDEX", {{Command::verify}},
             parsed_into(&Options::random_case, parse_random_case),
             "repeat one problem that --random drew");
-  table.add("backward", "", {Command::verify, Command::bench, Command::plan},
+  table.add("backward", "", {{Command::verify, Command::bench, Command::plan}},
             parsed_into(&Options::backward, parse_flag),
             "verify: compute and verify gradients too (default: for half of the problems of "
             "--random; --backward=false for none); bench: time the backward pass too, and both, or "
             "with --calibrate its kernels alone; plan: plan the backward pass");
-  table.add("warmup", "N", {Command::bench}, int_into(&Options::warmup, 0),
+  table.add("warmup", "N", with_hops({{Command::bench}}), int_into(&Options::warmup, 0),
             fmt::format("calls before the timing starts (default: {})", defaults.warmup));
-  table.add("warm-seconds", "SECONDS", {Command::bench},
+  table.add("warm-seconds", "SECONDS", without_calibrate({{Command::bench}}),
             parsed_into(&Options::warm_seconds, parse_positive),
             "least time of the calls before the timing, since a rested GPU is faster");
-  table.add("iters", "N", {Command::bench}, int_into(&Options::iterations, 1),
+  table.add("iters", "N", with_hops({{Command::bench}}), int_into(&Options::iterations, 1),
             fmt::format("calls that are timed (default: {})", defaults.iterations));
-  table.add("once", "", {Command::bench}, flag_into(&Options::once),
+  table.add("once", "", without_calibrate({{Command::bench}}), flag_into(&Options::once),
             "make one call of each pass, and time it, for problems that take minutes: memory and "
             "bytes are the same as of many calls, the kernels alone are not timed");
-  table.add("sweep", "BEGIN:END[:FACTOR]", {Command::bench},
+  table.add("sweep", "BEGIN:END[:FACTOR]", with_hops({{Command::bench}}),
             parsed_into(&Options::sequence_sweep, parse_sweep),
             fmt::format("T = S from BEGIN to END, growing by FACTOR (default factor: {})",
                         SweepRange().factor));
-  table.add("hops", "", {Command::bench}, flag_into(&Options::hops),
+  table.add("hops", "", with_hops({{Command::bench}}), flag_into(&Options::hops),
             "time the hops of a ring over all ranks instead, for each transport; --sweep gives "
             "bytes (default: 64k:256M:4)");
   table.add(
-      "calibrate", "FILE", {Command::bench}, text_into(&Options::calibrate),
+      "calibrate", "FILE", {{Command::bench}}, text_into(&Options::calibrate),
       "measure a cost model for --cost-model instead: merges, reads, hops, and every kernel that "
       "computes the problem (heads of --shape, rows of --sweep); FILE keeps its entries of other "
       "dtypes, head dimensions and masks, and of the other pass");
   table.add(
-      "show-ranks", "N", {Command::plan}, int_into(&Options::show_ranks, 0),
+      "show-ranks", "N", {{Command::plan}}, int_into(&Options::show_ranks, 0),
       fmt::format("print every step of the first N ranks, and list more than 32 ranks if N is more "
                   "(default: {})",
                   defaults.show_ranks));
-  table.add("simulate", "", {Command::plan}, flag_into(&Options::simulate),
+  table.add("simulate", "", {{Command::plan}}, flag_into(&Options::simulate),
             "simulate the plan of all ranks, up to 4096, with shared links, overlapped transfers "
             "and slower ranks, and show what each rank does");
-  table.add("straggler-percent", "X", {Command::plan},
+  table.add("straggler-percent", "X", {{Command::plan}},
             parsed_into(&Options::straggler_percent, parse_percent),
             "with --simulate: each rank computes longer by a share drawn between 0 and X % "
             "(default: 0)");
-  table.add("straggler-seed", "N", {Command::plan},
+  table.add("straggler-seed", "N", {{Command::plan}},
             parsed_into(&Options::straggler_seed, parse_seed), "seed of that draw (default: 0)");
-  table.add("recommend", "", {Command::plan}, flag_into(&Options::recommend),
+  table.add("recommend", "", {{Command::plan}}, flag_into(&Options::recommend),
             "compare meshes, sequence layouts and schedules for the problem on --ranks ranks, by "
             "predicted time and memory");
-  table.add("ranks", "N", {Command::plan}, int_into(&Options::ranks, 1, 65536),
+  table.add("ranks", "N", {{Command::plan}}, int_into(&Options::ranks, 1, 65536),
             "ranks of --recommend, or the most of --scaling, in place of --mesh");
-  table.add("nodes", "N", {Command::plan}, int_into(&Options::nodes, 1, 65536),
+  table.add("nodes", "N", {{Command::plan}}, int_into(&Options::nodes, 1, 65536),
             "with --recommend: nodes that the ranks are on (default: 1)");
-  table.add("memory", "BYTES", {Command::plan},
+  table.add("memory", "BYTES", {{Command::plan}},
             parsed_into(&Options::memory_bytes,
                         [](const auto& option, const auto& text) {
                           return static_cast<double>(parse_size(option, text));
                         }),
             "with --recommend: limit for a rank's shards and buffers, such as 80G (default: "
             "no limit)");
-  table.add("scaling", "", {Command::bench, Command::plan}, flag_into(&Options::scaling),
+  table.add("scaling", "", {{Command::bench, Command::plan}}, flag_into(&Options::scaling),
             "1, 2, 4, ... ranks, with one problem (strong) and with a sequence that grows with the "
             "ranks (weak): predicted by plan up to --ranks, measured by bench on mpirun's ranks");
   table.add(
-      "tokens-per-rank", "N", {Command::bench, Command::plan},
+      "tokens-per-rank", "N", {{Command::bench, Command::plan}},
       parsed_into(&Options::tokens_per_rank, parse_size),
       "with --scaling: S of one rank in the weak part, and T in proportion (default: S of --shape "
       "over the most ranks)");
-  table.add("config", "FILE", kAll, text_into(&Options::config),
+  table.add("config", "FILE", with_hops(kAll), text_into(&Options::config),
             "options as lines name = value; command line, --metadata and environment override it");
   table.add(
-      "metadata", "FILE", kPlanned, text_into(&Options::metadata),
+      "metadata", "FILE", with_hops(kPlanned), text_into(&Options::metadata),
       "attention metadata as JSON, {\"softmax_scale\": 0.125, ...}; it overrides the environment "
       "and is overridden by the command line");
 }
@@ -533,7 +581,7 @@ std::vector<OptionEntry> make_table() {
 }  // namespace
 
 bool OptionEntry::belongs_to(Command command) const {
-  return std::find(commands.begin(), commands.end(), command) != commands.end();
+  return std::find(uses.commands.begin(), uses.commands.end(), command) != uses.commands.end();
 }
 
 const std::vector<OptionEntry>& option_table() {

@@ -9,6 +9,20 @@
 
 namespace annulus::launcher {
 
+/// The commands that take an option, and the forms of them in which it has an effect.
+struct OptionUses {
+  using HasDefault = std::function<bool(const Options&)>;
+
+  std::vector<Command> commands;
+  /// Its value is drawn by verify --random, so it cannot be given too. In the environment or a file
+  /// it must have its default there, if it has one.
+  bool drawn = false;
+  HasDefault has_default = {};  ///< of drawn options; empty: it has no default
+  bool with_hops = false;       ///< bench --hops uses it
+  /// False if bench --calibrate ignores it: that times kernels on blocks of its own, on one rank.
+  bool with_calibrate = true;
+};
+
 /// One option of the program, for parsing, precedence and help.
 struct OptionEntry {
   /// Sets the field of Options from text. `option` is how the user gave it, for messages.
@@ -18,7 +32,7 @@ struct OptionEntry {
   std::string name;   ///< without the dashes
   std::string value;  ///< placeholder in the help; empty: a flag
   std::string help;   ///< units and default included
-  std::vector<Command> commands;
+  OptionUses uses;
   Apply apply;
 
   [[nodiscard]] bool is_flag() const { return value.empty(); }

@@ -112,7 +112,7 @@ std::string value_of(const po::option& option) {
 void check_belongs(const OptionEntry& entry, Command command) {
   if (entry.belongs_to(command)) return;
   std::string owners;
-  for (const Command owner : entry.commands) {
+  for (const Command owner : entry.uses.commands) {
     owners += fmt::format("{}annulus {}", owners.empty() ? "" : ", ", name_of(owner));
   }
   throw UserError(fmt::format("--{}: an option of {}, not of annulus {}", entry.name, owners,

@@ -64,8 +64,6 @@ struct Options {
   std::optional<std::string> mesh;  ///< "dp=2,sp=-1"; default: all ranks on sp
   std::optional<std::string> query_spec;
   std::optional<std::string> kv_spec;
-  std::optional<std::string> bias_spec;
-  std::optional<std::string> mask_spec;
   std::string sequence_layout = "auto";     ///< auto: see ring::default_layout
   std::string kv_sequence_layout = "auto";  ///< auto: as the queries'
   std::optional<std::int64_t> granule;

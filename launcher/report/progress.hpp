@@ -9,7 +9,7 @@
 #include <string>
 #include <thread>
 
-#include <annulus/files/file_descriptor.hpp>
+#include <annulus/core/file_descriptor.hpp>
 
 namespace annulus::launcher {
 

@@ -10,13 +10,13 @@
 
 #include <fmt/format.h>
 
-#include <annulus/attention/metadata.hpp>
 #include <annulus/core/error.hpp>
 #include <annulus/files/array_file.hpp>
 #include <annulus/files/integer_file.hpp>
 #include <annulus/partition/attention_mode.hpp>
 #include <annulus/partition/partition_spec.hpp>
 #include <annulus/ring/attention_weights.hpp>
+#include <annulus/ring/metadata.hpp>
 #include <annulus/ring/planner.hpp>
 
 #include "launcher/options/as_option.hpp"
@@ -317,10 +317,8 @@ MeshShape set_up_mesh(const Options& options, int ranks) {
 
 Options on_mesh(Options options, std::string mesh) {
   options.mesh = std::move(mesh);
-  for (auto* const spec :
-       {&options.query_spec, &options.kv_spec, &options.bias_spec, &options.mask_spec}) {
-    spec->reset();
-  }
+  options.query_spec.reset();
+  options.kv_spec.reset();
   return options;
 }
 
@@ -362,19 +360,6 @@ ProblemSetup set_up_problem(const Options& options, const AttentionShape& shape,
   };
   given(layout.query_spec, options.query_spec, "--query-spec");
   given(layout.kv_spec, options.kv_spec, "--kv-spec");
-  // Specs are used only if they apply, since specs of the environment may be meant for other
-  // problems.
-  if (setup.fills.bias) given(layout.bias_spec, options.bias_spec, "--bias-spec");
-  if (setup.fills.mask) given(layout.mask_spec, options.mask_spec, "--mask-spec");
-  if (options.named.contains("bias-spec") && !setup.fills.bias) {
-    throw UserError(fmt::format("--bias-spec {}: there is no bias to shard; it needs --bias",
-                                *options.bias_spec));
-  }
-  if (options.named.contains("mask-spec") && !setup.fills.mask) {
-    throw UserError(fmt::format("--mask-spec {}: there is no dense mask to shard; it needs --mask",
-                                *options.mask_spec));
-  }
-  if (!setup.problem.dense_mask) layout.mask_spec.reset();  // --bias-policy leaves it out
   if (options.mode) layout.mode = parse_attention_mode(*options.mode);
   if (options.sequence_layout != "auto") layout.layout = parse_layout(options.sequence_layout);
   if (options.kv_sequence_layout != "auto") {
@@ -432,10 +417,6 @@ ring::ShardedOperands shard_operands(const ProblemSetup& setup) {
                                 kNames.at(dim), of_query ? "query" : "key and value",
                                 error.what()));
   } catch (const ArgumentError& error) {
-    for (const char* name : {"bias", "mask"}) {
-      if (error.argument() != fmt::format("{} spec", name)) continue;
-      throw ArgumentError(fmt::format("--{}-spec", name), error.value(), error.expected());
-    }
     if (error.argument() == "sequence granule") {
       throw ArgumentError("--granule", error.value(), error.expected());
     }

@@ -3,9 +3,9 @@
 #include <cstdint>
 #include <vector>
 
+#include <annulus/core/position.hpp>
 #include <annulus/core/tensor.hpp>
 #include <annulus/partition/named_sharding.hpp>
-#include <annulus/partition/position.hpp>
 #include <annulus/verification/operand_fills.hpp>
 #include <annulus/verification/random_tensor.hpp>
 

@@ -14,8 +14,6 @@ AttentionOptions attention_options(const ShardedCase& sharded_case, Place place)
   AttentionOptions options{planned_problem(sharded_case),
                            {.query_spec = layout.query,
                             .kv_spec = layout.kv,
-                            .bias_spec = layout.bias,
-                            .mask_spec = layout.dense_mask,
                             .layout = layout.sequence,
                             .kv_layout = layout.kv_sequence,
                             .granule = layout.granule},

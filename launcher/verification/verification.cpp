@@ -117,8 +117,6 @@ ShardedCase unsharded_case(const ShardedCase& sharded_case, const Selection& sel
   whole.schedule = "local";
   if (sharded_case.problem.in_global_order()) {
     whole.layout.query = whole.layout.kv = PartitionSpec();
-    whole.layout.bias.reset();
-    whole.layout.dense_mask.reset();
   }
   return whole;
 }

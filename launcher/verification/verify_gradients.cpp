@@ -27,8 +27,6 @@ ShardedCase unsharded_case(const ShardedCase& with_all_columns, Place place) {
   if (!whole.plan) whole.plan = ring::PlanOptions::for_place(place);
   const PartitionSpec& query = with_all_columns.layout.query;
   whole.layout.query = PartitionSpec({query[0], {}, query[2], query[3]});
-  whole.layout.bias.reset();
-  whole.layout.dense_mask.reset();
   whole.backward->schedule = "local";
   whole.backward->grad_wire = DType::float32;
   return whole;

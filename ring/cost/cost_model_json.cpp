@@ -1,10 +1,8 @@
 #include <algorithm>
-#include <cstddef>
 #include <cstdint>
 #include <functional>
-#include <initializer_list>
+#include <iterator>
 #include <set>
-#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -19,7 +17,7 @@
 #include <annulus/mesh/transport.hpp>
 #include <annulus/ring/cost_model.hpp>
 
-#include "json_file.hpp"
+#include "json_object.hpp"
 
 namespace annulus::ring {
 namespace {
@@ -88,149 +86,72 @@ json curve_json(const CostCurve& curve, const char* size, const char* value) {
   return points;
 }
 
+constexpr std::int64_t kMaximumDim = std::int64_t{1} << 31;
+
 /// Limits of a number, so that no prediction overflows.
 struct Bounds {
   double least;
   double most;
 };
 constexpr Bounds kSizes{0, 0x1p63};
-constexpr Bounds kDims{1, 0x1p31};
 constexpr Bounds kRates{1, 1e30};  // per second
 constexpr Bounds kLatencies{0, 3600};
 constexpr Bounds kTransfers{1e-12, 3600};
 constexpr Bounds kShares{0, 0.99};
 constexpr double kSlowest = 1;  // seconds per byte
 
-/// An object of the file, and its location: "transports.mpi[2]".
-class Reader {
- public:
-  Reader(const json& object, std::string where, const std::string& path)
-      : object_(object), where_(std::move(where)), path_(path) {
-    if (!object.is_object()) fail(where_.empty() ? "the file" : where_, "is not an object");
-  }
+double number(const JsonObject& object, const char* key, Bounds bounds) {
+  return object.number(key, bounds.least, bounds.most);
+}
 
-  /// Throws unless the object has these keys and no others, apart from the `optional` one.
-  void expect_keys(std::initializer_list<const char*> keys, std::string_view optional = {}) const {
-    for (const char* key : keys) {
-      if (!object_.contains(key)) fail(name(key), "is missing");
+CostCurve curve(const JsonObject& object, const std::string& key, const char* size,
+                const char* value, Bounds bounds) {
+  std::vector<CostCurve::Point> points;
+  object.each(key, " of points", [&](const json& entry, const std::string& where) {
+    const JsonObject point(entry, where, object.path());
+    point.expect_no_others({size, value});
+    points.push_back({number(point, size, kSizes), number(point, value, bounds)});
+  });
+  try {
+    return {std::move(points), "points"};
+  } catch (const ArgumentError& error) {
+    object.fail(object.name(key),
+                fmt::format("has {}, expected {}", error.value(), error.expected()));
+  }
+}
+
+/// Seconds of messages by their bytes.
+CostCurve messages(const JsonObject& object, const std::string& key) {
+  const CostCurve hops = curve(object, key, "bytes", "seconds", kTransfers);
+  if (!(hops.extended(kSizes.most) <= kSizes.most * kSlowest)) {
+    object.fail(object.name(key),
+                fmt::format("takes more than {} s per byte for large messages", kSlowest));
+  }
+  return hops.rising();
+}
+
+/// The names of parts of the model that are only assumed.
+std::set<std::string, std::less<>> assumed_parts(const JsonObject& file) {
+  std::set<std::string, std::less<>> names;
+  file.each("assumed", " of names", [&](const json& entry, const std::string& /*where*/) {
+    if (!entry.is_string() || std::ranges::find(CostModel::kAssumable, entry.get<std::string>()) ==
+                                  std::end(CostModel::kAssumable)) {
+      file.fail("assumed", fmt::format("has {}, expected any of {}", entry.dump(),
+                                       fmt::join(CostModel::kAssumable, ", ")));
     }
-    for (const auto& item : object_.items()) {
-      bool known = !optional.empty() && item.key() == optional;
-      for (const char* key : keys) known = known || item.key() == key;
-      if (!known) fail(name(item.key()), "is not a key of a cost model");
-    }
-  }
-
-  [[nodiscard]] bool has(const char* key) const { return object_.contains(key); }
-  [[nodiscard]] const json& at(const char* key) const { return object_.at(key); }
-
-  /// A number within the bounds.
-  [[nodiscard]] double number(const char* key, Bounds bounds) const {
-    const json& value = object_.at(key);
-    const double given = value.is_number() ? value.get<double>() : -1;
-    if (!(given >= bounds.least && given <= bounds.most)) {
-      fail(name(key), fmt::format("is {}, expected a number from {} to {}", value.dump(),
-                                  bounds.least, bounds.most));
-    }
-    return given;
-  }
-
-  [[nodiscard]] std::string text(const char* key) const {
-    const json& value = object_.at(key);
-    if (!value.is_string()) fail(name(key), fmt::format("is {}, expected a string", value.dump()));
-    return value.get<std::string>();
-  }
-
-  [[nodiscard]] bool flag(const char* key) const {
-    const json& value = object_.at(key);
-    if (!value.is_boolean()) fail(name(key), fmt::format("is {}, expected a bool", value.dump()));
-    return value.get<bool>();
-  }
-
-  [[nodiscard]] std::int64_t integer(const char* key, Bounds bounds) const {
-    if (!object_.at(key).is_number_integer()) {
-      fail(name(key), fmt::format("is {}, expected a whole number", object_.at(key).dump()));
-    }
-    return static_cast<std::int64_t>(number(key, bounds));
-  }
-
-  /// parse(text); the message quotes what its ArgumentError expected.
-  template <class Parse>
-  [[nodiscard]] auto parsed(const char* key, const Parse& parse) const {
-    try {
-      return parse(text(key));
-    } catch (const ArgumentError& error) {
-      fail(name(key), fmt::format("is {}, expected {}", error.value(), error.expected()));
-    }
-  }
-
-  [[nodiscard]] CostCurve curve(const std::string& key, const char* size, const char* value,
-                                Bounds bounds) const {
-    const json& list = object_.at(key);
-    if (!list.is_array()) fail(name(key), "is not a list of points");
-    std::vector<CostCurve::Point> points;
-    for (std::size_t i = 0; i < list.size(); ++i) {
-      const Reader point(list[i], fmt::format("{}[{}]", name(key), i), path_);
-      point.expect_keys({size, value});
-      points.push_back({point.number(size, kSizes), point.number(value, bounds)});
-    }
-    try {
-      return {std::move(points), "points"};
-    } catch (const ArgumentError& error) {
-      fail(name(key), fmt::format("has {}, expected {}", error.value(), error.expected()));
-    }
-  }
-
-  /// Seconds of messages by their bytes.
-  [[nodiscard]] CostCurve messages(const std::string& key) const {
-    const CostCurve hops = curve(key, "bytes", "seconds", kTransfers);
-    if (!(hops.extended(kSizes.most) <= kSizes.most * kSlowest)) {
-      fail(name(key), fmt::format("takes more than {} s per byte for large messages", kSlowest));
-    }
-    return hops.rising();
-  }
-
-  /// A list of some of these names.
-  [[nodiscard]] std::set<std::string, std::less<>> names_among(
-      const char* key, std::span<const std::string_view> known) const {
-    const json& list = object_.at(key);
-    if (!list.is_array()) fail(name(key), "is not a list of names");
-    std::set<std::string, std::less<>> names;
-    for (const json& entry : list) {
-      if (!entry.is_string() ||
-          std::find(known.begin(), known.end(), entry.get<std::string>()) == known.end()) {
-        fail(name(key),
-             fmt::format("has {}, expected any of {}", entry.dump(), fmt::join(known, ", ")));
-      }
-      names.insert(entry.get<std::string>());
-    }
-    return names;
-  }
-
-  [[noreturn]] void fail(const std::string& key, const std::string& problem) const {
-    throw FileError(path_, key + " " + problem);
-  }
-
- private:
-  [[nodiscard]] std::string name(const std::string& key) const {
-    return where_.empty() ? key : where_ + "." + key;
-  }
-
-  const json& object_;
-  std::string where_;
-  const std::string& path_;
-};
+    names.insert(entry.get<std::string>());
+  });
+  return names;
+}
 
 /// An entry of the list of kernels.
-void read_kernel(const json& entry, std::size_t index, bool has_pass, CostModel& model,
-                 const std::string& path) {
-  const Reader kernel(entry, fmt::format("kernels[{}]", index), path);
-  kernel.expect_keys({"implementation", "dtype", "head_dim", "value_dim", "mask", "soft_cap",
-                      "source", "call_latency_seconds", "rates"},
-                     has_pass ? kPass : "");
+void read_kernel(const JsonObject& kernel, const std::string& where, bool has_pass,
+                 CostModel& model) {
+  kernel.expect_no_others({"implementation", "dtype", "head_dim", "value_dim", "mask", "soft_cap",
+                           "source", "call_latency_seconds", "rates", has_pass ? kPass : "source"});
   const ProblemClass problem{kernel.parsed("dtype", parse_dtype),
-                             kernel.integer("head_dim", kDims),
-                             kernel.integer("value_dim", kDims),
+                             kernel.integer("head_dim", 1, kMaximumDim),
+                             kernel.integer("value_dim", 1, kMaximumDim),
                              kernel.parsed("mask", parse_mask_kind),
                              kernel.flag("soft_cap"),
                              kernel.has(kPass) ? kernel.parsed(kPass, parse_pass) : Pass::forward};
@@ -238,11 +159,11 @@ void read_kernel(const json& entry, std::size_t index, bool has_pass, CostModel&
   const bool fresh =
       model.kernels[implementation]
           .emplace(problem, KernelCost{kernel.text("source"),
-                                       kernel.curve("rates", "rows", "flops_per_second", kRates),
-                                       kernel.number("call_latency_seconds", kLatencies)})
+                                       curve(kernel, "rates", "rows", "flops_per_second", kRates),
+                                       number(kernel, "call_latency_seconds", kLatencies)})
           .second;
   if (!fresh) {
-    kernel.fail(fmt::format("kernels[{}]", index),
+    kernel.fail(where,
                 fmt::format("is a second entry of {}, {}", implementation, to_string(problem)));
   }
 }
@@ -284,7 +205,7 @@ std::string to_json(const CostModel& model) {
 
 CostModel parse_cost_model(std::string_view text, const std::string& path) {
   const json data = parse_json_file(text, path);
-  const Reader file(data, "", path);
+  const JsonObject file(data, "", path);
   // Checked first, since files of other versions have other keys.
   const json schema = data.value("schema", json());
   const json version = data.value("version", json());
@@ -298,21 +219,19 @@ CostModel parse_cost_model(std::string_view text, const std::string& path) {
                           schema.dump(), version.dump(), kSchema, kVersion, kVersionWithoutPass,
                           kVersionWithoutReading));
   }
-  file.expect_keys({"schema", "version", "source", "device", "kernels", "merge_bytes_per_second",
-                    "transport", "transports", "transfer_share", "network_hops",
-                    "node_bytes_per_second", "launch_seconds", "assumed"},
-                   knows_reading ? kReading : "");
+  file.expect_no_others({"schema", "version", "source", "device", "kernels",
+                         "merge_bytes_per_second", "transport", "transports", "transfer_share",
+                         "network_hops", "node_bytes_per_second", "launch_seconds", "assumed",
+                         knows_reading ? kReading : "source"});
   CostModel model;
   model.source = file.text("source");
   model.device = file.parsed("device", parse_device);
-  const json& kernels = file.at("kernels");
-  if (!kernels.is_array()) file.fail("kernels", "is not a list");
-  for (std::size_t i = 0; i < kernels.size(); ++i) {
-    read_kernel(kernels[i], i, knows_pass, model, path);
-  }
-  model.merge_bytes_per_second = file.number("merge_bytes_per_second", kRates);
-  if (file.has(kReading)) model.read_bytes_per_second = file.number(kReading, kRates);
-  const Reader transports(file.at("transports"), "transports", path);
+  file.each("kernels", "", [&](const json& entry, const std::string& where) {
+    read_kernel({entry, where, path}, where, knows_pass, model);
+  });
+  model.merge_bytes_per_second = number(file, "merge_bytes_per_second", kRates);
+  if (file.has(kReading)) model.read_bytes_per_second = number(file, kReading, kRates);
+  const JsonObject transports = file.object("transports");
   const std::vector<std::string_view> possible = transports_of(model.device);
   for (const auto& item : file.at("transports").items()) {
     if (std::find(possible.begin(), possible.end(), item.key()) == possible.end()) {
@@ -320,13 +239,13 @@ CostModel parse_cost_model(std::string_view text, const std::string& path) {
                 fmt::format("is not a transport of device {}, expected {}", name_of(model.device),
                             fmt::join(possible, " or ")));
     }
-    model.transports.emplace(item.key(), transports.messages(item.key()));
+    model.transports.emplace(item.key(), messages(transports, item.key()));
   }
-  model.transfer_share = file.number("transfer_share", kShares);
-  model.network = file.messages("network_hops");
-  model.node_bytes_per_second = file.number("node_bytes_per_second", kRates);
-  model.launch_seconds = file.number("launch_seconds", kLatencies);
-  model.assumed = file.names_among("assumed", CostModel::kAssumable);
+  model.transfer_share = number(file, "transfer_share", kShares);
+  model.network = messages(file, "network_hops");
+  model.node_bytes_per_second = number(file, "node_bytes_per_second", kRates);
+  model.launch_seconds = number(file, "launch_seconds", kLatencies);
+  model.assumed = assumed_parts(file);
   model.transport = file.text("transport");
   if (!model.knows(model.transport)) {
     file.fail("transport", fmt::format("is '{}', which transports lacks", model.transport));

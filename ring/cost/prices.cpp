@@ -1,14 +1,11 @@
 #include <algorithm>
-#include <cmath>
 #include <cstdlib>
-#include <optional>
 #include <tuple>
 #include <utility>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <annulus/attention/registry.hpp>
 #include <annulus/core/error.hpp>
 #include <annulus/ring/prices.hpp>
 
@@ -20,9 +17,6 @@ using Classes = std::map<ProblemClass, KernelCost>;
 // Seconds of a call that was not measured.
 constexpr double kHostCall = 1e-6;
 constexpr double kDeviceCall = 9e-6;
-
-// Kernels whose assumed rates differ by more than this factor use different units of the device.
-constexpr double kAlike = 4;
 
 // The smaller the distance, the more a class's figures say about the wanted class.
 auto distance(const ProblemClass& other, const ProblemClass& wanted) {
@@ -42,41 +36,9 @@ Classes::const_iterator nearest(const Classes& measured, const ProblemClass& wan
   });
 }
 
-// The ratio of another kernel's measured rate to its assumed rate, which says how fast the device
-// is.
-struct Comparison {
-  std::string source;
-  double factor = 1;
-};
-
-// Compares by the nearest class of any kernel with a similar assumed rate; of several, the most
-// similar. None if nothing was measured.
-std::optional<Comparison> compare(const ProblemClass& wanted, double assumed,
-                                  const CostModel& model, Place place) {
-  static const Registry registry = Registry::standard();
-  std::optional<Comparison> best;
-  std::pair<decltype(distance(wanted, wanted)), double> least;
-  for (const auto& [name, classes] : model.kernels) {
-    // Implementations that a program has added have no assumed rate.
-    if (std::ranges::find(registry.names(), name) == registry.names().end()) continue;
-    const auto near = nearest(classes, wanted);
-    if (near == classes.end()) continue;
-    const auto& [shape, cost] = *near;
-    const double expected = registry.get(name).assumed_rate(shape, place);
-    const double difference = std::abs(std::log(expected / assumed));
-    const std::pair how_far(distance(shape, wanted), difference);
-    if (difference > std::log(kAlike) || (best && !(how_far < least))) continue;
-    least = how_far;
-    best = {fmt::format("{} was measured for {}", name, to_string(shape)),
-            cost.rate.points().back().value / expected};
-  }
-  return best;
-}
-
 KernelCost price_of(const Implementation& candidate, const ProblemClass& wanted,
                     const CostModel& model, Place place) {
   const double assumed = candidate.assumed_rate(wanted, place);
-  const double call = place.is_host() ? kHostCall : kDeviceCall;
   const auto known = model.kernels.find(candidate.kernel_name());
   if (known != model.kernels.end() && !known->second.empty()) {
     const auto& [shape, cost] = *nearest(known->second, wanted);
@@ -89,12 +51,8 @@ KernelCost price_of(const Implementation& candidate, const ProblemClass& wanted,
                         cost.source, factor, to_string(wanted)),
             cost.rate.scaled(factor), cost.call_latency, Knowledge::nearest};
   }
-  const std::string source = fmt::format("assumed for {}", to_string(wanted));
-  if (const auto other = compare(wanted, assumed, model, place)) {
-    return {fmt::format("{}, times {:.2f}, as {}", source, other->factor, other->source),
-            CostCurve::constant(assumed * other->factor), call, Knowledge::assumed};
-  }
-  return {source, CostCurve::constant(assumed), call, Knowledge::assumed};
+  return {fmt::format("assumed for {}", to_string(wanted)), CostCurve::constant(assumed),
+          place.is_host() ? kHostCall : kDeviceCall, Knowledge::assumed};
 }
 
 }  // namespace

@@ -68,11 +68,7 @@ ring::ShardedOperands operands_of(const AttentionOptions& options, const MeshSha
     throw ArgumentError("call arguments", to_string(options.call_arguments),
                         "no lengths or offsets under a bias policy other than combine");
   }
-  ring::LayoutOptions layout = options;
-  // The layout must not name scores that the policy drops.
-  if (options.init_bias && !problem.bias) layout.bias_spec.reset();
-  if (options.dense_mask && !problem.dense_mask) layout.mask_spec.reset();
-  return ring::shard_operands(problem, mesh, ring::default_layout(problem, mesh, layout));
+  return ring::shard_operands(problem, mesh, ring::default_layout(problem, mesh, options));
 }
 
 }  // namespace

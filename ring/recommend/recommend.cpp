@@ -112,7 +112,8 @@ class Search {
   // The problem laid out in one way, with every schedule.
   void lay_out(const MeshShape& mesh, std::optional<LayoutKind> layout) {
     LayoutOptions asked = problem_;
-    asked.query_spec = asked.kv_spec = asked.bias_spec = asked.mask_spec = {};
+    asked.query_spec.reset();
+    asked.kv_spec.reset();
     asked.layout = layout;
     Candidate candidate;
     candidate.mesh = to_string(mesh);

@@ -15,6 +15,12 @@ enum class Use : std::uint8_t {
   add  ///< read and write
 };
 
+/// True if two ranges of tokens, heads or batches have a common entry.
+template <class Range>
+bool overlap(const Range& a, const Range& b) {
+  return a.begin < b.end() && b.begin < a.end();
+}
+
 namespace accesses {
 
 template <class Body>

@@ -31,13 +31,6 @@ bool is_preferred(const PlanInput& input, const Implementation& candidate) {
 
 }  // namespace
 
-LocalRange hull(const LocalRange& a, const LocalRange& b) {
-  if (a.count == 0) return b;
-  if (b.count == 0) return a;
-  const LocalPosition begin = std::min(a.begin, b.begin);
-  return {begin, std::max(a.end(), b.end()) - begin};
-}
-
 std::string obstacle_of(const Implementation& candidate, const PlanInput& input,
                         const RankPlan& plan, const Tile& block) {
   const BatchRange batches = plan.global(block.batches);
@@ -133,8 +126,7 @@ BlockFinder::Priced BlockFinder::solve(HeadRange heads, const Tile& tile,
 
 // The fastest candidate that takes the block, the first of equals. Cutting may be worth it if a
 // candidate that takes only simpler blocks would be faster still.
-BlockFinder::Priced BlockFinder::price(Block block, const Asked& asked,
-                                       bool& worth_cutting) const {
+BlockFinder::Priced BlockFinder::price(Block block, const Asked& asked, bool& worth_cutting) const {
   Priced best;
   int chosen = -1;
   std::string reasons;

@@ -84,7 +84,4 @@ class BlockFinder {
 [[nodiscard]] std::string refusal_of(const Implementation& candidate, const PlanInput& input,
                                      const RankPlan& plan, const Tile& block, bool rounding);
 
-/// The smallest run that contains both.
-[[nodiscard]] LocalRange hull(const LocalRange& a, const LocalRange& b);
-
 }  // namespace annulus::ring

@@ -14,16 +14,7 @@ namespace {
 
 constexpr int kComputing = -1;  // the queue of all tasks but exchanges, which have their group's
 
-bool overlap(const LocalRange& a, const LocalRange& b) {
-  return a.begin < b.end() && b.begin < a.end();
-}
-
-template <class Range>
-bool overlap(const Range& a, const Range& b) {
-  return a.begin < b.end() && b.begin < a.end();
-}
-
-bool overlap(const Region& a, const Region& b) {
+bool may_overlap(const Region& a, const Region& b) {
   // Two buffers that share memory may lay out tokens differently.
   if (a.buffer != b.buffer) return true;
   return overlap(a.tokens, b.tokens) && overlap(a.heads, b.heads) && overlap(a.batches, b.batches);
@@ -154,7 +145,7 @@ class Analysis {
     for (const auto& [queue, writes] : uses.writes) {
       if (queue == queue_) continue;
       for (const Access& write : writes) {
-        if (!overlap(write.region, region)) continue;
+        if (!may_overlap(write.region, region)) continue;
         const LocalPosition begin = std::max(write.region.tokens.begin, region.tokens.begin);
         const LocalRange columns{begin,
                                  std::min(write.region.tokens.end(), region.tokens.end()) - begin};
@@ -182,7 +173,7 @@ class Analysis {
       if (queue == queue_) continue;
       const auto found =
           std::find_if(accesses.rbegin(), accesses.rend(),
-                       [&](const Access& access) { return overlap(access.region, region); });
+                       [&](const Access& access) { return may_overlap(access.region, region); });
       if (found == accesses.rend()) continue;
       int& task = awaited.done.try_emplace(queue, -1).first->second;
       task = std::max(task, found->task);
@@ -197,7 +188,7 @@ class Analysis {
       left.push_back(uses.sends[unreleased.known]);
     }
     std::erase_if(left, [&](const Access& send) {
-      if (send.task == task_ || !overlap(send.region, region)) return false;
+      if (send.task == task_ || !may_overlap(send.region, region)) return false;
       awaited.released.push_back(send.task);
       return true;
     });

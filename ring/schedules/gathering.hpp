@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <vector>
 
-#include <annulus/partition/position.hpp>
+#include <annulus/core/position.hpp>
 
 #include "schedules/block_finder.hpp"
 

@@ -8,6 +8,7 @@
 #include <annulus/attention/softmax_state.hpp>
 #include <annulus/core/error.hpp>
 
+#include "schedules/accesses.hpp"
 #include "schedules/plan_builder.hpp"
 
 // Partial results lie in places: pieces of memory for the rows and heads of a group, one result
@@ -17,11 +18,6 @@
 // target.
 namespace annulus::ring {
 namespace {
-
-template <class Range>
-bool overlap(const Range& a, const Range& b) {
-  return a.begin < b.end() && b.begin < a.end();
-}
 
 bool covers(const LocalRange& whole, const LocalRange& part) {
   return whole.begin <= part.begin && part.end() <= whole.end();

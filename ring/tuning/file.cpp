@@ -7,6 +7,7 @@
 #include <cstring>
 #include <fcntl.h>
 #include <filesystem>
+#include <span>
 #include <stdexcept>
 #include <string_view>
 #include <sys/file.h>
@@ -18,6 +19,8 @@
 #include <fmt/format.h>
 
 #include <annulus/core/error.hpp>
+#include <annulus/core/file_descriptor.hpp>
+#include <annulus/core/temporary_file.hpp>
 
 #include "tuning/text.hpp"
 
@@ -25,6 +28,7 @@ namespace annulus::ring {
 namespace {
 
 namespace fs = std::filesystem;
+using files::FileDescriptor;
 
 // Writers hold the lock only while they write a small file, so frequent tries get a turn.
 constexpr std::chrono::milliseconds kBetweenTries{1};
@@ -39,26 +43,11 @@ class Trouble : public std::runtime_error {
       : std::runtime_error(fmt::format("{}: {}", operation, std::strerror(error_number))) {}
 };
 
-class Descriptor {
- public:
-  explicit Descriptor(int number) : number_(number) {}
-  ~Descriptor() {
-    if (number_ >= 0) ::close(number_);
-  }
-  Descriptor(const Descriptor&) = delete;
-  Descriptor& operator=(const Descriptor&) = delete;
-  [[nodiscard]] int get() const noexcept { return number_; }
-  [[nodiscard]] bool is_open() const noexcept { return number_ >= 0; }
-
- private:
-  int number_;
-};
-
 // The text of the file; nothing if there is no file.
 std::optional<std::string> read_text(const std::string& path) {
   // A pipe would block.
-  const Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
-  if (!file.is_open()) {
+  const FileDescriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+  if (!file) {
     if (errno == ENOENT) return std::nullopt;
     throw Trouble("cannot be read", errno);
   }
@@ -69,15 +58,7 @@ std::optional<std::string> read_text(const std::string& path) {
     throw Trouble(fmt::format("has {} bytes, more than a tuning cache has", status.st_size));
   }
   std::string text(static_cast<std::size_t>(status.st_size), '\0');
-  std::size_t size = 0;
-  while (size < text.size()) {
-    const ssize_t count = ::read(file.get(), text.data() + size, text.size() - size);
-    if (count < 0 && errno == EINTR) continue;
-    if (count < 0) throw Trouble("cannot be read", errno);
-    if (count == 0) break;
-    size += static_cast<std::size_t>(count);
-  }
-  text.resize(size);
+  files::read_at(file, path, 0, std::as_writable_bytes(std::span(text)));
   return text;
 }
 
@@ -93,7 +74,7 @@ class Lock {
  public:
   Lock(const std::string& path, std::chrono::milliseconds patience)
       : file_(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666)) {
-    if (!file_.is_open()) throw Trouble(path + " cannot be opened", errno);
+    if (!file_) throw Trouble(path + " cannot be opened", errno);
     const auto begin = std::chrono::steady_clock::now();
     while (::flock(file_.get(), LOCK_EX | LOCK_NB) != 0) {
       if (errno != EWOULDBLOCK && errno != EINTR) throw Trouble(path + " cannot be locked", errno);
@@ -106,32 +87,14 @@ class Lock {
   }
 
  private:
-  Descriptor file_;  // closing it releases the lock
+  FileDescriptor file_;  // closing it releases the lock
 };
 
-void write_all(int file, std::string_view text) {
-  while (!text.empty()) {
-    const ssize_t count = ::write(file, text.data(), text.size());
-    if (count < 0 && errno == EINTR) continue;
-    if (count < 0) throw Trouble("cannot be written", errno);
-    text.remove_prefix(static_cast<std::size_t>(count));
-  }
-}
-
-// The whole text appears under the name, or nothing changes. The caller holds the lock.
+// The whole text appears under the name, or nothing changes.
 void replace(const std::string& path, std::string_view text) {
-  const std::string temporary = fmt::format("{}.{}.tmp", path, ::getpid());
-  ::unlink(temporary.c_str());  // left behind by a killed process of the same number
-  const Descriptor file(::open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
-  if (!file.is_open()) throw Trouble("cannot be written", errno);
-  try {
-    write_all(file.get(), text);
-    if (::fsync(file.get()) != 0) throw Trouble("cannot be written", errno);
-    if (::rename(temporary.c_str(), path.c_str()) != 0) throw Trouble("cannot be replaced", errno);
-  } catch (...) {
-    ::unlink(temporary.c_str());
-    throw;
-  }
+  files::TemporaryFile file(path);
+  files::write_at(file.descriptor(), path, 0, std::as_bytes(std::span(text)));
+  file.commit();
 }
 
 // Renames a broken cache and returns the new name. The caller holds the lock.
@@ -148,14 +111,8 @@ std::string set_aside(const std::string& path) {
 }
 
 // The absolute path that a symbolic link leads to, even if there is no file.
-std::string real_path(const std::string& given) {
-  constexpr int kMaximumLinks = 40;  // as the kernel
-  fs::path path = fs::absolute(given);
-  std::error_code error;
-  for (int i = 0; i < kMaximumLinks && fs::is_symlink(path, error); ++i) {
-    path = path.parent_path() / fs::read_symlink(path);  // which may be absolute
-  }
-  return path;
+std::string real_path(const std::string& path) {
+  return fs::absolute(files::link_target(path));
 }
 
 template <class Body>

@@ -16,7 +16,7 @@
 #include <annulus/core/error.hpp>
 #include <annulus/ring/planner.hpp>
 
-#include "json_file.hpp"
+#include "json_object.hpp"
 #include "tuning/parameters.hpp"
 
 namespace annulus::ring {
@@ -26,77 +26,6 @@ using nlohmann::json;
 
 constexpr const char* kSchema = "annulus.tuning";
 constexpr double kLongest = 1e15;  // seconds
-
-/// An object of the file, and its location: "entries[2].choice".
-class Reader {
- public:
-  Reader(const json& object, std::string where, const std::string& path)
-      : object_(object), where_(std::move(where)), path_(path) {
-    if (!object.is_object()) fail(where_.empty() ? "the file" : where_, "is not an object");
-  }
-
-  void expect_no_others(const std::vector<std::string_view>& keys) const {
-    for (const auto& item : object_.items()) {
-      bool known = false;
-      for (const std::string_view key : keys) known = known || item.key() == key;
-      if (!known) fail(name(item.key()), "is not a key of a tuning cache");
-    }
-  }
-  [[nodiscard]] bool has(const char* key) const { return object_.contains(key); }
-  [[nodiscard]] const json& at(const char* key) const {
-    if (!has(key)) fail(name(key), "is missing");
-    return object_.at(key);
-  }
-  [[nodiscard]] Reader object(const char* key) const { return {at(key), name(key), path_}; }
-  [[nodiscard]] const json& list(const char* key) const {
-    if (!at(key).is_array()) fail(name(key), "is not a list");
-    return at(key);
-  }
-  [[nodiscard]] std::string text(const char* key) const {
-    if (!at(key).is_string()) {
-      fail(name(key), fmt::format("is {}, expected a string", at(key).dump()));
-    }
-    return at(key).get<std::string>();
-  }
-  [[nodiscard]] double seconds(const char* key) const {
-    const double given = at(key).is_number() ? at(key).get<double>() : -1;
-    if (!(given >= 0 && given <= kLongest)) {
-      fail(name(key), fmt::format("is {}, expected seconds", at(key).dump()));
-    }
-    return given;
-  }
-  [[nodiscard]] std::int64_t integer(const char* key, std::int64_t most) const {
-    const json& value = at(key);
-    const bool fits = value.is_number_unsigned() &&
-                      value.get<std::uint64_t>() <= static_cast<std::uint64_t>(most) &&
-                      value.get<std::uint64_t>() > 0;
-    if (!fits) {
-      fail(name(key),
-           fmt::format("is {}, expected a whole number from 1 to {}", value.dump(), most));
-    }
-    return value.get<std::int64_t>();
-  }
-  template <class Parse>
-  [[nodiscard]] auto parsed(const char* key, const Parse& parse) const {
-    try {
-      return parse(text(key));
-    } catch (const ArgumentError& error) {
-      fail(name(key), fmt::format("is {}, expected {}", error.value(), error.expected()));
-    }
-  }
-  [[nodiscard]] std::string name(const std::string& key) const {
-    return where_.empty() ? key : where_ + "." + key;
-  }
-  [[nodiscard]] const std::string& path() const { return path_; }
-  [[noreturn]] void fail(const std::string& key, const std::string& problem) const {
-    throw FileError(path_, key + " " + problem);
-  }
-
- private:
-  const json& object_;
-  std::string where_;
-  const std::string& path_;
-};
 
 json choice_json(const Choice& choice) {
   json object = json::object();
@@ -111,7 +40,7 @@ json choice_json(const Choice& choice) {
   return object;
 }
 
-Choice read_choice(const Reader& object) {
+Choice read_choice(const JsonObject& object) {
   std::vector<std::string_view> known{"implementation", "schedule", "transport"};
   for_each_parameter([&](const char* key, auto...) { known.emplace_back(key); });
   object.expect_no_others(known);
@@ -124,7 +53,7 @@ Choice read_choice(const Reader& object) {
   for_each_parameter([&](const char* key, const char*, auto chosen, auto) {
     using Value = std::remove_reference_t<decltype(choice.*chosen)>;
     if (!object.has(key)) return;
-    choice.*chosen = static_cast<Value>(object.integer(key, std::numeric_limits<Value>::max()));
+    choice.*chosen = static_cast<Value>(object.integer(key, 1, std::numeric_limits<Value>::max()));
   });
   return choice;
 }
@@ -137,12 +66,12 @@ json candidate_json(const TunedCandidate& candidate) {
   return object;
 }
 
-TunedCandidate read_candidate(const Reader& object) {
+TunedCandidate read_candidate(const JsonObject& object) {
   object.expect_no_others({"choice", "predicted_seconds", "seconds", "passed_over"});
   TunedCandidate candidate;
   candidate.choice = read_choice(object.object("choice"));
-  candidate.predicted = object.seconds("predicted_seconds");
-  if (object.has("seconds")) candidate.seconds = object.seconds("seconds");
+  candidate.predicted = object.number("predicted_seconds", 0, kLongest);
+  if (object.has("seconds")) candidate.seconds = object.number("seconds", 0, kLongest);
   if (object.has("passed_over")) candidate.reason = object.text("passed_over");
   return candidate;
 }
@@ -153,26 +82,24 @@ json list_json(const std::vector<TunedCandidate>& candidates) {
   return list;
 }
 
-std::vector<TunedCandidate> read_candidates(const json& list, const std::string& where,
-                                            const std::string& path) {
+std::vector<TunedCandidate> read_candidates(const JsonObject& object) {
   std::vector<TunedCandidate> candidates;
-  for (std::size_t i = 0; i < list.size(); ++i) {
-    candidates.push_back(read_candidate({list[i], fmt::format("{}[{}]", where, i), path}));
-  }
+  object.each("candidates", "", [&](const json& entry, const std::string& where) {
+    candidates.push_back(read_candidate({entry, where, object.path()}));
+  });
   return candidates;
 }
 
-TuningEntry read_entry(const Reader& object) {
+TuningEntry read_entry(const JsonObject& object) {
   object.expect_no_others({"key", "date", "choice", "candidates"});
   TuningEntry entry;
-  const Reader key = object.object("key");
+  const JsonObject key = object.object("key");
   for (const auto& item : object.at("key").items()) {
     entry.key.emplace(item.key(), key.text(item.key().c_str()));
   }
   entry.date = object.text("date");
   entry.choice = read_choice(object.object("choice"));
-  entry.candidates =
-      read_candidates(object.list("candidates"), object.name("candidates"), object.path());
+  entry.candidates = read_candidates(object);
   return entry;
 }
 
@@ -227,7 +154,7 @@ std::string to_json(const std::vector<TuningEntry>& entries) {
 
 std::vector<TuningEntry> parse_tuning(std::string_view text, const std::string& path) {
   const json data = parse_json_file(text, path);
-  const Reader file(data, "", path);
+  const JsonObject file(data, "", path);
   const json schema = data.value("schema", json());
   const json version = data.value("version", json());
   if (schema != kSchema || version != kTuningVersion) {
@@ -237,24 +164,22 @@ std::vector<TuningEntry> parse_tuning(std::string_view text, const std::string& 
   file.expect_no_others({"schema", "version", "entries"});
   std::vector<TuningEntry> entries;
   std::set<TuningKey> keys;
-  const json& list = file.list("entries");
-  for (std::size_t i = 0; i < list.size(); ++i) {
-    const std::string where = fmt::format("entries[{}]", i);
-    entries.push_back(read_entry({list[i], where, path}));
+  file.each("entries", "", [&](const json& entry, const std::string& where) {
+    entries.push_back(read_entry({entry, where, path}));
     if (!keys.insert(entries.back().key).second) {
       file.fail(where, "has the key of an earlier entry");
     }
-  }
+  });
   return entries;
 }
 
 std::string candidates_json(const std::vector<TunedCandidate>& candidates) {
-  return dumped(list_json(candidates));
+  return dumped(json{{"candidates", list_json(candidates)}});
 }
 
 std::vector<TunedCandidate> parse_candidates(std::string_view text) {
-  return from_rank(text, [](const json& list, const std::string& from) {
-    return read_candidates(list, "candidates", from);
+  return from_rank(text, [](const json& data, const std::string& from) {
+    return read_candidates({data, "", from});
   });
 }
 
@@ -280,7 +205,7 @@ Decision parse_decision(std::string_view text) {
       decision.passed.push_back(
           {static_cast<DecidedBy>(one.at(0).get<int>()), one.at(1).get<std::string>()});
     }
-    decision.candidates = read_candidates(data.at("candidates"), "candidates", from);
+    decision.candidates = read_candidates({data, "", from});
     return decision;
   });
 }

@@ -1,7 +1,6 @@
 #pragma once
 
 #include <algorithm>
-#include <cstring>
 #include <string>
 #include <vector>
 
@@ -11,10 +10,9 @@
 #include <annulus/partition/sequence_layout.hpp>
 
 #include "flash/lists/list_plan.hpp"
-#include "flash/work_list.hpp"
 #include "tests/attention/random_mask.hpp"
 
-// Random masks and positions, and comparisons of the GPU's work lists with the host's.
+// Random masks and positions for work lists.
 namespace annulus::test {
 
 /// A rank's positions in a random layout, or a part of them.
@@ -37,9 +35,6 @@ struct ListCase {
   int tile_rows = 8;
   int tile_columns = 6;
 
-  [[nodiscard]] flash::WorkList on_host() const {
-    return flash::list_work(mask, of, rows, columns, tile_rows, tile_columns);
-  }
   [[nodiscard]] flash::ListPlan plan() const {
     return {mask, of, rows, columns, tile_rows, tile_columns};
   }
@@ -71,48 +66,6 @@ inline ListCase random_list_case(Random& random, const std::vector<MaskKind>& ki
   one.rows = random_positions(random, length);
   one.columns = draw(random, 0, 2) == 0 ? one.rows : random_positions(random, length);
   return one;
-}
-
-/// Compares bit by bit.
-template <class T>
-testing::AssertionResult same(const std::vector<T>& made, const std::vector<T>& host) {
-  if (made.size() != host.size()) {
-    return testing::AssertionFailure() << made.size() << " entries, not " << host.size();
-  }
-  const auto words = [](const T& entry) {
-    std::vector<std::int32_t> values(sizeof(T) / sizeof(std::int32_t));
-    std::memcpy(values.data(), &entry, sizeof(T));
-    return testing::PrintToString(values);
-  };
-  for (std::size_t i = 0; i < made.size(); ++i) {
-    if (std::memcmp(&made[i], &host[i], sizeof(T)) != 0) {
-      return testing::AssertionFailure() << "entry " << i << " of " << made.size() << " is "
-                                         << words(made[i]) << ", not " << words(host[i]);
-    }
-  }
-  return testing::AssertionSuccess();
-}
-
-/// The host has the whole list when it decides what masked tiles need; a plan may ask for too much,
-/// never for too little.
-inline void expect_same_lists(const ListCase& one, const flash::WorkList& made) {
-  const flash::WorkList host = one.on_host();
-  const flash::ListPlan plan = one.plan();
-  EXPECT_EQ(plan.batches(), host.batches);
-  EXPECT_EQ(plan.heads(), host.heads);
-  EXPECT_EQ(plan.tiles_per_list(), host.tiles_per_list());
-  ASSERT_LE(static_cast<std::int64_t>(host.segments.size()), plan.most_segments());
-  EXPECT_TRUE(same(made.tiles, host.tiles));
-  EXPECT_TRUE(same(made.segments, host.segments));
-  EXPECT_TRUE(plan.may_hide_values() || !host.hides_values);
-  EXPECT_TRUE(plan.asked() != flash::Asked::nothing || !host.asks_ids);
-  EXPECT_TRUE(plan.needs_row_keys() || host.row_keys.empty());
-  if (!host.row_keys.empty()) {
-    EXPECT_TRUE(same(made.row_keys, host.row_keys));
-  }
-  if (!host.asks_ids) return;
-  EXPECT_TRUE(same(made.row_ids, host.row_ids));
-  EXPECT_TRUE(same(made.column_ids, host.column_ids));
 }
 
 }  // namespace annulus::test

@@ -1,9 +1,11 @@
-// The device functions that make work lists, run on the CPU and compared with the host's lists.
-#include <algorithm>
-#include <array>
+// The tiles that the flash kernel is told to visit, against the mask's definition, pair by pair.
+// The device functions that list them run on the CPU.
+#include <utility>
 
-#include "flash/lists/tile_walk.hpp"
+#include <gmock/gmock.h>
+
 #include "tests/attention/flash_list_cases.hpp"
+#include "tests/attention/host_lists.hpp"
 
 namespace annulus::flash {
 namespace {
@@ -13,130 +15,169 @@ using test::ListCase;
 using test::MaskKind;
 using test::Random;
 
-// Runs the lanes of a warp one after the other: a first round records what each lane adds to a sum,
-// and a second round uses the sums.
-class Lanes {
+HostLists lists_of(const ListCase& one) {
+  return make_lists(one.plan());
+}
+
+// The kernel's test of a pair in a masked tile.
+bool shows(const KeySegment& segment, const QueryTile& tile, std::int64_t row,
+           std::int64_t column) {
+  const std::int64_t ahead = tile.row_stride * row;
+  return column < segment.columns && segment.low + ahead <= segment.stride * column &&
+         segment.stride * column <= segment.high + ahead;
+}
+
+// Walks through lists as the kernel does. They were made by `plan`, whose mask may have other
+// numbers than that of `one`.
+class Walk {
  public:
-  static constexpr std::int32_t kCount = 4;
-  using Notes = std::array<std::vector<std::int32_t>, kCount>;
+  Walk(const ListCase& one, const ListPlan& plan, const HostLists& lists)
+      : one_(one), mask_(one.mask), plan_(plan), lists_(lists) {}
 
-  Lanes(std::int32_t lane, bool knows, Notes& notes) : lane_(lane), knows_(knows), notes_(notes) {}
-
-  [[nodiscard]] std::int32_t lane() const { return lane_; }
-  [[nodiscard]] std::int32_t sum(std::int32_t x) const {
-    std::int32_t all = 0;
-    (void)sum_before(x, all);
-    return all;
-  }
-  std::int32_t sum_before(std::int32_t x, std::int32_t& all) const {
-    all = 0;
-    if (!knows_) {
-      notes_[static_cast<std::size_t>(lane_)].push_back(x);
-      return 0;
-    }
-    std::int32_t before = 0;
-    for (std::int32_t lane = 0; lane < kCount; ++lane) {
-      if (lane == lane_) before = all;
-      all += notes_[static_cast<std::size_t>(lane)].at(next_);
-    }
-    ++next_;
-    return before;
-  }
-
- private:
-  std::int32_t lane_;
-  bool knows_;
-  Notes& notes_;
-  mutable std::size_t next_ = 0;
-};
-
-// Calls run(lanes) for every lane. All lanes must ask for the same number of sums.
-template <class Run>
-void run_all(const Run& run) {
-  Lanes::Notes notes;
-  for (const bool knows : {false, true}) {
-    for (std::int32_t lane = 0; lane < Lanes::kCount; ++lane) run(Lanes(lane, knows, notes));
-  }
-  for (const std::vector<std::int32_t>& of_lane : notes) ASSERT_EQ(of_lane.size(), notes[0].size());
-}
-
-void add_tile(const TileWalk& walk, WorkList& list) {
-  TileCount count;
-  run_all([&](const Lanes& lanes) { count = count_tile(walk, lanes); });
-  QueryTile tile;
-  tile.first_row = walk.rows.first_row;
-  tile.rows = walk.rows.rows;
-  tile.start = walk.rows.start;
-  tile.live_rows = walk.live_rows;
-  tile.row_stride = walk.rows.stride;
-  tile.first_segment = static_cast<std::int32_t>(list.segments.size());
-  tile.segments = count.segments;
-  tile.key_tiles = count.key_tiles;
-  list.tiles.push_back(tile);
-  // With space for what the first round writes to wrong places, and filled with a value that is no
-  // result.
-  KeySegment unwritten;
-  unwritten.tiles = -1;
-  std::vector<KeySegment> segments(static_cast<std::size_t>(2 * count.segments), unwritten);
-  run_all([&](const Lanes& lanes) { write_segments(walk, lanes, segments.data()); });
-  list.segments.insert(list.segments.end(), segments.begin(), segments.begin() + count.segments);
-}
-
-void add_asked(const ListPlan& plan, const ListInput& in, std::int32_t batch, WorkList& list) {
-  for (std::int32_t t = 0; t < in.row_tile_count; ++t) {
-    const RowTile& rows = in.row_tiles[t];
-    for (std::int32_t r = 0; r < rows.rows; ++r) {
-      const std::int32_t position = rows.start + r * rows.stride;
-      if (plan.needs_row_keys()) list.row_keys.push_back(row_keys_at(in, batch, position));
-      if (plan.asked() != Asked::ids) continue;
-      const QueryRun* const run = query_run_at(in, batch, position);
-      list.row_ids.push_back(run != nullptr ? run->id : -1);
-    }
-  }
-  if (plan.asked() != Asked::ids) return;
-  for (std::int32_t i = 0; i < in.column_range_count; ++i) {
-    const ColumnRange& range = in.column_ranges[i];
-    for (std::int32_t c = 0; c < range.columns; ++c) {
-      const KeyRun* const run = key_run_at(in, batch, range.start + c * range.stride);
-      list.column_ids.push_back(run != nullptr ? run->id : -1);
-    }
-  }
-}
-
-// Does what the kernels do.
-WorkList make_lists(const ListPlan& plan, const CallArgumentArrays& called = {},
-                    std::int64_t first_batch = 0) {
-  const ListInput in =
-      with_arguments(plan.input(plan.numbers().data(), plan.blocks().data()), called, first_batch);
-  WorkList list;
-  for (std::int32_t b = 0; b < in.batches; ++b) {
-    for (std::int32_t h = 0; h < in.heads; ++h) {
-      const auto first = static_cast<std::ptrdiff_t>(list.tiles.size());
-      for (std::int32_t t = 0; t < in.row_tile_count; ++t) add_tile(TileWalk(in, b, h, t), list);
-      std::stable_sort(
-          list.tiles.begin() + first, list.tiles.end(),
-          [](const QueryTile& x, const QueryTile& y) { return x.key_tiles > y.key_tiles; });
-    }
-    add_asked(plan, in, b, list);
-  }
-  return list;
-}
-
-void expect_as_on_host(const ListCase& one) {
-  SCOPED_TRACE(to_string(one));
-  test::expect_same_lists(one, make_lists(one.plan()));
-}
-
-TEST(FlashLists, AreThoseOfTheHost) {
-  for (const int seed : {51, 61}) {
-    Random random(seed);
-    for (const std::vector<MaskKind>& kinds : test::all_combinations()) {
-      for (int repeat = 0; repeat < 30; ++repeat) {
-        expect_as_on_host(test::random_list_case(random, kinds, 60, 8, 6));
-        if (HasFailure()) return;
+  // Every visible pair is met exactly once, and no other; no tile is in vain.
+  void expect_as_defined() {
+    SCOPED_TRACE(to_string(one_));
+    ASSERT_LE(std::ssize(lists_.segments), plan_.most_segments());
+    const auto columns = one_.columns.size();
+    for (std::int64_t list_of = 0; list_of < one_.of.batches * one_.of.heads; ++list_of) {
+      const std::int64_t b = list_of / one_.of.heads;
+      const std::int64_t h = list_of % one_.of.heads;
+      met_.assign(static_cast<std::size_t>(one_.rows.size() * columns), 0);
+      std::vector<int> row_met(static_cast<std::size_t>(one_.rows.size()), 0);
+      const std::int64_t list =
+          (plan_.batches() > 1 ? b : 0) * plan_.heads() + (plan_.heads() > 1 ? h : 0);
+      const auto first = static_cast<std::size_t>(list * plan_.tiles_per_list());
+      for (std::size_t t = 0; t < static_cast<std::size_t>(plan_.tiles_per_list()); ++t) {
+        const QueryTile& tile = lists_.tiles[first + t];
+        if (t > 0) {
+          EXPECT_LE(tile.key_tiles, lists_.tiles[first + t - 1].key_tiles);
+        }
+        for (int r = 0; r < tile.rows; ++r) ++row_met[static_cast<std::size_t>(tile.first_row + r)];
+        visit(b, h, tile);
+      }
+      EXPECT_THAT(row_met, testing::Each(1));
+      for (std::int64_t i = 0; i < std::ssize(met_); ++i) {
+        ASSERT_EQ(met_[static_cast<std::size_t>(i)], visible(b, h, i / columns, i % columns))
+            << "batch " << b << " head " << h << " pair " << i / columns << ", " << i % columns;
       }
     }
   }
+
+ private:
+  [[nodiscard]] bool visible(std::int64_t batch, std::int64_t head, std::int64_t row,
+                             std::int64_t column) const {
+    return mask_.visible(one_.of.first_batch + batch, one_.of.first_head + head,
+                         one_.rows.global(LocalPosition(row)),
+                         one_.columns.global(LocalPosition(column)));
+  }
+  // As the kernel finds out.
+  [[nodiscard]] bool keys_show(std::int64_t batch, const KeySegment& segment, std::int64_t row,
+                               std::int64_t c) const {
+    const std::int64_t list = plan_.batches() > 1 ? batch : 0;
+    const auto row_at = static_cast<std::size_t>(list * one_.rows.size() + row);
+    if (!lists_.row_keys.empty()) {
+      const RowKeys& keys = lists_.row_keys[row_at];
+      const bool opening = (segment.flags & KeySegment::kOpening) != 0;
+      const Document& shown = opening ? keys.opening : keys.rest;
+      const std::int64_t position = segment.start + c * segment.stride;
+      if (position < shown.begin || position >= shown.end) return false;
+    }
+    if (!lists_.row_ids.empty()) {
+      const std::int64_t column = list * one_.columns.size() + segment.first_column + c;
+      return lists_.row_ids[row_at] >= 0 &&
+             lists_.row_ids[row_at] == lists_.column_ids[static_cast<std::size_t>(column)];
+    }
+    return true;
+  }
+
+  void visit(std::int64_t batch, std::int64_t head, const QueryTile& tile) {
+    std::int32_t key_tiles = 0;
+    for (std::int32_t s = 0; s < tile.segments; ++s) {
+      const KeySegment& segment = lists_.segments[static_cast<std::size_t>(tile.first_segment + s)];
+      key_tiles += segment.tiles;
+      for (std::int32_t t = 0; t < segment.tiles; ++t) visit(batch, head, tile, segment, t);
+    }
+    EXPECT_EQ(key_tiles, tile.key_tiles);
+  }
+
+  void visit(std::int64_t batch, std::int64_t head, const QueryTile& tile,
+             const KeySegment& segment, std::int32_t t) {
+    int seen = 0;
+    bool hidden = false;
+    const std::int64_t width = one_.tile_columns;
+    for (std::int64_t r = 0; r < tile.live_rows; ++r) {
+      for (std::int64_t c = t * width; c < (t + 1) * width; ++c) {
+        const std::int64_t row = tile.first_row + r;
+        const std::int64_t column = segment.first_column + c;
+        if ((segment.flags & KeySegment::kMasked) != 0 &&
+            !(shows(segment, tile, r, c) && keys_show(batch, segment, row, c))) {
+          hidden = hidden || column < one_.columns.size();
+          continue;
+        }
+        ASSERT_LT(column, one_.columns.size());
+        ++seen;
+        ++met_[static_cast<std::size_t>(row * one_.columns.size() + column)];
+        // No tile but those of visible blocks, whatever else is hidden of them.
+        if (mask_.block_mask()) {
+          ASSERT_TRUE(mask_.block_mask()->visible(
+              one_.of.first_batch + batch, one_.of.first_head + head,
+              one_.rows.global(LocalPosition(row)), one_.columns.global(LocalPosition(column))));
+        }
+      }
+    }
+    // Ids of a tile's rows may meet those of its columns only where positions hide them. What
+    // positions show may lie between those of strided rows and columns.
+    const bool strided = segment.stride != 1 || tile.row_stride != 1;
+    if (!mask_.position_parts().limited() || (!mask_.has_segments() && !strided)) {
+      EXPECT_GT(seen, 0);
+    }
+    if (!hidden) return;
+    EXPECT_NE(segment.flags & KeySegment::kHidesValues, 0);
+    EXPECT_TRUE(plan_.may_hide_values());
+  }
+
+  const ListCase& one_;
+  const Mask& mask_;
+  const ListPlan& plan_;
+  const HostLists& lists_;
+  std::vector<int> met_;
+};
+
+HostLists expect_as_defined(const ListCase& one) {
+  const ListPlan plan = one.plan();
+  HostLists lists = make_lists(plan);
+  Walk(one, plan, lists).expect_as_defined();
+  return lists;
+}
+
+TEST(FlashLists, MeetEveryVisiblePairOnce) {
+  Random random(43);
+  int full = 0;
+  int several = 0;
+  int by_head = 0;
+  int documents = 0;
+  int ids = 0;
+  for (const std::vector<MaskKind>& kinds : test::all_combinations()) {
+    for (int repeat = 0; repeat < 30; ++repeat) {
+      const ListCase one = test::random_list_case(random, kinds, 60, 8, 6);
+      const HostLists lists = expect_as_defined(one);
+      if (HasFailure()) return;
+      for (const KeySegment& segment : lists.segments) {
+        if ((segment.flags & KeySegment::kMasked) == 0) ++full;
+      }
+      for (const QueryTile& tile : lists.tiles) {
+        if (tile.segments > 3) ++several;
+      }
+      if (one.plan().heads() > 1) ++by_head;
+      if (!lists.row_keys.empty()) ++documents;
+      if (!lists.row_ids.empty()) ++ids;
+    }
+  }
+  EXPECT_GT(full, 1000);
+  EXPECT_GT(several, 100);
+  EXPECT_GT(by_head, 100);
+  EXPECT_GT(documents, 100);
+  EXPECT_GT(ids, 100);
 }
 
 // The keys of a run of queries are found whatever ids precede it.
@@ -147,26 +188,26 @@ TEST(FlashLists, IdsMayFall) {
   one.rows = one.columns = PositionRanges::all(8);
   one.tile_rows = 4;
   one.tile_columns = 2;
-  expect_as_on_host(one);
+  expect_as_defined(one);
 }
 
 // Blocks of whole tiles, which need fewer segments, in rows of more than one word.
-TEST(FlashLists, OfWholeBlocksAreThoseOfTheHost) {
+TEST(FlashLists, MeetEveryVisiblePairOfWholeBlocksOnce) {
   Random random(52);
   const std::vector<std::vector<MaskKind>> all = test::all_combinations();
-  for (int repeat = 0; repeat < 300; ++repeat) {
+  for (int repeat = 0; repeat < 30; ++repeat) {
     const auto kinds = static_cast<std::size_t>(draw(random, 0, std::ssize(all) - 1));
     ListCase one = test::random_list_case(random, all[kinds], 600, 12, 6);
     one.mask.set_block_mask(
         BlockMask::random(600, 600, 5, 0.1 * static_cast<double>(draw(random, 0, 10)),
                           static_cast<std::uint64_t>(repeat), {draw(random, 1, 3) * 12, 6}));
-    expect_as_on_host(one);
+    expect_as_defined(one);
     if (HasFailure()) return;
   }
 }
 
 // Bands far beyond the sequence, and blocks larger than it.
-TEST(FlashLists, OfFarDistancesAreThoseOfTheHost) {
+TEST(FlashLists, MeetEveryVisiblePairAtFarDistancesOnce) {
   const PositionRanges far({{GlobalPosition((std::int64_t{1} << 28) - 40), 40, 1}});
   const PositionRanges near = PositionRanges::all(50);
   for (const std::int64_t shift :
@@ -179,11 +220,11 @@ TEST(FlashLists, OfFarDistancesAreThoseOfTheHost) {
           one.mask.set_offset(sign * shift);
           one.mask.set_window(window, -1);
           one.mask.set_causal(causal);
-          expect_as_on_host(one);
+          expect_as_defined(one);
           std::swap(one.rows, one.columns);
           one.mask.set_block_mask(BlockMask({1, 1}, {std::int64_t{1} << 40, std::int64_t{1} << 40},
                                             std::vector<std::uint8_t>{1}));
-          expect_as_on_host(one);
+          expect_as_defined(one);
         }
       }
     }
@@ -219,15 +260,107 @@ TEST(FlashLists, OfCallArgumentsAreThoseOfTheirNumbers) {
         if (mask.position_parts().limited()) mask.set_offsets(offsets);
         called.offsets = offsets.data();
       }
-      SCOPED_TRACE(to_string(one) + ", planned for " + to_string(planned.mask));
+      SCOPED_TRACE("planned for " + to_string(planned.mask));
       const ListPlan plan(mask_of_calls(planned), one.of, one.rows, one.columns, one.tile_rows,
                           one.tile_columns);
-      const WorkList made = make_lists(plan, called, one.of.first_batch);
-      ASSERT_LE(std::ssize(made.segments), plan.most_segments());
-      test::expect_same_lists(one, made);
+      Walk(one, plan, make_lists(plan, called, one.of.first_batch)).expect_as_defined();
       if (HasFailure()) return;
     }
   }
+}
+
+bool any_hides_values(const HostLists& lists) {
+  return std::any_of(lists.segments.begin(), lists.segments.end(), [](const KeySegment& segment) {
+    return (segment.flags & KeySegment::kHidesValues) != 0;
+  });
+}
+
+std::int64_t key_tiles(const HostLists& lists) {
+  std::int64_t tiles = 0;
+  for (const QueryTile& tile : lists.tiles) tiles += tile.key_tiles;
+  return tiles;
+}
+
+TEST(FlashLists, OfBlocksOfWholeTilesNeedNoMask) {
+  Random random(45);
+  constexpr std::int64_t kBlocks = 7;
+  std::vector<std::uint8_t> entries(2 * kBlocks * kBlocks);
+  for (std::uint8_t& entry : entries) entry = draw(random, 0, 1) == 0 ? 1 : 0;
+  std::int64_t visible = 0;
+  for (const std::uint8_t entry : entries) visible += entry;
+  ListCase one{
+      {}, {0, 1, 0, 2}, PositionRanges::all(kBlocks * 16), PositionRanges::all(kBlocks * 18)};
+  one.mask.set_block_mask(BlockMask({2, kBlocks, kBlocks}, {16, 18}, entries));
+  const HostLists lists = lists_of(one);
+  EXPECT_EQ(one.plan().heads(), 2);
+  EXPECT_EQ(one.plan().tiles_per_list(), 2 * kBlocks);
+  EXPECT_EQ(key_tiles(lists), visible * 2 * 3);
+  for (const KeySegment& segment : lists.segments) EXPECT_EQ(segment.flags, 0);
+}
+
+// A causal mask beside blocks of whole tiles masks the tiles at the diagonal, and no others.
+TEST(FlashLists, OfBlocksUnderABandMaskTheTilesAtItsEdge) {
+  const PositionRanges all = PositionRanges::all(96);
+  ListCase one{{}, {}, all, all, 6, 6};
+  one.mask.set_causal(true);
+  one.mask.set_block_mask(BlockMask::strided(96, 96, 1, 2, {6, 6}));
+  const HostLists lists = lists_of(one);
+  EXPECT_EQ(key_tiles(lists), 2 * (1 + 2 + 3 + 4 + 5 + 6 + 7 + 8));
+  for (const QueryTile& tile : lists.tiles) {
+    EXPECT_EQ(tile.segments, tile.key_tiles);
+    for (std::int32_t s = 0; s < tile.segments; ++s) {
+      const KeySegment& segment = lists.segments[static_cast<std::size_t>(tile.first_segment + s)];
+      EXPECT_EQ(segment.tiles, 1);
+      EXPECT_EQ((segment.flags & KeySegment::kMasked) != 0, segment.first_column == tile.first_row);
+    }
+  }
+}
+
+TEST(FlashLists, OfFullAttentionMaskOnlyARaggedTile) {
+  const auto list_all = [](std::int64_t columns) {
+    return lists_of({{}, {}, PositionRanges::all(64), PositionRanges::all(columns)});
+  };
+  const HostLists even = list_all(60);
+  EXPECT_EQ(even.tiles.size(), 8U);
+  EXPECT_EQ(key_tiles(even), 80);
+  for (const KeySegment& segment : even.segments) EXPECT_EQ(segment.flags, 0);
+
+  const HostLists ragged = list_all(61);
+  EXPECT_EQ(key_tiles(ragged), 88);
+  EXPECT_FALSE(any_hides_values(ragged));  // zeros lie behind the last key
+  for (const QueryTile& tile : ragged.tiles) {
+    ASSERT_EQ(tile.segments, 2);
+    const KeySegment& last = ragged.segments[static_cast<std::size_t>(tile.first_segment)];
+    EXPECT_EQ(last.first_column, 60);
+    EXPECT_EQ(last.columns, 1);
+    EXPECT_EQ(last.tiles, 1);
+  }
+}
+
+TEST(FlashLists, MaskOnlyTheEdgesOfABand) {
+  const PositionRanges all = PositionRanges::all(96);
+  ListCase one{{}, {}, all, all, 6, 6};
+  one.mask.set_causal(true);
+  one.mask.set_window(24, -1);
+  const HostLists lists = lists_of(one);
+  for (const QueryTile& tile : lists.tiles) {
+    if (tile.first_row < 24) continue;
+    ASSERT_EQ(tile.segments, 3);
+    EXPECT_EQ(tile.key_tiles, 5);
+    EXPECT_EQ(lists.segments[static_cast<std::size_t>(tile.first_segment) + 1].tiles, 3);
+  }
+  EXPECT_TRUE(any_hides_values(lists));
+}
+
+TEST(FlashLists, OfABatchThatSeesNothingAreEmpty) {
+  const PositionRanges all = PositionRanges::all(30);
+  ListCase one{{}, {0, 2, 0, 1}, all, all};
+  one.mask.set_kv_lengths({0, 30});
+  const HostLists lists = lists_of(one);
+  ASSERT_EQ(one.plan().batches(), 2);
+  EXPECT_EQ(one.plan().tiles_per_list(), 4);
+  EXPECT_EQ(lists.tiles[0].segments, 0);
+  EXPECT_EQ(lists.tiles[4].key_tiles, 5);
 }
 
 TEST(FlashLists, SayWhenNothingHidesValues) {

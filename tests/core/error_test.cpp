@@ -14,11 +14,9 @@ using ::testing::HasSubstr;
 TEST(Error, TreeAndExitCodes) {
   static_assert(std::is_base_of_v<std::runtime_error, Error>);
   static_assert(std::is_abstract_v<Error>);
-  static_assert(std::is_base_of_v<UnsupportedError, NotAvailableError>);
   static_assert(!std::is_base_of_v<UserError, LibraryError>);
   for (const ExitCode code : {UserError("x").exit_code(), ArgumentError("a", "b", "c").exit_code(),
-                              FileError("f", "p").exit_code(), UnsupportedError("x").exit_code(),
-                              NotAvailableError("x").exit_code()}) {
+                              FileError("f", "p").exit_code(), UnsupportedError("x").exit_code()}) {
     EXPECT_EQ(static_cast<int>(code), 2);
   }
   for (const ExitCode code : {LibraryError("x").exit_code(), SystemError("x", EIO).exit_code(),
@@ -44,7 +42,6 @@ TEST(Error, FileErrorNamesThePath) {
 }
 
 TEST(Error, OtherMessages) {
-  EXPECT_STREQ(NotAvailableError("backward").what(), "not available yet: backward");
   EXPECT_THAT(SystemError("open out.npy", ENOENT).what(), HasSubstr("open out.npy: No such file"));
 }
 

@@ -6,11 +6,11 @@
 #include <filesystem>
 #include <fstream>
 
+#include <annulus/core/position.hpp>
 #include <annulus/core/tensor.hpp>
 #include <annulus/files/array_file.hpp>
 #include <annulus/files/array_info.hpp>
 #include <annulus/files/integer_file.hpp>
-#include <annulus/partition/position.hpp>
 
 namespace annulus::test {
 namespace {

@@ -1,6 +1,6 @@
 // Configurations of attention (--metadata), and sharding rules alone.
 
-#include <annulus/attention/metadata.hpp>
+#include <annulus/ring/metadata.hpp>
 
 #include "fuzzing.hpp"
 

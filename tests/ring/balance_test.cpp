@@ -18,8 +18,8 @@
 #include <annulus/ring/planner.hpp>
 
 #include "balance/assign_chunks.hpp"
-#include "flash/work_list.hpp"
 #include "kv_needs.hpp"
+#include "tests/attention/host_lists.hpp"
 #include "tests/ring/plan_player.hpp"
 #include "tests/ring/sequence_plan.hpp"
 
@@ -163,9 +163,10 @@ TEST(Balance, IsWorthIt) {
 double tiles_of(const RankPlan& rank, const Mask& mask) {
   double tiles = 0;
   for (const Block* block : rank.all<Block>()) {
-    const flash::WorkList list =
-        flash::list_work(mask, {}, block->row_positions, block->column_positions, 128, 128);
-    tiles += static_cast<double>(list.key_tiles * block->heads.count);
+    const flash::ListPlan plan(mask, {}, block->row_positions, block->column_positions, 128, 128);
+    for (const flash::QueryTile& tile : flash::make_lists(plan).tiles) {
+      tiles += static_cast<double>(tile.key_tiles * block->heads.count);
+    }
   }
   return tiles;
 }

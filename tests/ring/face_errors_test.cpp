@@ -149,8 +149,8 @@ TEST(Face, OneRanksAttentionOptionsOtherwise) {
   [[maybe_unused]] const auto& [shape, dtype, scale, soft_cap, mask, sinks, dropout, softmax_dtype,
                                 bias, dense_mask, weights, normalize_output, call_arguments,
                                 reproducible] = AttentionProblem();
-  [[maybe_unused]] const auto& [query_spec, kv_spec, bias_spec, mask_spec, rules, mode, layout,
-                                kv_layout, granule] = ring::LayoutOptions();
+  [[maybe_unused]] const auto& [query_spec, kv_spec, rules, mode, layout, kv_layout, granule] =
+      ring::LayoutOptions();
   [[maybe_unused]] const auto& [implementation, schedule, transport, ulysses_degree, inner_size,
                                 head_group_bytes] = ring::Choice();
   Context context(world(), on_host());
@@ -190,8 +190,6 @@ TEST(Face, OneRanksAttentionOptionsOtherwise) {
              o.dense_mask = Extents{1, 1, 1, 64};
            },
            "dense mask"},
-          {"bias_spec", [](auto& o) { o.bias_spec = PartitionSpec(); }, "there is no bias"},
-          {"mask_spec", [](auto& o) { o.mask_spec = PartitionSpec(); }, "there is no mask"},
           {"bias_policy", [](auto& o) { o.bias_policy = BiasPolicy::bias_wins; }, nullptr},
           {"init_bias",
            [](auto& o) {

@@ -67,8 +67,6 @@ TEST(Face, BiasAndMask) {
   for (const Extents& bias : {Extents{1, 4, length, length}, Extents{1, 1, 1, length}}) {
     options.bias = bias;
     options.dense_mask = Extents{1, 1, options.shape.query_length, length};
-    options.bias_spec = PartitionSpec::parse(bias[2] == 1 ? "-" : "-,-,sp");
-    options.mask_spec = PartitionSpec::parse("-,-,sp,-");
     Attention attention(context, options);
     EXPECT_EQ(attention.bias_shape()[2], bias[2] == 1 ? 1 : attention.query_shape()[1]);
     EXPECT_EQ(attention.mask_shape(),
@@ -87,29 +85,6 @@ TEST(Face, BiasAndMask) {
   }
 }
 
-TEST(Face, SpecsOfBiasAndMaskFollowTheQuery) {
-  Context context(world(), on_host());
-  AttentionOptions options = causal(64);
-  const auto refusal = [&] {
-    return test::message_of<UserError>([&] { const Attention attention(context, options); });
-  };
-  options.bias_spec = PartitionSpec();
-  EXPECT_THAT(refusal(), HasSubstr("bias spec: got -, expected none, as there is no bias"));
-  options.bias = Extents{1, 4, 64, 64};
-  options.bias_spec = PartitionSpec::parse("-,-,sp,x");
-  EXPECT_THAT(refusal(), HasSubstr("unknown mesh axis 'x'"));
-  options.bias_spec = PartitionSpec::parse("-,sp");
-  if (context.size() > 1) {  // else the axis shards nothing
-    EXPECT_THAT(refusal(), HasSubstr("bias spec: got -,sp, expected -,-,sp,-: "));
-  }
-  // An init_bias that is not used is not checked.
-  options.init_bias = InitBias{*options.bias, [](const TensorView&, const auto&) {}};
-  options.bias.reset();
-  options.mask.set_kv_lengths({64, 60});
-  EXPECT_EQ(refusal(), "nothing thrown");
-}
-
-// The policy holds for later masks too.
 TEST(Face, BiasPolicies) {
   Context context(world(), on_host());
   AttentionOptions options = causal(64);

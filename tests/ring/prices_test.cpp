@@ -158,41 +158,6 @@ TEST(Prices, AreAssumedWhereNothingWasMeasured) {
   EXPECT_EQ(price({}, capped).source, "assumed for bfloat16 D=64 Dv=64, mask band, soft cap");
 }
 
-// A GPU on which one kernel is half as fast as assumed is as slow for the others.
-TEST(Prices, AreAssumedByWhatOtherKernelsSayOfTheDevice) {
-  const ProblemClass band = half(64, MaskKind::band);
-  const ProblemClass wide = half(256, MaskKind::band);
-  const auto rate_of = [](const char* name, const ProblemClass& problem) {
-    return registry().get(name).assumed_rate(problem, Place::cuda(0));
-  };
-  CostModel model = CostModel::hopper_nvlink();
-  const auto price_of = [&](const char* name) {
-    return make_prices(model, causal_problem(1024), {&registry().get(name)}, Place::cuda(0))
-        .kernel(name);
-  };
-  // The rate of the longest blocks counts.
-  model.kernels["flash_attn2"] = {
-      {band, {"", CostCurve({{1024, 1}, {2048, 0.5 * rate_of("flash_attn2", band)}}, "test"), 0}},
-      {wide, {"", CostCurve::constant(1), 0}}};
-  const KernelCost cost = price_of("sdpa");
-  EXPECT_DOUBLE_EQ(cost.rate.clamped(1), 0.5 * rate_of("sdpa", band));
-  EXPECT_EQ(cost.rate.points().size(), 1U);
-  EXPECT_EQ(cost.knowledge, Knowledge::assumed);
-  EXPECT_EQ(cost.source,
-            "assumed for bfloat16 D=64 Dv=64, mask band, times 0.50, as flash_attn2 was measured "
-            "for bfloat16 D=64 Dv=64, mask band");
-  EXPECT_EQ(price_of("flash_attn2").knowledge, Knowledge::measured);
-  // The nearest class of any kernel, but of none that is much slower or faster.
-  model.kernels["native"] = {{band, {"", CostCurve::constant(7 * rate_of("native", band)), 0}}};
-  ASSERT_LT(rate_of("native", band), rate_of("sdpa", band) / 4);
-  EXPECT_EQ(price_of("sdpa").source, cost.source);
-  model.kernels["flash_attn2"].erase(band);
-  EXPECT_DOUBLE_EQ(price_of("sdpa").rate.clamped(1),
-                   rate_of("sdpa", band) / rate_of("flash_attn2", wide));
-  model.kernels.erase("flash_attn2");
-  EXPECT_DOUBLE_EQ(price_of("sdpa").rate.clamped(1), rate_of("sdpa", band));
-}
-
 TEST(Prices, AreOfTheCandidatesAlone) {
   const Prices prices = make_prices(CostModel::cpu_core(), causal_problem(64),
                                     {&registry().get("native")}, Place::host());

@@ -10,8 +10,7 @@
 
 namespace annulus::flash {
 
-/// The work lists of a block, made by a device for its kernels. They hold what list_work()
-/// describes.
+/// The work lists of a block, made by a device for its kernels: see ListPlan.
 class DeviceLists {
  public:
   /// Allocates on the current device, which must be that of `memory`, and copies the input of the

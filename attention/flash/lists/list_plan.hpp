@@ -7,7 +7,7 @@
 
 #include <annulus/attention/implementation.hpp>
 #include <annulus/attention/mask.hpp>
-#include <annulus/partition/position.hpp>
+#include <annulus/core/position.hpp>
 
 #include "flash/batches_and_heads.hpp"
 #include "flash/lists/list_input.hpp"
@@ -34,7 +34,9 @@ enum class Asked : std::uint8_t {
 /// words. Positions must lie below 2^28.
 class ListPlan {
  public:
-  /// Tiles are those of list_work(). The mask must outlive the plan.
+  /// Tiles have tile_rows × tile_columns entries and begin anew with each position range, rows also
+  /// with each query block and columns behind each hidden key block. The mask must outlive the
+  /// plan.
   ListPlan(const Mask& mask, const BatchesAndHeads& of, const PositionRanges& rows,
            const PositionRanges& columns, int tile_rows, int tile_columns);
 

@@ -4,7 +4,7 @@
 #include "flash/lists/list_input.hpp"
 #include "flash/lists/row_keys.hpp"
 
-// The segments of one query tile, by interval arithmetic. They are those of list_work().
+// The segments of one query tile, by interval arithmetic: see ListPlan for the tiles.
 namespace annulus::flash {
 
 /// Entries [begin, end) of a range of columns.

@@ -4,8 +4,8 @@
 #include <span>
 #include <string>
 
+#include <annulus/core/file_descriptor.hpp>
 #include <annulus/files/array_info.hpp>
-#include <annulus/files/file_descriptor.hpp>
 
 namespace annulus::files {
 

@@ -5,8 +5,8 @@
 #include <string_view>
 #include <vector>
 
+#include <annulus/core/file_descriptor.hpp>
 #include <annulus/files/array_info.hpp>
-#include <annulus/files/file_descriptor.hpp>
 
 namespace annulus::files {
 

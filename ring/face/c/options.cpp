@@ -38,10 +38,6 @@ const Named<std::string> kTexts[] = {
      }},
     {"kv_spec", [](AttentionOptions& o,
                    const std::string& v) { o.kv_spec = PartitionSpec::parse(v, "kv spec"); }},
-    {"bias_spec", [](AttentionOptions& o,
-                     const std::string& v) { o.bias_spec = PartitionSpec::parse(v, "bias spec"); }},
-    {"mask_spec", [](AttentionOptions& o,
-                     const std::string& v) { o.mask_spec = PartitionSpec::parse(v, "mask spec"); }},
     {"offset",
      [](AttentionOptions& o, const std::string& v) {
        if (v != "bottom-right") throw ArgumentError("offset", v, "a number or bottom-right");

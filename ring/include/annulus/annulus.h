@@ -120,8 +120,7 @@ typedef struct annulus_attention_options annulus_attention_options;
 annulus_status annulus_attention_options_create(annulus_attention_options** options);
 void annulus_attention_options_destroy(annulus_attention_options* options);
 
-/* Choices by name: "query_spec", "kv_spec", "bias_spec", "mask_spec", "mode", "layout",
- * "kv_layout", "schedule", "implementation", "transport", "tuning", "bias_policy",
+/* Choices by name: "query_spec", "kv_spec", "mode", "layout", "kv_layout", "schedule", "implementation", "transport", "tuning", "bias_policy",
  * "backward_schedule", "backward_implementation"; "reproducible": "no", "run" or "world"; "offset":
  * "bottom-right". */
 annulus_status annulus_attention_options_set_text(annulus_attention_options* options,

@@ -11,4 +11,4 @@
 #include <annulus/mesh/node_order.hpp>
 #include <annulus/ring/attention.hpp>
 #include <annulus/ring/context.hpp>
-#include <annulus/ring/metadata_options.hpp>
+#include <annulus/ring/metadata.hpp>

@@ -5,8 +5,8 @@
 #include <vector>
 
 #include <annulus/attention/oracle.hpp>
+#include <annulus/core/position.hpp>
 #include <annulus/core/tensor.hpp>
-#include <annulus/partition/position.hpp>
 
 #include "tests/attention/references/reference_case.hpp"
 

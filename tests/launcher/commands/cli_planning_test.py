@@ -415,8 +415,6 @@ class Recommend(CliTest):
                           "--ranks-per-node 2: has no effect with --recommend")
         self.expect_error(self.annulus(*words, "--ranks", "2", "--query-spec", "-,sp"), 2,
                           "--query-spec -,sp: has no effect with --recommend")
-        self.expect_error(self.annulus(*words, "--ranks", "2", "--bias", "random:1", "--bias-spec", "-"), 2,
-                          "--bias-spec -: has no effect with --recommend")
         self.expect_error(self.annulus(*words, "--ranks", "2", "--memory", "much"), 2,
                           "--memory: got 'much', expected a size of 1 or more")
         self.expect_error(self.annulus(*words, "--ranks", "2", "--simulate"), 2, "one at a time")

@@ -8,10 +8,10 @@
 #include <gtest/gtest.h>
 
 #include <annulus/core/error.hpp>
+#include <annulus/core/position.hpp>
 #include <annulus/files/array_file.hpp>
 #include <annulus/files/array_writer.hpp>
 #include <annulus/mesh/group.hpp>
-#include <annulus/partition/position.hpp>
 
 #include "tests/launcher/files/files_test_support.hpp"
 

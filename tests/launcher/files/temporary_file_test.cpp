@@ -14,7 +14,7 @@
 #include <gtest/gtest.h>
 
 #include <annulus/core/error.hpp>
-#include <annulus/files/temporary_file.hpp>
+#include <annulus/core/temporary_file.hpp>
 
 #include "launcher/files/file_reference.hpp"
 #include "tests/launcher/files/files_test_support.hpp"

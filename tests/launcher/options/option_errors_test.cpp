@@ -110,8 +110,6 @@ const std::vector<BadValue> kBadValues{
     BadValue{{"bench", "--hops", "all"}, "true or false"},
     BadValue{{"run", "--impl", "fastest"}, "native"},
     BadValue{{"run", "--kv-spec", "sp,,tp"}, ""},
-    BadValue{{"plan", "--bias-spec", "sp,,tp"}, ""},
-    BadValue{{"plan", "--mask-spec", "sp,,tp"}, ""},
     BadValue{{"run", "--dropout", "-0.1"}, "probability"},
     BadValue{{"run", "--dropout", "1"}, "probability"},
     BadValue{{"run", "--dropout", "half"}, "finite number"},
@@ -165,7 +163,7 @@ bool has_bad_value(const std::string& option) {
 TEST(OptionErrors, NamesOfFilesAreNotEmpty) {
   for (const OptionEntry& entry : option_table()) {
     if (entry.value != "FILE") continue;
-    const std::string command(name_of(entry.commands.front()));
+    const std::string command(name_of(entry.uses.commands.front()));
     EXPECT_THAT(error_of({command, "--" + entry.name, ""}),
                 AllOf(HasSubstr("--" + entry.name), HasSubstr("a name")));
   }

@@ -267,10 +267,6 @@ TEST(Options, Dropout) {
 }
 
 TEST(Options, BiasAndMask) {
-  EXPECT_EQ(parse({"plan", "--bias-spec", "-,tp,sp,-"}).bias_spec, "-,tp,sp,-");
-  EXPECT_EQ(parse({"bench", "--mask-spec=dp"}).mask_spec, "dp");
-  EXPECT_EQ(parse({"run"}).mask_spec, std::nullopt);
-  EXPECT_THAT(error_of({"run", "--bias-spec", "sp,sp"}), HasSubstr("--bias-spec"));
   EXPECT_EQ(parse({"run"}).bias_policy, BiasPolicy::combine);
   const Options options =
       parse({"run", "--bias", "b.npy", "--mask", "m.npy", "--bias-policy", "bias_disables_causal"});

@@ -178,48 +178,13 @@ TEST_F(ProblemSetupTest, SpecsOfBiasAndMaskFollowTheQuery) {
   options_.mesh = "dp=2,sp=2,tp=2,one=1";
   options_.bias = "random:1";    // [1,N,T,S]
   options_.mask = "random:0.5";  // [B,1,T,S]
-  options_.bias_spec = "-,tp,sp,-";
-  options_.mask_spec = "dp,-,sp";
   const ring::ShardedOperands operands = shard_operands(set_up(8));
   EXPECT_EQ(operands.bias->spec(), PartitionSpec::parse("-,tp,sp"));
   EXPECT_EQ(operands.dense_mask->spec(), PartitionSpec::parse("dp,-,sp"));
   EXPECT_EQ(operands.bias->local_shape(0), (Extents{1, 2, 3, 6}));
   EXPECT_EQ(operands.dense_mask->local_shape(0), (Extents{1, 1, 3, 6}));
-  options_.bias_spec = "one,tp,sp,-";  // an axis of size 1 shards nothing
-  EXPECT_EQ(shard_operands(set_up(8)).bias->spec(), PartitionSpec::parse("-,tp,sp"));
-}
-
-TEST_F(ProblemSetupTest, OtherSpecsOfBiasAndMaskAreErrors) {
-  options_.mesh = "dp=2,sp=2,tp=2";
-  options_.bias = "random:1";
-  const auto refusal = [&] {
-    return test::message_of<UserError>([&] { static_cast<void>(shard_operands(set_up(8))); });
-  };
-  for (const char* spec : {"-,tp,-,sp", "dp,tp,sp,-", "-,-,sp,-", "-,tp,sp,-,-,dp", "-,sp,tp"}) {
-    options_.bias_spec = spec;
-    EXPECT_THAT(refusal(), AllOf(StartsWith("--bias-spec: got " + std::string(spec)),
-                                 HasSubstr("expected -,tp,sp,-: ")));
-  }
-  options_.bias_spec = "-,tp,sp,x";
-  EXPECT_THAT(refusal(), StartsWith("--bias-spec: unknown mesh axis 'x'"));
-  options_.bias_spec.reset();
-  options_.mask_spec = "-,-,sp,-";
-  EXPECT_NO_THROW(set_up(8)) << "meant for other problems, unless it is on the command line";
-  options_.named = {"mask-spec"};
-  EXPECT_THAT(refusal(), StartsWith("--mask-spec -,-,sp,-: there is no dense mask"));
-  options_.mask = "random:0.5";
-  EXPECT_THAT(refusal(), AllOf(StartsWith("--mask-spec: got -,-,sp,-"), HasSubstr("dp,-,sp,-")));
   options_.bias_policy = BiasPolicy::bias_wins;  // which leaves the mask out
   EXPECT_FALSE(shard_operands(set_up(8)).dense_mask);
-  options_.bias_policy = BiasPolicy::combine;
-  options_.mask.clear();
-  options_.mask_spec.reset();
-  options_.bias.clear();
-  options_.bias_spec = "-";
-  options_.named.clear();
-  EXPECT_NO_THROW(set_up(8));
-  options_.named = {"bias-spec"};
-  EXPECT_THAT(refusal(), StartsWith("--bias-spec -: there is no bias"));
 }
 
 TEST_F(ProblemSetupTest, RandomBiasAndMask) {

@@ -68,7 +68,7 @@ TEST(TuningText, NamesWhatIsWrong) {
       {with("/entries/0/choice/inner_size", std::int64_t{1} << 40), "expected a whole number"},
       {with("/entries/0/choice/colour", "red"), "entries[0].choice.colour is not a key"},
       {with("/entries/0/candidates/0/seconds", -1), "candidates[0].seconds is -1"},
-      {with("/entries/0/candidates/0/seconds", "1"), "expected seconds"},
+      {with("/entries/0/candidates/0/seconds", "1"), "expected a number from 0"},
       {without("/entries/0/candidates/2", "predicted_seconds"), "predicted_seconds is missing"}};
   for (const auto& [text, expected] : cases) {
     const std::string message =

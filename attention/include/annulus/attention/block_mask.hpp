@@ -7,8 +7,8 @@
 #include <utility>
 #include <vector>
 
+#include <annulus/core/position.hpp>
 #include <annulus/core/tensor.hpp>
-#include <annulus/partition/position.hpp>
 
 namespace annulus {
 

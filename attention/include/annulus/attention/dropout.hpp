@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <string>
 
-#include <annulus/partition/position.hpp>
+#include <annulus/core/position.hpp>
 
 namespace annulus {
 

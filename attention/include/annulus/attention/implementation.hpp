@@ -12,9 +12,9 @@
 #include <annulus/attention/score_tensors.hpp>
 #include <annulus/attention/softmax_state.hpp>
 #include <annulus/core/device.hpp>
+#include <annulus/core/position.hpp>
 #include <annulus/core/stream.hpp>
 #include <annulus/core/tensor.hpp>
-#include <annulus/partition/position.hpp>
 
 namespace annulus {
 

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include <annulus/attention/mask.hpp>
-#include <annulus/partition/position.hpp>
+#include <annulus/core/position.hpp>
 
 namespace annulus {
 

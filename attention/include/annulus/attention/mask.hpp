@@ -9,7 +9,7 @@
 
 #include <annulus/attention/block_mask.hpp>
 #include <annulus/attention/position_rule.hpp>
-#include <annulus/partition/position.hpp>
+#include <annulus/core/position.hpp>
 
 namespace annulus {
 

@@ -5,8 +5,8 @@
 #include <optional>
 
 #include <annulus/attention/problem.hpp>
+#include <annulus/core/position.hpp>
 #include <annulus/core/tensor.hpp>
-#include <annulus/partition/position.hpp>
 
 namespace annulus {
 

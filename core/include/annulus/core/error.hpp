@@ -75,12 +75,6 @@ class UnsupportedError : public UserError {
   using UserError::UserError;
 };
 
-/// The message is "not available yet: <feature>".
-class NotAvailableError : public UnsupportedError {
- public:
-  explicit NotAvailableError(const std::string& feature);
-};
-
 /// An operating-system call failed; the message ends with the text of errno.
 class SystemError : public LibraryError {
  public:

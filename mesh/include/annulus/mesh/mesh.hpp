@@ -13,7 +13,6 @@
 #include <annulus/mesh/group.hpp>
 #include <annulus/mesh/mesh_shape.hpp>
 #include <annulus/mesh/mpi.hpp>
-#include <annulus/mesh/nccl_group.hpp>
 #include <annulus/mesh/peer_reach.hpp>
 #include <annulus/mesh/topology.hpp>
 #include <annulus/mesh/transport.hpp>
@@ -21,6 +20,7 @@
 namespace annulus {
 
 class CallWatch;
+class NcclGroups;
 
 /// True if ranks that differ only along `axis` ever sit on different nodes. Throws
 /// UnknownAxisError.
@@ -38,6 +38,9 @@ class Mesh {
   /// The same with a text for MeshShape::parse(). If it is wrong on one rank, all throw
   /// ArgumentError.
   Mesh(const std::string& shape, MPI_Comm communicator, const Watchdog& watchdog);
+  ~Mesh();
+  Mesh(const Mesh&) = delete;
+  Mesh& operator=(const Mesh&) = delete;
 
   [[nodiscard]] const MeshShape& shape() const noexcept { return shape_; }
   [[nodiscard]] const Topology& topology() const noexcept { return topology_; }
@@ -109,7 +112,7 @@ class Mesh {
   MeshShape shape_;
   Topology topology_;
   std::map<AxisNames, std::unique_ptr<Group>> groups_;
-  std::optional<Place> device_;  // of all that follows
+  std::optional<Place> device_;                                         // of all that follows
   std::optional<std::optional<std::pair<int, int>>> ranks_on_one_gpu_;  // once it is known
   std::map<AxisNames, Reach> peer_reaches_;
   std::unique_ptr<NcclGroups> nccl_;  // made when first needed

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include <annulus/partition/position.hpp>
+#include <annulus/core/position.hpp>
 
 namespace annulus {
 

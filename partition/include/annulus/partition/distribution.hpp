@@ -4,8 +4,8 @@
 #include <optional>
 #include <string>
 
+#include <annulus/core/position.hpp>
 #include <annulus/partition/assignment.hpp>
-#include <annulus/partition/position.hpp>
 #include <annulus/partition/sequence_layout.hpp>
 
 namespace annulus {

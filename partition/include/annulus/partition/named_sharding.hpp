@@ -3,11 +3,11 @@
 #include <string>
 #include <vector>
 
+#include <annulus/core/position.hpp>
 #include <annulus/core/tensor.hpp>
 #include <annulus/mesh/mesh_shape.hpp>
 #include <annulus/partition/distribution.hpp>
 #include <annulus/partition/partition_spec.hpp>
-#include <annulus/partition/position.hpp>
 
 namespace annulus {
 

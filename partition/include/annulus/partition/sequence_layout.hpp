@@ -4,8 +4,8 @@
 #include <optional>
 #include <string_view>
 
+#include <annulus/core/position.hpp>
 #include <annulus/partition/assignment.hpp>
-#include <annulus/partition/position.hpp>
 
 namespace annulus {
 

@@ -11,9 +11,9 @@
 #include <annulus/attention/bias_policy.hpp>
 #include <annulus/attention/problem.hpp>
 #include <annulus/attention/registry.hpp>
+#include <annulus/core/position.hpp>
 #include <annulus/core/tensor.hpp>
 #include <annulus/core/trace.hpp>
-#include <annulus/partition/position.hpp>
 #include <annulus/ring/context.hpp>
 #include <annulus/ring/cost_model.hpp>
 #include <annulus/ring/local_tensors.hpp>
@@ -178,10 +178,10 @@ class Attention {
   /// captured, whatever prepare() and set_mask() do later, even if this object has ended: what it
   /// needs is kept until the graph has been destroyed, or the context ends. It takes its turn among
   /// the calls of the context: in the order of launches and calls, which must be the same on all
-  /// ranks. Calls of one capture run in the order of capture, on whatever streams it has. wait() and
-  /// the destructor wait for launched graphs too; wait(), prepare() and set_mask() are refused
-  /// (UnsupportedError) while calls of the object are being captured. A call that cannot be captured
-  /// leaves the object as good as before.
+  /// ranks. Calls of one capture run in the order of capture, on whatever streams it has. wait()
+  /// and the destructor wait for launched graphs too; wait(), prepare() and set_mask() are refused
+  /// (UnsupportedError) while calls of the object are being captured. A call that cannot be
+  /// captured leaves the object as good as before.
   void run(const AttentionTensors& tensors, void* stream = nullptr);
   /// Like run(), but returns new tensors: weights if the options ask for them, and the LSE if
   /// `with_lse`, or maximum and sum if the options ask for an unnormalised output. The result

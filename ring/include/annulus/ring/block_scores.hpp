@@ -6,8 +6,8 @@
 
 #include <annulus/attention/score_tensors.hpp>
 #include <annulus/core/device.hpp>
+#include <annulus/core/position.hpp>
 #include <annulus/core/tensor.hpp>
-#include <annulus/partition/position.hpp>
 #include <annulus/ring/plan.hpp>
 
 namespace annulus::ring {

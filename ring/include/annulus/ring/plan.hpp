@@ -9,8 +9,8 @@
 #include <vector>
 
 #include <annulus/attention/problem.hpp>
+#include <annulus/core/position.hpp>
 #include <annulus/mesh/mesh_shape.hpp>
-#include <annulus/partition/position.hpp>
 
 /// The work of every rank as plain data. There is no other description of it: the runner executes
 /// it, the simulation replays it, and costs, reports and traces read it. A plan is made by pure

@@ -37,9 +37,6 @@ struct OperandLayout {
   /// is 1, or that of assign_rows() if balanced.
   std::optional<std::int64_t> granule = {};
   std::optional<LayoutKind> kv_sequence = {};
-  /// Specs of bias and dense mask. They follow from the query's; a given one must agree with it.
-  std::optional<PartitionSpec> bias = {};
-  std::optional<PartitionSpec> dense_mask = {};
 };
 
 /// The spec of a bias or a dense mask of this shape, [B,N,T,S], beside queries of this spec:
@@ -56,10 +53,6 @@ struct LayoutOptions {
   /// decide, for `mode`.
   std::optional<PartitionSpec> query_spec = {};
   std::optional<PartitionSpec> kv_spec = {};
-  /// Specs of bias and dense mask [B,N,T,S]. They follow from the query's spec (scores_spec()); a
-  /// given one must agree with it.
-  std::optional<PartitionSpec> bias_spec = {};
-  std::optional<PartitionSpec> mask_spec = {};
   /// The default rules shard the batch along fsdp and dp, the sequence along sp and heads along tp,
   /// as far as the mesh has these axes.
   ShardingRules rules = {};
@@ -95,9 +88,7 @@ struct LayoutOptions {
 ///
 /// Throws the spec errors of partition_spec.hpp. Query and key/value must have the same axes for
 /// batch and heads (ArgumentError), the head dimension must not be sharded, and the number of head
-/// shards must divide N, and divide or be a multiple of K. A spec of a bias or dense mask must
-/// equal scores_spec(), up to axes of size 1, and the problem must have that tensor (ArgumentError
-/// "bias spec", "mask spec").
+/// shards must divide N, and divide or be a multiple of K.
 [[nodiscard]] ShardedOperands shard_operands(const AttentionProblem& problem, const MeshShape& mesh,
                                              const OperandLayout& layout);
 

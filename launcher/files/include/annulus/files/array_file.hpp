@@ -6,10 +6,10 @@
 #include <vector>
 
 #include <annulus/core/dtype.hpp>
+#include <annulus/core/file_descriptor.hpp>
+#include <annulus/core/position.hpp>
 #include <annulus/core/tensor.hpp>
 #include <annulus/files/array_info.hpp>
-#include <annulus/files/file_descriptor.hpp>
-#include <annulus/partition/position.hpp>
 
 namespace annulus::files {
 

@@ -8,8 +8,8 @@
 #include <vector>
 
 #include <annulus/core/dtype.hpp>
+#include <annulus/core/position.hpp>
 #include <annulus/core/tensor.hpp>
-#include <annulus/partition/position.hpp>
 
 namespace annulus::files {
 

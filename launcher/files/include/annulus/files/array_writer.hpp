@@ -7,12 +7,12 @@
 #include <string>
 #include <vector>
 
+#include <annulus/core/file_descriptor.hpp>
+#include <annulus/core/position.hpp>
+#include <annulus/core/temporary_file.hpp>
 #include <annulus/core/tensor.hpp>
 #include <annulus/files/array_info.hpp>
-#include <annulus/files/file_descriptor.hpp>
-#include <annulus/files/temporary_file.hpp>
 #include <annulus/mesh/control.hpp>
-#include <annulus/partition/position.hpp>
 
 namespace annulus::files {
 

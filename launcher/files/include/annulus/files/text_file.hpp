@@ -4,7 +4,7 @@
 #include <string>
 #include <string_view>
 
-#include <annulus/files/temporary_file.hpp>
+#include <annulus/core/temporary_file.hpp>
 
 namespace annulus::files {
 

@@ -3,8 +3,8 @@
 #include <cstdint>
 #include <span>
 
+#include <annulus/core/position.hpp>
 #include <annulus/core/tensor.hpp>
-#include <annulus/partition/position.hpp>
 #include <annulus/verification/operand_fills.hpp>
 
 namespace annulus::verification {

@@ -1,6 +1,8 @@
 #include <annulus/core/cuda.hpp>
 #include <annulus/core/foreign_stream.hpp>
-#include <annulus/ring/metadata_options.hpp>
+#include <annulus/ring/attention.hpp>
+#include <annulus/ring/context.hpp>
+#include <annulus/ring/metadata.hpp>
 
 namespace annulus {
 namespace {

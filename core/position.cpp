@@ -6,9 +6,16 @@
 #include <fmt/format.h>
 
 #include <annulus/core/error.hpp>
-#include <annulus/partition/position.hpp>
+#include <annulus/core/position.hpp>
 
 namespace annulus {
+
+LocalRange hull(const LocalRange& a, const LocalRange& b) {
+  if (a.count == 0) return b;
+  if (b.count == 0) return a;
+  const LocalPosition begin = std::min(a.begin, b.begin);
+  return {begin, std::max(a.end(), b.end()) - begin};
+}
 
 std::int64_t PositionRange::count_below(GlobalPosition bound) const {
   if (bound <= start) return 0;

@@ -56,6 +56,9 @@ struct LocalRange {
   bool operator==(const LocalRange&) const = default;
 };
 
+/// The smallest range that contains both.
+[[nodiscard]] LocalRange hull(const LocalRange& a, const LocalRange& b);
+
 /// The `length` global positions start, start + stride, …; the stride is at least 1.
 struct PositionRange {
   GlobalPosition start;

@@ -6,11 +6,15 @@
 #include <string_view>
 #include <vector>
 
+#include <annulus/attention/problem.hpp>
 #include <annulus/core/dtype.hpp>
 #include <annulus/partition/attention_mode.hpp>
 #include <annulus/partition/sharding_rules.hpp>
 
 namespace annulus {
+
+struct AttentionOptions;
+struct ContextOptions;
 
 /// The kind of device that computes. `automatic` leaves the choice to the context.
 enum class Backend : std::uint8_t { automatic, cpu, cuda };
@@ -127,5 +131,20 @@ struct ParsedMetadata {
 /// value is JSON, but text needs no quotes. Empty variables are ignored. Warnings and errors are as
 /// for parse_metadata(), with the variable's name.
 [[nodiscard]] ParsedMetadata metadata_from_environment();
+
+/// The mesh and the place that the metadata ask for. Backend cuda means the CUDA device that is
+/// current in the calling thread; without one, the constructor of Context throws.
+[[nodiscard]] ContextOptions context_options(const AttentionMetadata& metadata);
+
+/// The options that the metadata give for calls of this shape; the mask is not part of metadata.
+/// Throws what AttentionMetadata::validate() throws.
+///
+///     const AttentionMetadata metadata = AttentionMetadata::resolve({.soft_cap = 30.0},
+///         parse_metadata(text, "metadata.json").fields, metadata_from_environment().fields);
+///     Context context(communicator, context_options(metadata));
+///     Attention attention(context, attention_options(metadata, shape, mask));
+[[nodiscard]] AttentionOptions attention_options(const AttentionMetadata& metadata,
+                                                 const AttentionShape& shape,
+                                                 const Mask& mask = {});
 
 }  // namespace annulus

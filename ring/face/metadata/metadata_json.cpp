@@ -11,11 +11,11 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
-#include <annulus/attention/metadata.hpp>
 #include <annulus/core/error.hpp>
 #include <annulus/core/json_nesting.hpp>
+#include <annulus/ring/metadata.hpp>
 
-#include "metadata/fields.hpp"
+#include "face/metadata/fields.hpp"
 
 namespace annulus {
 namespace {

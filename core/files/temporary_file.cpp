@@ -14,7 +14,7 @@
 #include <fmt/format.h>
 
 #include <annulus/core/error.hpp>
-#include <annulus/files/temporary_file.hpp>
+#include <annulus/core/temporary_file.hpp>
 
 namespace annulus::files {
 namespace {

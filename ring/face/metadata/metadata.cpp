@@ -5,10 +5,10 @@
 
 #include <fmt/format.h>
 
-#include <annulus/attention/metadata.hpp>
 #include <annulus/core/error.hpp>
+#include <annulus/ring/metadata.hpp>
 
-#include "metadata/fields.hpp"
+#include "face/metadata/fields.hpp"
 
 namespace annulus {
 namespace {

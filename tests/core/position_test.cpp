@@ -8,7 +8,7 @@
 #include <gtest/gtest.h>
 
 #include <annulus/core/error.hpp>
-#include <annulus/partition/position.hpp>
+#include <annulus/core/position.hpp>
 
 namespace annulus {
 namespace {

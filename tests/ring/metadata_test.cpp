@@ -9,8 +9,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <annulus/attention/metadata.hpp>
 #include <annulus/core/error.hpp>
+#include <annulus/ring/metadata.hpp>
 
 #include "tests/support/environment_variable.hpp"
 #include "tests/support/message_of.hpp"

@@ -7,7 +7,7 @@
 
 #include <annulus/core/bytes.hpp>
 #include <annulus/core/error.hpp>
-#include <annulus/files/file_descriptor.hpp>
+#include <annulus/core/file_descriptor.hpp>
 
 namespace annulus::files {
 

@@ -1,6 +1,6 @@
 #pragma once
 
-#include <annulus/attention/metadata.hpp>
+#include <annulus/ring/metadata.hpp>
 
 namespace annulus {
 

@@ -325,8 +325,8 @@ class CostModel(CliTest):
         self.expect_error(self.plan(version=3), 2, "--cost-model model.json: ",
                           "version 3, expected", "annulus bench --calibrate writes",
                           "delete this one")
-        self.expect_error(self.plan(kernels=[{"rows": 1}]), 2,
-                          "kernels[0].implementation is missing")
+        self.expect_error(self.plan(kernels=[{}]), 2,
+                          "kernels[0].dtype is missing")
         self.expect_error(self.annulus(*PLAN, "--cost-model", "none.json"), 2,
                           "--cost-model none.json: cannot be opened: No such file")
         with open(self.path("model.json"), "w") as file:

@@ -4,7 +4,7 @@
 // float32 beside the plain kernel, the hops of a ring in one launch, and the time that making tile
 // lists takes; gradients, with nothing beside them. Prints tables, and writes JSON to FILE.json:
 //
-//     annulus_micro_flash [dense|backward|features|decode|blocks|float32|hops|lists ...]
+//     annulus_micro_flash [dense|backward|modifiers|features|decode|blocks|float32|hops|lists ...]
 //     [FILE.json]
 #include <algorithm>
 #include <chrono>
@@ -163,8 +163,8 @@ class Bench {
       o.block.repeats_bits = one.repeats_bits;
       o.gradients = {o.grad_query.view(), o.grad_key.view(), o.grad_value.view()};
       const bool blocks = p.problem.mask.block_mask().has_value();
-      p.kernel = registry_.get(blocks ? "blocksparse" : "flash_attn2")
-                     .make_kernel(p.problem, *device_);
+      p.kernel =
+          registry_.get(blocks ? "blocksparse" : "flash_attn2").make_kernel(p.problem, *device_);
       p.kernel->prepare_backward(o.block, o.gradients);
       calls.emplace_back([&o, this] {
         o.forward->kernel->backward(o.block, o.gradients, {*stream_, nullptr, 1});
@@ -363,6 +363,28 @@ void backward_masks(Bench& bench) {
         .set_block_mask(BlockMask::random(length, length, 32, density, 3));
   }
   bench.measure_backward(cases);
+}
+
+// Gradients with modifiers of the weights, beside plain ones.
+void backward_modifiers(Bench& bench) {
+  for (const std::int64_t dim : {128, 64}) {
+    for (const bool causal : {false, true}) {
+      std::vector<BackwardCase> cases;
+      const auto add = [&](const char* name) -> AttentionProblem& {
+        cases.push_back({make_case(
+            fmt::format("backward modifiers: D={} {}, {}", dim, causal ? "causal" : "full", name),
+            {1, 8192, 8192, 32, 8, dim, dim}, causal)});
+        return cases.back().forward.problem;
+      };
+      add("plain");
+      add("dropout").dropout.emplace(0.1, 1);
+      add("dropout, keys from 8 on").dropout.emplace(0.1, 1);
+      Case& shifted = cases.back().forward;
+      shifted.problem.shape.kv_length += 8;
+      shifted.columns = PositionRanges({PositionRange{GlobalPosition(8), 8192}});
+      bench.measure_backward(cases);
+    }
+  }
 }
 
 void backward(Bench& bench) {
@@ -706,6 +728,7 @@ int main(int argc, char** argv) {
     const auto asked = [&](const char* part) { return std::erase(words, part) > 0; };
     const bool dense = asked("dense");
     const bool backward = asked("backward");
+    const bool modifiers = asked("modifiers");
     const bool features = asked("features");
     const bool positions = asked("positions");
     const bool decode = asked("decode");
@@ -713,10 +736,11 @@ int main(int argc, char** argv) {
     const bool float32 = asked("float32");
     const bool hops = asked("hops");
     const bool lists = asked("lists");
-    const bool all = !backward && !dense && !features && !positions && !decode && !blocks &&
-                     !float32 && !hops && !lists;
+    const bool all = !backward && !modifiers && !dense && !features && !positions && !decode &&
+                     !blocks && !float32 && !hops && !lists;
     if (dense || all) annulus::beside_cudnn(bench);
     if (backward || all) annulus::backward(bench);
+    if (modifiers || all) annulus::backward_modifiers(bench);
     if (features || all) annulus::features(bench);
     if (positions || all) annulus::positions(bench);
     if (decode || all) annulus::decode(bench);

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <cuda.h>
 
+#include "cuda/dropout_arguments.hpp"
 #include "flash/arguments.hpp"
 #include "flash/backward/tile_mask.hpp"
 
@@ -56,9 +57,13 @@ struct Arguments {
   std::int32_t low = 0, high = 0;
   const std::int32_t* row_lengths = nullptr;
   const std::int32_t* column_lengths = nullptr;
-  /// Instead of the band and lengths, if it has tiles.
+  /// Instead of the band and lengths, if it has tiles. Kernels of the general class need it.
   TileMask mask;
   float scale = 1;  ///< of the logits
+
+  cuda::DropoutArguments dropout = {};
+  float value_scale = 1;      ///< of the gradients of values: 1/(1 − p) with dropout
+  float kept_grad_scale = 1;  ///< the same times the scale that dS has
 
   float soft_cap = 0;        ///< 0: none; else the logit is soft_cap · tanh(tanh_scale · q·k)
   float tanh_scale = 0;      ///< scale / soft_cap

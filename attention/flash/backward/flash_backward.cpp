@@ -14,6 +14,7 @@
 #include "flash/backward/kernels.hpp"
 #include "flash/flash_attention.hpp"
 #include "flash/head_dims.hpp"
+#include "flash/is_general.hpp"
 #include "flash/small_tanh.hpp"
 #include "flash/tensor_map.hpp"
 
@@ -78,6 +79,7 @@ const FlashBackward::Entry& FlashBackward::find(const BackwardBlock& block) {
   const auto same = [&](const Entry& entry) {
     return entry.of.first_batch == block.first_batch && entry.of.batches == block.query.size(0) &&
            entry.rows == block.rows && entry.columns == block.columns &&
+           entry.unmasked == block.unmasked &&
            (!problem_.mask.depends_on_head() ||
             (entry.of.first_head == block.first_head && entry.of.heads == block.query.size(2)));
   };
@@ -88,16 +90,24 @@ const FlashBackward::Entry& FlashBackward::find(const BackwardBlock& block) {
 FlashBackward::Entry FlashBackward::make_entry(const BackwardBlock& block) const {
   Entry entry{block.rows,
               block.columns,
-              {block.first_batch, block.query.size(0), block.first_head, block.query.size(2)}};
+              {block.first_batch, block.query.size(0), block.first_head, block.query.size(2)},
+              block.unmasked};
+  const auto make_lists = [&](const Mask& mask) {
+    entry.lists = std::make_unique<TileLists>(mask, entry.of, block.rows, block.columns,
+                                              tile_queries(tile_dim(problem_)), kTileKeys,
+                                              is_general(problem_), device_.memory());
+  };
+  if (is_general(problem_)) {
+    make_lists(block.unmasked ? Mask() : problem_.mask);
+    return entry;
+  }
   const LocalMask mask =
       local_mask(problem_.mask, block.first_batch, entry.of.batches, block.rows, block.columns);
   if (!mask.obstacle.empty()) {
     if (tile_dim(problem_) > kMaximumListedDim) {
       throw UnsupportedError("flash attention, backward: " + mask.obstacle);
     }
-    entry.lists = std::make_unique<TileLists>(problem_.mask, entry.of, block.rows, block.columns,
-                                              tile_queries(tile_dim(problem_)), kTileKeys,
-                                              device_.memory());
+    make_lists(problem_.mask);
     return entry;
   }
   entry.low = static_cast<std::int32_t>(std::clamp(mask.band.low, -kFar, kFar));
@@ -175,7 +185,7 @@ Arguments FlashBackward::arguments_of(const BackwardBlock& block, const Gradient
       std::clamp<std::int64_t>(kSectionBytes / (padded * dim * 8), 1, query[0] * key[2]));
   a.low = -static_cast<std::int32_t>(kFar);
   a.high = static_cast<std::int32_t>(kFar);
-  if (!block.unmasked) {
+  if (!block.unmasked || is_general(problem_)) {
     const Entry& entry = find(block);
     a.low = entry.low;
     a.high = entry.high;
@@ -184,6 +194,12 @@ Arguments FlashBackward::arguments_of(const BackwardBlock& block, const Gradient
     if (entry.lists) a.mask = entry.lists->mask();
   }
   a.scale = static_cast<float>(problem_.logit_scale());
+  if (problem_.dropout) {
+    a.dropout = cuda::dropout_arguments(*problem_.dropout, block.first_batch, block.first_head);
+    a.dropout.called_key = block.call_arguments.dropout_key;
+    a.value_scale = a.dropout.keep_scale;
+  }
+  a.kept_grad_scale = a.value_scale * (problem_.dtype == DType::float16 ? 1 : a.scale);
   if (problem_.soft_cap) {
     a.soft_cap = SmallTanh::computable(*problem_.soft_cap);
     a.tanh_scale = static_cast<float>(problem_.logit_scale() / a.soft_cap);

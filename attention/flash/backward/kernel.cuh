@@ -3,6 +3,7 @@
 #include <type_traits>
 
 #include "flash/backward/arguments.hpp"
+#include "flash/backward/dropout.cuh"
 #include "flash/backward/kernels.hpp"
 #include "flash/backward/order.cuh"
 #include "flash/backward/soft_cap.cuh"
@@ -102,6 +103,7 @@ struct SharedTiles {
   Step sum_step[2];
   std::int32_t steps;
   std::int32_t special_keys;  ///< keys or values are special
+  std::int32_t neighbours;    ///< see draw_dropout()
   hopper::Barrier key_full, key_watched;
   hopper::Barrier query_full[Tiles::kStages], query_empty[Tiles::kStages];
   hopper::Barrier output_full[Tiles::kStages], output_empty[Tiles::kStages];
@@ -211,15 +213,18 @@ __device__ __forceinline__ void add_pair(const Gradient& to, std::int64_t at, fl
 
 /// One warpgroup's part: dK and dV of 64 keys, in registers until all queries of the group of heads
 /// have been seen, and half of each query tile's dQ.
-template <class Tiles, bool kLists, bool kSoftCap>
+template <class Tiles, PairClass kPairs, bool kSoftCap>
 class Consumer {
   using Element = typename Tiles::Element;
+  static constexpr bool kLists = kPairs != PairClass::band;
+  static constexpr bool kGeneral = kPairs == PairClass::general;
   static constexpr int kScores = Tiles::kQueries / 2;
   static constexpr int kSums = Tiles::kDim / 2;
   static constexpr bool kSplitsDims = SharedTiles<Tiles>::kSplitsDims;
   // Named barriers of both warpgroups.
   static constexpr int kTileSync = 1;
   static constexpr int kSpecialSync = 2;
+  static constexpr int kDropoutSync = 3;  // and three more, for each pair of warps
   using ScoreProduct = hopper::Product<Element, Tiles::kQueries>;
   using SumProduct = hopper::Product<Element, Tiles::kDim>;
   using QueryProduct = hopper::Product<Element, 64>;
@@ -240,7 +245,7 @@ class Consumer {
     const std::int32_t steps = shared.steps;
     for (std::int32_t i = 0; i < steps; ++i) step(key_sum, value_sum);
     add(a.grad_key, key_sum, Tiles::sum_scale(a));
-    add(a.grad_value, value_sum, 1);
+    add(a.grad_value, value_sum, kGeneral ? a.value_scale : 1);
   }
 
  private:
@@ -319,6 +324,27 @@ class Consumer {
     }
   }
 
+  // The shared memory of a warp of the group between step() and store_grad_scores(), which is
+  // where the latter stores the warp's keys.
+  [[nodiscard]] __device__ __forceinline__ unsigned char* memory_of(int in_group) const {
+    return reinterpret_cast<unsigned char*>(shared.grad_score[at.count % 2]) +
+           (group * 64 + in_group * 16) * 128;
+  }
+
+  __device__ __forceinline__ void draw_dropout(std::int32_t row) const {
+    const int in_group = warp % 4;
+    const WarpScores scores{work.batch,
+                            shared.step[at.slot()].head,
+                            row,
+                            work.first_column + group * 64 + in_group * 16,
+                            warp,
+                            lane,
+                            memory_of(in_group),
+                            memory_of(in_group ^ 1)};
+    backward::draw_dropout<kScores / 32>(a, scores, shared.neighbours != 0,
+                                         kDropoutSync + warp / 2);
+  }
+
   // The scores of hidden pairs: those of the bits, or those that the band hides.
   template <class Hide>
   __device__ __forceinline__ void for_hidden(std::int32_t row,
@@ -366,8 +392,16 @@ class Consumer {
     }
   }
 
+  // True if dropout drops a pair of the problem's.
+  [[nodiscard]] __device__ __forceinline__ bool drops(std::int32_t row, std::int32_t column) const {
+    return cuda::drops(a.dropout, static_cast<std::uint32_t>(work.batch),
+                       static_cast<std::uint32_t>(shared.step[at.slot()].head),
+                       a.mask.row_positions[row], a.mask.column_positions[column]);
+  }
+
   // The weight of a pair and its dS, by a warp.
-  [[nodiscard]] __device__ __forceinline__ float2 differentiate_pair(int r, int k) const {
+  [[nodiscard]] __device__ __forceinline__ float2 differentiate_pair(std::int32_t first_row, int r,
+                                                                     int k) const {
     const std::uint32_t slot = at.slot();
     float score = 0, grad = 0;
 #pragma unroll
@@ -384,16 +418,18 @@ class Consumer {
       score += __shfl_xor_sync(0xffffffff, score, distance);
       grad += __shfl_xor_sync(0xffffffff, grad, distance);
     }
-    grad = fmaf(grad, Tiles::score_scale(a), -shared.delta[slot][r]);
+    float kept = 1;
+    if constexpr (kGeneral) kept = drops(first_row + r, work.first_column + k) ? 0 : 1;
+    grad = fmaf(grad, kept * grad_factor(), -shared.delta[slot][r]);
     float weight = 0;
-    if constexpr (kSoftCap) {
+    if (kSoftCap || (kGeneral && a.soft_cap != 0)) {
       const float tanh = tanh_of(a, score);
       weight = exp2_fast(fmaf(tanh, a.soft_cap * kLog2E, -shared.lse[slot][r]));
       grad *= fmaf(-tanh, tanh, 1);
     } else {
       weight = exp2_fast(fmaf(score, a.scale * kLog2E, -shared.lse[slot][r]));
     }
-    return {weight, weight * grad};
+    return {kept * weight, weight * grad};
   }
 
   // A tile of which hidden pairs must not even be multiplied, pair by pair: a warp per row for dQ,
@@ -410,7 +446,7 @@ class Consumer {
         for (int k = 0; k < Tiles::kKeys; ++k) {
           if (shared.lse[slot][r] == kInfinity) break;
           if (!is_visible(first_row + r, work.first_column + k)) continue;
-          const float grad = differentiate_pair(r, k).y;
+          const float grad = differentiate_pair(first_row, r, k).y;
 #pragma unroll
           for (int i = 0; i < kParts; ++i) {
             const float2 x = swizzled_pair<Tiles::kKeys>(shared.key, k, 64 * i + 2 * lane);
@@ -438,7 +474,7 @@ class Consumer {
       for (int r = 0; r < Tiles::kQueries; ++r) {
         if (shared.lse[slot][r] == kInfinity || !is_visible(first_row + r, column)) continue;
         any = true;
-        const float2 pair = differentiate_pair(r, k);
+        const float2 pair = differentiate_pair(first_row, r, k);
 #pragma unroll
         for (int i = 0; i < kParts; ++i) {
           const float2 q = swizzled_pair<Tiles::kQueries>(shared.query[slot], r, 64 * i + 2 * lane);
@@ -456,7 +492,8 @@ class Consumer {
         const int dim = 64 * i + 2 * lane;
         add_at(a.grad_key, column, dim, Tiles::sum_scale(a) * key_sum[i].x,
                Tiles::sum_scale(a) * key_sum[i].y);
-        add_at(a.grad_value, column, dim, value_sum[i].x, value_sum[i].y);
+        const float factor = kGeneral ? a.value_scale : 1;
+        add_at(a.grad_value, column, dim, factor * value_sum[i].x, factor * value_sum[i].y);
       }
     }
     __threadfence();  // another thread adds to the gradients in add()
@@ -525,6 +562,11 @@ class Consumer {
     if (lane == 0) barrier.arrive();
   }
 
+  // Factor of dO·Vᵀ where nothing drops.
+  [[nodiscard]] __device__ __forceinline__ float grad_factor() const {
+    return kGeneral ? a.kept_grad_scale : Tiles::score_scale(a);
+  }
+
   // Replaces scores by their weights.
   __device__ __forceinline__ void weigh(float (&scores)[kScores],
                                         std::uint32_t (&weights)[kScores / 2],
@@ -547,6 +589,24 @@ class Consumer {
     }
 #pragma unroll
     for (int i = 0; i < kScores; i += 2) weights[i / 2] = pack<Element>(scores[i], scores[i + 1]);
+  }
+
+  // The same with dropout of the weights, but not of those in `scores`.
+  __device__ __forceinline__ void weigh_dropped(float (&scores)[kScores],
+                                                std::uint32_t (&weights)[kScores / 2],
+                                                std::int32_t row,
+                                                const std::uint32_t (&hidden)[kScores / 32]) const {
+    if (a.soft_cap != 0) {
+      weigh_capped(scores, weights, row, hidden);
+    } else {
+      weigh(scores, weights, row, hidden);
+    }
+#pragma unroll
+    for (int i = 0; i < kScores; i += 2) {
+      const std::uint32_t bits = dropped_word(memory_of(warp % 4), i / 32, lane) >> i % 32;
+      if ((bits & 1) != 0) weights[i / 2] &= 0xffff0000;
+      if ((bits & 2) != 0) weights[i / 2] &= 0x0000ffff;
+    }
   }
 
   // The same, but leaves weights times the cap's derivative in `scores`.
@@ -597,7 +657,7 @@ class Consumer {
         return;
       }
     }
-    const float score_scale = Tiles::score_scale(a);
+    const float factor = grad_factor();
     std::uint32_t hidden[kScores / 32];
     if constexpr (kLists) {
       if (masked) find_hidden(hidden, row);
@@ -608,12 +668,15 @@ class Consumer {
     hopper::leave_undefined(grads);
     hopper::products_begin();
     issue_scores(scores, shared.key, shared.query[slot]);
+    if constexpr (kGeneral) draw_dropout(row);
     shared.output_full[slot].wait(parity);
     hopper::products_begin();
     issue_scores(grads, shared.value, shared.grad_output[slot]);
     hopper::products_wait<1>();
     hopper::pin(scores);
-    if constexpr (kSoftCap) {
+    if constexpr (kGeneral) {
+      weigh_dropped(scores, weights, row, hidden);
+    } else if constexpr (kSoftCap) {
       weigh_capped(scores, weights, row, hidden);
     } else {
       weigh(scores, weights, row, hidden);
@@ -631,8 +694,15 @@ class Consumer {
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         const int j = 4 * i + 2 * h;
-        packed[j / 2] = pack<Element>(scores[j] * fmaf(grads[j], score_scale, -delta.x),
-                                      scores[j + 1] * fmaf(grads[j + 1], score_scale, -delta.y));
+        float factors[2] = {factor, factor};
+        if constexpr (kGeneral) {
+          // Rather than leave them out, so that products that are not finite count.
+          const std::uint32_t bits = dropped_word(memory_of(warp % 4), j / 32, lane) >> j % 32;
+          if ((bits & 1) != 0) factors[0] = 0;
+          if ((bits & 2) != 0) factors[1] = 0;
+        }
+        packed[j / 2] = pack<Element>(scores[j] * fmaf(grads[j], factors[0], -delta.x),
+                                      scores[j + 1] * fmaf(grads[j + 1], factors[1], -delta.y));
       }
     }
     Element* const grad_score = shared.grad_score[at.count % 2];
@@ -684,11 +754,23 @@ class Consumer {
   int warp, group, lane;
 };
 
+/// False if the thread's key of the tile does not lie where it would if all were neighbours in
+/// position, from a multiple of 32 on.
+template <class Tiles>
+[[nodiscard]] __device__ __forceinline__ bool begin_at_32(const Arguments& a,
+                                                          const Work<Tiles>& work,
+                                                          std::uint32_t thread) {
+  const std::int32_t* const positions = a.mask.column_positions + work.first_column;
+  if (thread >= Tiles::kKeys || positions[thread] == TileMask::kNowhere) return true;
+  return positions[0] % 32 == 0 && positions[thread] == positions[0] + static_cast<int>(thread);
+}
+
 /// Gradients of a key tile and a key/value head, in the manner of FlashAttention-3's backward pass
 /// (Shah et al. 2024). Sᵀ rather than S is computed, so that weights stay in registers.
-template <class Tiles, bool kLists, bool kSoftCap>
+template <class Tiles, PairClass kPairs, bool kSoftCap>
 __global__ void __launch_bounds__(Tiles::kThreads, 1)
     differentiate(const __grid_constant__ Arguments a) {
+  constexpr bool kLists = kPairs != PairClass::band;
   // Walking by lists takes registers that consumers of 64 dims have not to spare.
   constexpr bool kWalks = kLists && Tiles::kDim == 128;
   extern __shared__ __align__(1024) unsigned char bytes[];
@@ -713,6 +795,10 @@ __global__ void __launch_bounds__(Tiles::kThreads, 1)
     hopper::fence_barrier_init();
   }
   __syncthreads();
+  if constexpr (kPairs == PairClass::general) {
+    const bool all = __syncthreads_and(begin_at_32(a, shared.work, threadIdx.x)) != 0;
+    if (threadIdx.x == 0) shared.neighbours = all ? 1 : 0;
+  }
   if constexpr (kLists) {
     atomicAdd(&shared.steps, steps_of_thread(a, shared.work));
     __syncthreads();
@@ -731,14 +817,14 @@ __global__ void __launch_bounds__(Tiles::kThreads, 1)
     }
   } else {
     hopper::take_registers<kWalks ? 232 : 240>();
-    Consumer<Tiles, kLists, kSoftCap>(a, shared).run();
+    Consumer<Tiles, kPairs, kSoftCap>(a, shared).run();
   }
 }
 
-template <class Tiles, bool kLists, bool kSoftCap>
+template <class Tiles, PairClass kPairs, bool kSoftCap>
 cudaError_t launch(const Arguments& a, unsigned items, cudaStream_t stream) {
   constexpr std::size_t kShared = sizeof(SharedTiles<Tiles>);
-  const auto kernel = &differentiate<Tiles, kLists, kSoftCap>;
+  const auto kernel = &differentiate<Tiles, kPairs, kSoftCap>;
   if (const cudaError_t code = cudaFuncSetAttribute(
           kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared)) {
     return code;

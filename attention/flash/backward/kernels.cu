@@ -59,11 +59,15 @@ void launch_preparation(const Arguments& a, cudaStream_t stream) {
 template <int kDim, bool kHalf>
 cudaError_t launch(const Arguments& a, unsigned items, cudaStream_t stream) {
   launch_preparation<Tiles<std::conditional_t<kHalf, __half, __nv_bfloat16>, kDim>>(a, stream);
+  constexpr PairClass kBand = PairClass::band, kLists = PairClass::lists;
+  if (a.dropout.threshold != 0) {
+    return launch_differentiate<kDim, kHalf, PairClass::general, false>(a, items, stream);
+  }
   const bool lists = a.mask.key_tiles > 0, cap = a.soft_cap != 0;
-  if (lists && cap) return launch_differentiate<kDim, kHalf, true, true>(a, items, stream);
-  if (lists) return launch_differentiate<kDim, kHalf, true, false>(a, items, stream);
-  if (cap) return launch_differentiate<kDim, kHalf, false, true>(a, items, stream);
-  return launch_differentiate<kDim, kHalf, false, false>(a, items, stream);
+  if (lists && cap) return launch_differentiate<kDim, kHalf, kLists, true>(a, items, stream);
+  if (lists) return launch_differentiate<kDim, kHalf, kLists, false>(a, items, stream);
+  if (cap) return launch_differentiate<kDim, kHalf, kBand, true>(a, items, stream);
+  return launch_differentiate<kDim, kHalf, kBand, false>(a, items, stream);
 }
 
 template <bool kHalf>

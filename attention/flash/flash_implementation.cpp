@@ -22,7 +22,8 @@ namespace {
 
 constexpr std::int64_t kVectorBytes = 16;  // strides are multiples of it
 constexpr std::int64_t kMaximumDims = 256;
-// The limit of the backward kernels for masks that are not straight, soft caps, dropout and turns.
+// The limit of the backward kernels for masks that are not straight, soft caps, modifiers and
+// turns.
 constexpr std::int64_t kMaximumListedDims = 128;
 constexpr std::int64_t kMaximumPositions = std::int64_t{1} << 28;  // see flash::KeySegment::kFar
 
@@ -32,9 +33,9 @@ constexpr std::array kHalfRates{
     H200Rates{128, 128, kInLongRuns * 728e12, kInLongRuns * 722e12, 300e12},
     H200Rates{192, 128, kInLongRuns * 742e12, kInLongRuns * 702e12, 300e12},
     H200Rates{256, 256, kInLongRuns * 788e12, kInLongRuns * 753e12, 300e12}};
-// Not measured: 192 and 256, and general.
+// General ones of dropout, biases and dense masks are alike. Not measured: 192 and 256.
 constexpr std::array kBackwardRates{
-    H200Rates{64, 64, 485e12, 450e12, 300e12}, H200Rates{128, 128, 544e12, 540e12, 330e12},
+    H200Rates{64, 64, 485e12, 450e12, 190e12}, H200Rates{128, 128, 544e12, 540e12, 300e12},
     H200Rates{192, 128, 450e12, 450e12}, H200Rates{256, 256, 450e12, 450e12}};
 constexpr std::array kFloat32Rates{H200Rates{64, 64, 38e12, 38e12},
                                    H200Rates{128, 128, 41e12, 41e12},
@@ -106,9 +107,12 @@ class FlashImplementation final : public Implementation {
     }
     if (is_wide(problem) && (problem.soft_cap || flash::is_general(problem))) {
       return Capability::no(
-          fmt::format("the flash kernel computes gradients of soft caps and dropout for head "
-                      "dimensions up to {}, not {} with {}",
+          fmt::format("the flash kernel computes gradients with a soft cap, bias, dense mask or "
+                      "dropout for head dimensions up to {}, not {} with {}",
                       kMaximumListedDims, problem.shape.head_dim, problem.shape.value_dim));
+    }
+    if (problem.soft_cap && problem.bias) {
+      return Capability::no("the flash kernel computes no gradients of a bias beside a soft cap");
     }
     return accepts(problem, place);
   }
@@ -161,8 +165,8 @@ class FlashImplementation final : public Implementation {
 // Straight are the blocks of wide heads; cutting others is not worth it, as they are never refused.
 FeatureSet backward_features() {
   return FeatureSet::positions() |
-         FeatureSet{Feature::segments, Feature::lengths, Feature::soft_cap, Feature::dropout,
-                    Feature::varying_seed};
+         FeatureSet{Feature::segments,   Feature::lengths, Feature::soft_cap,    Feature::bias,
+                    Feature::dense_mask, Feature::dropout, Feature::varying_seed};
 }
 
 }  // namespace

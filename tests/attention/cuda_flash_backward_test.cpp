@@ -282,7 +282,7 @@ TEST_F(CudaFlashBackward, SaysWhatItComputes) {
   EXPECT_TRUE(flash().fits_backward(problem, place));
   problem.shape.value_dim = 16;
   EXPECT_TRUE(flash().fits_backward(problem, place));
-  // Wide heads have neither soft caps, dropout nor turns, and straight masks only.
+  // Wide heads have neither soft caps, modifiers nor turns, and straight masks only.
   problem.soft_cap = 20.0;
   EXPECT_FALSE(flash().fits_backward(problem, place));
   problem.soft_cap.reset();
@@ -303,7 +303,9 @@ TEST_F(CudaFlashBackward, SaysWhatItComputes) {
   problem.dropout.emplace(0.1, 1);
   EXPECT_TRUE(flash().fits_backward(problem, place));
   problem.bias = Extents{1, 1, 64, 64};
-  EXPECT_FALSE(flash().fits_backward(problem, place));
+  EXPECT_THAT(flash().fits_backward(problem, place).reason(), HasSubstr("beside a soft cap"));
+  problem.soft_cap.reset();
+  EXPECT_TRUE(flash().fits_backward(problem, place));
   problem.bias.reset();
   problem.dropout.reset();
   problem.dtype = DType::float32;

@@ -4,23 +4,14 @@
 
 #include "cuda/dropout.cuh"
 #include "flash/backward/arguments.hpp"
+#include "flash/backward/warp_scores.cuh"
 #include "flash/hopper/barrier.cuh"
 
-// Which pairs drop. Score 4i + 2h + e of a thread is that of query 8i + 2 (lane % 4) + e and of key
-// lane / 4 + 8h of its warp, so a thread has two of the eight keys that a call of Philox decides.
-// The four threads that have the others hold the same queries: two of this warp, and two of its
+// Which pairs drop. A thread's scores have two of the eight keys that a call of Philox decides. The
+// four threads that have all of them hold the same queries: two of this warp, and two of its
 // neighbour, which has the 16 keys beside. Each calls for a quarter of the queries and writes what
 // the others ask for into their memory.
 namespace annulus::flash::backward {
-
-/// A warp's 16 keys and some queries.
-struct WarpScores {
-  std::int32_t batch, head;
-  std::int32_t row, column;  ///< the first ones
-  int warp, lane;
-  unsigned char* own;        ///< shared memory of the warp, 128 bytes for every 64 queries
-  unsigned char* neighbour;  ///< that of the other warp
-};
 
 /// Both warps' shares for 64 queries, of which `rows` are the positions, where their keys are
 /// neighbours in position, from a multiple of 32 on, which is `first_key`.

@@ -6,6 +6,7 @@
 #include "flash/backward/dropout.cuh"
 #include "flash/backward/kernels.hpp"
 #include "flash/backward/order.cuh"
+#include "flash/backward/scores.cuh"
 #include "flash/backward/soft_cap.cuh"
 #include "flash/backward/special.cuh"
 #include "flash/backward/walk.cuh"
@@ -166,11 +167,11 @@ __device__ __forceinline__ void produce(const Arguments& a, SharedTiles<Tiles>& 
 /// By the threads of three warps.
 template <class Tiles>
 __device__ __forceinline__ void watch_keys(SharedTiles<Tiles>& shared, int thread) {
-  constexpr int kVectors = Tiles::kKeys * Tiles::kDim / 8;
+  constexpr int kCount = Tiles::kKeys * Tiles::kDim;
   using Element = typename Tiles::Element;
   shared.key_full.wait(0);
-  const bool special = any_special<Element, kVectors, 96>(shared.key, thread) ||
-                       any_special<Element, kVectors, 96>(shared.value, thread);
+  const bool special = any_special<Element, 96>(shared.key, kCount, thread) ||
+                       any_special<Element, 96>(shared.value, kCount, thread);
   if (special) atomicOr(&shared.special_keys, 1);
   shared.key_watched.arrive();
 }
@@ -331,18 +332,62 @@ class Consumer {
            (group * 64 + in_group * 16) * 128;
   }
 
-  __device__ __forceinline__ void draw_dropout(std::int32_t row) const {
+  [[nodiscard]] __device__ __forceinline__ WarpScores warp_scores(std::int32_t row) const {
     const int in_group = warp % 4;
-    const WarpScores scores{work.batch,
-                            shared.step[at.slot()].head,
-                            row,
-                            work.first_column + group * 64 + in_group * 16,
-                            warp,
-                            lane,
-                            memory_of(in_group),
-                            memory_of(in_group ^ 1)};
-    backward::draw_dropout<kScores / 32>(a, scores, shared.neighbours != 0,
-                                         kDropoutSync + warp / 2);
+    return {work.batch,
+            shared.step[at.slot()].head,
+            row,
+            work.first_column + group * 64 + in_group * 16,
+            warp,
+            lane,
+            memory_of(in_group),
+            memory_of(in_group ^ 1)};
+  }
+  [[nodiscard]] __device__ __forceinline__ bool has_scores() const {
+    return kGeneral && (a.scores.bias.data != nullptr || a.scores.mask.data != nullptr);
+  }
+  // The bits of scores 32n to 32n + 31 that drop.
+  [[nodiscard]] __device__ __forceinline__ std::uint32_t dropped(int n) const {
+    return a.dropout.threshold != 0 ? dropped_word(memory_of(warp % 4), n, lane) : 0;
+  }
+
+  // The work of the general class while products q·k run: draws dropout, and adds to the bits of
+  // hidden pairs. With a bias, it waits for the products and turns them into logits.
+  __device__ __forceinline__ void modify(float (&scores)[kScores],
+                                         std::uint32_t (&hidden)[kScores / 32],
+                                         std::int32_t row) const {
+    const WarpScores of = warp_scores(row);
+    const bool neighbours = shared.neighbours != 0;
+    if (a.dropout.threshold != 0) {
+      draw_dropout<kScores / 32>(a, of, neighbours, kDropoutSync + warp / 2);
+    }
+    if (a.scores.mask.data != nullptr) {
+      if (shared.step[at.slot()].masked == 0) {
+#pragma unroll
+        for (std::uint32_t& bits : hidden) bits = 0;
+      }
+      hide_by_mask(hidden, a, of, neighbours);
+    }
+    if (a.scores.bias.data != nullptr) {
+      float bias[kScores];
+      for_offsets<kScores>(a, of, a.scores.bias.strides, [&](int i, std::int64_t offset) {
+        bias[i] = __ldg(a.scores.bias.data + offset);
+      });
+      hopper::products_wait<0>();
+      hopper::pin(scores);
+#pragma unroll
+      for (int i = 0; i < kScores; ++i) scores[i] = fmaf(scores[i], a.scale, bias[i]);
+    }
+  }
+
+  // Adds to the bias's gradient, of which each pair has an entry, or shares one with other batches
+  // and heads.
+  __device__ __forceinline__ void add_bias_gradient(const float (&grad_scores)[kScores],
+                                                    std::int32_t row) const {
+    for_offsets<kScores>(a, warp_scores(row), a.grad_bias_strides, [&](int i, std::int64_t offset) {
+      if (grad_scores[i] == 0) return;  // as those of hidden pairs
+      atomicAdd(a.grad_bias + offset, a.grad_bias_scale * grad_scores[i]);
+    });
   }
 
   // The scores of hidden pairs: those of the bits, or those that the band hides.
@@ -374,16 +419,26 @@ class Consumer {
   // True if some value that a masked tile's products read is special. All consumers ask.
   [[nodiscard]] __device__ __forceinline__ bool is_special(std::uint32_t slot,
                                                            std::int32_t flags) const {
-    constexpr int kVectors = Tiles::kTileElements / 8;
+    if (has_scores()) return (flags & kSpecialValues) != 0 || shared.special_keys != 0;
+    constexpr int kCount = Tiles::kTileElements;
     const int thread = static_cast<int>(threadIdx.x) - 128;
     const bool special = (flags & kSpecialValues) != 0 || shared.special_keys != 0 ||
-                         any_special<Element, kVectors, 256>(shared.query[slot], thread) ||
-                         any_special<Element, kVectors, 256>(shared.grad_output[slot], thread);
+                         any_special<Element, 256>(shared.query[slot], kCount, thread) ||
+                         any_special<Element, 256>(shared.grad_output[slot], kCount, thread);
     return any_of_threads<256>(kSpecialSync, special);
   }
 
   [[nodiscard]] __device__ __forceinline__ bool is_visible(std::int32_t row,
                                                            std::int32_t column) const {
+    if constexpr (kGeneral) {
+      const std::int32_t head = shared.step[at.slot()].head;
+      const auto& [bias, mask, by_column] = a.scores;
+      const auto entry = [&](const auto& tensor) {
+        return tensor.data[offset_at(a, tensor.strides, work.batch, head, row, column)];
+      };
+      if (mask.data != nullptr && entry(mask) == 0) return false;
+      if (bias.data != nullptr && entry(bias) == -kInfinity) return false;
+    }
     if constexpr (kLists) {
       return ListedRow(a, work.batch, shared.step[at.slot()].head, Tiles::kQueries, row)
           .sees(listed_column(a, work.batch, Tiles::kKeys, column));
@@ -419,15 +474,23 @@ class Consumer {
       grad += __shfl_xor_sync(0xffffffff, grad, distance);
     }
     float kept = 1;
-    if constexpr (kGeneral) kept = drops(first_row + r, work.first_column + k) ? 0 : 1;
+    if constexpr (kGeneral) {
+      const std::int32_t row = first_row + r, column = work.first_column + k;
+      if (a.dropout.threshold != 0) kept = drops(row, column) ? 0 : 1;
+      if (a.scores.bias.data != nullptr) {
+        const std::int64_t offset =
+            offset_at(a, a.scores.bias.strides, work.batch, shared.step[slot].head, row, column);
+        score = fmaf(score, a.scale, a.scores.bias.data[offset]);
+      }
+    }
     grad = fmaf(grad, kept * grad_factor(), -shared.delta[slot][r]);
     float weight = 0;
     if (kSoftCap || (kGeneral && a.soft_cap != 0)) {
       const float tanh = tanh_of(a, score);
-      weight = exp2_fast(fmaf(tanh, a.soft_cap * kLog2E, -shared.lse[slot][r]));
+      weight = weight_of(tanh, capped_unit(), shared.lse[slot][r]);
       grad *= fmaf(-tanh, tanh, 1);
     } else {
-      weight = exp2_fast(fmaf(score, a.scale * kLog2E, -shared.lse[slot][r]));
+      weight = weight_of(score, unit(), shared.lse[slot][r]);
     }
     return {kept * weight, weight * grad};
   }
@@ -475,6 +538,11 @@ class Consumer {
         if (shared.lse[slot][r] == kInfinity || !is_visible(first_row + r, column)) continue;
         any = true;
         const float2 pair = differentiate_pair(first_row, r, k);
+        if (kGeneral && a.grad_bias != nullptr && lane == 0) {
+          const std::int64_t offset = offset_at(a, a.grad_bias_strides, work.batch,
+                                                shared.step[slot].head, first_row + r, column);
+          atomicAdd(a.grad_bias + offset, a.grad_bias_scale * pair.y);
+        }
 #pragma unroll
         for (int i = 0; i < kParts; ++i) {
           const float2 q = swizzled_pair<Tiles::kQueries>(shared.query[slot], r, 64 * i + 2 * lane);
@@ -567,12 +635,32 @@ class Consumer {
     return kGeneral ? a.kept_grad_scale : Tiles::score_scale(a);
   }
 
+  // The weight of a logit, which is `value` times `unit` or, but for the general class, times
+  // `unit` / log2 e. That class's LSE is natural, so that large biases do not overflow before they
+  // cancel.
+  [[nodiscard]] __device__ __forceinline__ static float weight_of(float value, float unit,
+                                                                  float lse) {
+    const float exponent = fmaf(value, unit, -lse);
+    return exp2_fast(kGeneral ? exponent * kLog2E : exponent);
+  }
+  [[nodiscard]] __device__ __forceinline__ float unit() const {
+    if constexpr (kGeneral) return a.scores.bias.data != nullptr ? 1 : a.scale;
+    return a.scale * kLog2E;
+  }
+  [[nodiscard]] __device__ __forceinline__ float capped_unit() const {
+    return kGeneral ? a.soft_cap : a.soft_cap * kLog2E;
+  }
+  // True if some of the tile's pairs may be hidden.
+  [[nodiscard]] __device__ __forceinline__ bool has_hidden(std::uint32_t slot) const {
+    return shared.step[slot].masked != 0 || (kGeneral && a.scores.mask.data != nullptr);
+  }
+
   // Replaces scores by their weights.
   __device__ __forceinline__ void weigh(float (&scores)[kScores],
                                         std::uint32_t (&weights)[kScores / 2],
                                         std::int32_t row,
                                         const std::uint32_t (&hidden)[kScores / 32]) const {
-    const float scale = a.scale * kLog2E;
+    const float scale = unit();
     const std::uint32_t slot = at.slot();
 #pragma unroll
     for (int i = 0; i < kScores / 4; ++i) {
@@ -580,19 +668,20 @@ class Consumer {
           *reinterpret_cast<const float2*>(&shared.lse[slot][8 * i + 2 * (lane % 4)]);
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        scores[4 * i + 2 * h] = exp2_fast(fmaf(scores[4 * i + 2 * h], scale, -lse.x));
-        scores[4 * i + 2 * h + 1] = exp2_fast(fmaf(scores[4 * i + 2 * h + 1], scale, -lse.y));
+        scores[4 * i + 2 * h] = weight_of(scores[4 * i + 2 * h], scale, lse.x);
+        scores[4 * i + 2 * h + 1] = weight_of(scores[4 * i + 2 * h + 1], scale, lse.y);
       }
     }
-    if (shared.step[slot].masked != 0) {
+    if (has_hidden(slot)) {
       for_hidden(row, hidden, [&](int i) { scores[i] = 0; });
     }
 #pragma unroll
     for (int i = 0; i < kScores; i += 2) weights[i / 2] = pack<Element>(scores[i], scores[i + 1]);
   }
 
-  // The same with dropout of the weights, but not of those in `scores`.
-  __device__ __forceinline__ void weigh_dropped(float (&scores)[kScores],
+  // The same, and with a soft cap that of weigh_capped(), with dropout of the weights, but not of
+  // those in `scores`.
+  __device__ __forceinline__ void weigh_general(float (&scores)[kScores],
                                                 std::uint32_t (&weights)[kScores / 2],
                                                 std::int32_t row,
                                                 const std::uint32_t (&hidden)[kScores / 32]) const {
@@ -603,7 +692,7 @@ class Consumer {
     }
 #pragma unroll
     for (int i = 0; i < kScores; i += 2) {
-      const std::uint32_t bits = dropped_word(memory_of(warp % 4), i / 32, lane) >> i % 32;
+      const std::uint32_t bits = dropped(i / 32) >> i % 32;
       if ((bits & 1) != 0) weights[i / 2] &= 0xffff0000;
       if ((bits & 2) != 0) weights[i / 2] &= 0x0000ffff;
     }
@@ -614,7 +703,7 @@ class Consumer {
                                                std::uint32_t (&weights)[kScores / 2],
                                                std::int32_t row,
                                                const std::uint32_t (&hidden)[kScores / 32]) const {
-    const float scale = a.soft_cap * kLog2E;
+    const float scale = capped_unit();
     const std::uint32_t slot = at.slot();
     replace_by_tanh(scores, a);
 #pragma unroll
@@ -624,14 +713,14 @@ class Consumer {
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         const int j = 4 * i + 2 * h;
-        const float x = exp2_fast(fmaf(scores[j], scale, -lse.x));
-        const float y = exp2_fast(fmaf(scores[j + 1], scale, -lse.y));
+        const float x = weight_of(scores[j], scale, lse.x);
+        const float y = weight_of(scores[j + 1], scale, lse.y);
         weights[j / 2] = pack<Element>(x, y);
         scores[j] = x * fmaf(-scores[j], scores[j], 1);
         scores[j + 1] = y * fmaf(-scores[j + 1], scores[j + 1], 1);
       }
     }
-    if (shared.step[slot].masked == 0) return;
+    if (!has_hidden(slot)) return;
     for_hidden(row, hidden, [&](int i) {
       scores[i] = 0;
       weights[i / 2] &= i % 2 == 0 ? 0xffff0000 : 0x0000ffff;
@@ -646,7 +735,7 @@ class Consumer {
     const std::int32_t row = shared.step[slot].tile * Tiles::kQueries;
     const std::int32_t flags = __float_as_int(shared.lse[slot][Tiles::kQueries]);
     const bool masked = shared.step[slot].masked != 0;
-    if (masked || (flags & kHiddenRows) != 0) {
+    if (masked || (flags & kHiddenRows) != 0 || has_scores()) {
       shared.output_full[slot].wait(parity);
       shared.key_watched.wait(0);
       if (is_special(slot, flags)) {
@@ -668,14 +757,14 @@ class Consumer {
     hopper::leave_undefined(grads);
     hopper::products_begin();
     issue_scores(scores, shared.key, shared.query[slot]);
-    if constexpr (kGeneral) draw_dropout(row);
+    if constexpr (kGeneral) modify(scores, hidden, row);
     shared.output_full[slot].wait(parity);
     hopper::products_begin();
     issue_scores(grads, shared.value, shared.grad_output[slot]);
     hopper::products_wait<1>();
     hopper::pin(scores);
     if constexpr (kGeneral) {
-      weigh_dropped(scores, weights, row, hidden);
+      weigh_general(scores, weights, row, hidden);
     } else if constexpr (kSoftCap) {
       weigh_capped(scores, weights, row, hidden);
     } else {
@@ -697,16 +786,20 @@ class Consumer {
         float factors[2] = {factor, factor};
         if constexpr (kGeneral) {
           // Rather than leave them out, so that products that are not finite count.
-          const std::uint32_t bits = dropped_word(memory_of(warp % 4), j / 32, lane) >> j % 32;
+          const std::uint32_t bits = dropped(j / 32) >> j % 32;
           if ((bits & 1) != 0) factors[0] = 0;
           if ((bits & 2) != 0) factors[1] = 0;
         }
-        packed[j / 2] = pack<Element>(scores[j] * fmaf(grads[j], factors[0], -delta.x),
-                                      scores[j + 1] * fmaf(grads[j + 1], factors[1], -delta.y));
+        scores[j] *= fmaf(grads[j], factors[0], -delta.x);
+        scores[j + 1] *= fmaf(grads[j + 1], factors[1], -delta.y);
+        packed[j / 2] = pack<Element>(scores[j], scores[j + 1]);
       }
     }
     Element* const grad_score = shared.grad_score[at.count % 2];
     store_grad_scores(grad_score, packed);
+    if constexpr (kGeneral) {
+      if (a.grad_bias != nullptr) add_bias_gradient(scores, row);
+    }
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
     hopper::named_sync(kTileSync, 256);
     float query_sum[32];

@@ -17,14 +17,14 @@ inline constexpr int kWideTileKeys = 64;
 // `dim` below is 64, 128, 192 or 256: of queries and keys, and of values except that those of 192
 // have 128.
 
-/// The largest `dim` whose kernels take lists of tiles, soft caps, dropout and turns.
+/// The largest `dim` whose kernels take lists of tiles, soft caps, modifiers and turns.
 inline constexpr int kMaximumListedDim = 128;
 
 /// The work of a kernel for each pair.
 enum class PairClass : std::uint8_t {
   band,     ///< in masked tiles, tests the band and the lengths
   lists,    ///< walks by a TileMask, by which it tests pairs in masked tiles
-  general,  ///< likewise, and draws dropout in all tiles
+  general,  ///< likewise; in all tiles, adds a bias, tests a dense mask and draws dropout, as asked
 };
 
 /// Keys of a tile.

@@ -4,7 +4,7 @@
 // float32 beside the plain kernel, the hops of a ring in one launch, and the time that making tile
 // lists takes; gradients, with nothing beside them. Prints tables, and writes JSON to FILE.json:
 //
-//     annulus_micro_flash [dense|backward|features|decode|blocks|float32|hops|lists ...]
+//     annulus_micro_flash [dense|backward|modifiers|features|decode|blocks|float32|hops|lists ...]
 //     [FILE.json]
 #include <algorithm>
 #include <chrono>
@@ -48,6 +48,7 @@ struct Case {
 struct BackwardCase {
   Case forward;
   bool repeats_bits = false;
+  bool wants_bias = false;  ///< its gradient
 };
 
 struct Measured {
@@ -140,7 +141,7 @@ class Bench {
   void measure_backward(const std::vector<BackwardCase>& cases) {
     struct Operands {
       std::unique_ptr<Prepared> forward;
-      Tensor grad_output, delta, grad_query, grad_key, grad_value;
+      Tensor grad_output, delta, grad_query, grad_key, grad_value, grad_bias;
       BackwardBlock block;
       Gradients gradients;
     };
@@ -159,11 +160,18 @@ class Bench {
       o.block = {p.query.view(), p.key.view(),   p.value.view(),   o.grad_output.view(),
                  p.lse.view(),   o.delta.view(), one.forward.rows, one.forward.columns};
       o.block.unmasked = p.block.unmasked;
+      o.block.scores = p.block.scores;
       o.block.repeats_bits = one.repeats_bits;
       o.gradients = {o.grad_query.view(), o.grad_key.view(), o.grad_value.view()};
+      if (one.wants_bias) {
+        o.grad_bias = random_tensor(DType::float32, p.bias.shape(), *device_, 10);
+        const ConstTensorView view = *p.block.scores.bias;
+        o.gradients.bias =
+            TensorView(o.grad_bias.view().data(), view.dtype(), view.shape(), view.strides());
+      }
       const bool blocks = p.problem.mask.block_mask().has_value();
-      p.kernel = registry_.get(blocks ? "blocksparse" : "flash_attn2")
-                     .make_kernel(p.problem, *device_);
+      p.kernel =
+          registry_.get(blocks ? "blocksparse" : "flash_attn2").make_kernel(p.problem, *device_);
       p.kernel->prepare_backward(o.block, o.gradients);
       calls.emplace_back([&o, this] {
         o.forward->kernel->backward(o.block, o.gradients, {*stream_, nullptr, 1});
@@ -249,12 +257,20 @@ class Bench {
 
   struct Prepared {
     AttentionProblem problem;
-    Tensor query, key, value, output, lse;
+    Tensor query, key, value, output, lse, bias, mask;
     AttentionBlock block;
     SoftmaxState result;
     std::unique_ptr<flash::FlashAttention> flash;
     std::unique_ptr<Kernel> kernel;
   };
+
+  [[nodiscard]] static ScoreTensors scores_of(const Tensor& bias, const Tensor& mask,
+                                              const Case& one) {
+    const AttentionShape& s = one.problem.shape;
+    return broadcast_scores(one.problem.bias ? bias.view() : TensorView(),
+                            one.problem.dense_mask ? mask.view() : TensorView(),
+                            {s.batch, s.heads, one.rows.size(), s.kv_length});
+  }
 
   [[nodiscard]] std::unique_ptr<Prepared> prepare(const Case& one) const {
     auto p = std::make_unique<Prepared>();
@@ -270,6 +286,14 @@ class Bench {
         Tensor(one.output, {s.batch, one.rows.size(), s.heads, s.value_dim}, device_->memory());
     p->lse = Tensor(DType::float32, {s.batch, s.heads, one.rows.size()}, device_->memory());
     p->block = {p->query.view(), p->key.view(), p->value.view(), one.rows, one.columns};
+    if (one.problem.bias) p->bias = random_tensor(DType::float32, *one.problem.bias, *device_, 9);
+    if (one.problem.dense_mask) {
+      const Extents& shape = *one.problem.dense_mask;
+      p->mask = Tensor(DType::boolean, shape, device_->memory());
+      // Hides nothing, but the kernels do not know it.
+      check_cuda(cudaMemset(p->mask.view().data(), 1, p->mask.bytes()), "cudaMemset");
+    }
+    p->block.scores = scores_of(p->bias, p->mask, one);
     p->block.unmasked =
         visible_pairs(one) == static_cast<double>(s.batch * one.rows.size() * one.columns.size());
     p->result = {p->output.view(), p->lse.view()};
@@ -362,6 +386,36 @@ void backward_masks(Bench& bench) {
         .set_block_mask(BlockMask::random(length, length, 32, density, 3));
   }
   bench.measure_backward(cases);
+}
+
+// Gradients with modifiers of the weights, beside plain ones.
+void backward_modifiers(Bench& bench) {
+  const std::int64_t keys = 4096;
+  for (const std::int64_t dim : {128, 64}) {
+    for (const bool causal : {false, true}) {
+      std::vector<BackwardCase> cases;
+      const auto add = [&](const char* name) -> AttentionProblem& {
+        cases.push_back({make_case(
+            fmt::format("backward modifiers: D={} {}, {}", dim, causal ? "causal" : "full", name),
+            {1, keys, keys, 32, 8, dim, dim}, causal)});
+        return cases.back().forward.problem;
+      };
+      add("plain");
+      add("dropout").dropout.emplace(0.1, 1);
+      add("dropout, keys from 8 on").dropout.emplace(0.1, 1);
+      Case& shifted = cases.back().forward;
+      shifted.problem.shape.kv_length += 8;
+      shifted.columns = PositionRanges({PositionRange{GlobalPosition(8), keys}});
+      add("bias of a head").bias = Extents{1, 32, keys, keys};
+      add("bias of a head, and its gradient").bias = Extents{1, 32, keys, keys};
+      cases.back().wants_bias = true;
+      add("bias of all heads").bias = Extents{1, 1, keys, keys};
+      add("bias of all heads, and its gradient").bias = Extents{1, 1, keys, keys};
+      cases.back().wants_bias = true;
+      add("dense mask").dense_mask = Extents{1, 1, keys, keys};
+      bench.measure_backward(cases);
+    }
+  }
 }
 
 void backward(Bench& bench) {
@@ -693,6 +747,7 @@ int main(int argc, char** argv) {
     const auto asked = [&](const char* part) { return std::erase(words, part) > 0; };
     const bool dense = asked("dense");
     const bool backward = asked("backward");
+    const bool modifiers = asked("modifiers");
     const bool features = asked("features");
     const bool positions = asked("positions");
     const bool decode = asked("decode");
@@ -700,10 +755,11 @@ int main(int argc, char** argv) {
     const bool float32 = asked("float32");
     const bool hops = asked("hops");
     const bool lists = asked("lists");
-    const bool all = !backward && !dense && !features && !positions && !decode && !blocks &&
-                     !float32 && !hops && !lists;
+    const bool all = !backward && !modifiers && !dense && !features && !positions && !decode &&
+                     !blocks && !float32 && !hops && !lists;
     if (dense || all) annulus::beside_cudnn(bench);
     if (backward || all) annulus::backward(bench);
+    if (modifiers || all) annulus::backward_modifiers(bench);
     if (features || all) annulus::features(bench);
     if (positions || all) annulus::positions(bench);
     if (decode || all) annulus::decode(bench);

@@ -22,7 +22,8 @@ namespace {
 
 constexpr std::int64_t kVectorBytes = 16;  // strides are multiples of it
 constexpr std::int64_t kMaximumDims = 256;
-// The limit of the backward kernels for masks that are not straight, soft caps and turns.
+// The limit of the backward kernels for masks that are not straight, soft caps, modifiers and
+// turns.
 constexpr std::int64_t kMaximumListedDims = 128;
 // Tiles of both passes, and of the forward pass for small value dimensions (see flash/shape.cuh).
 constexpr std::int64_t kTile = 128;
@@ -37,8 +38,9 @@ constexpr std::array kHalfRates{
     H200Rates{192, 128, kInLongRuns * 742e12, kInLongRuns * 702e12, 300e12},
     H200Rates{256, 256, kInLongRuns * 788e12, kInLongRuns * 753e12, 300e12}};
 // Of long walks, in long runs (benchmarks/NOTES.md, "Predicted backward passes"); 192 on an H100.
+// General ones of dropout, biases and dense masks are alike.
 constexpr std::array kBackwardRates{
-    H200Rates{64, 64, 485e12, 485e12}, H200Rates{128, 128, 525e12, 525e12},
+    H200Rates{64, 64, 485e12, 485e12, 190e12}, H200Rates{128, 128, 525e12, 525e12, 300e12},
     H200Rates{192, 128, 330e12, 330e12}, H200Rates{256, 256, 415e12, 415e12}};
 constexpr std::array kFloat32Rates{H200Rates{64, 64, 38e12, 38e12},
                                    H200Rates{128, 128, 41e12, 41e12},
@@ -142,15 +144,18 @@ class FlashImplementation final : public Implementation {
     if (problem.dtype == DType::float32) {
       return Capability::no("the flash kernel computes gradients for half types, not for float32");
     }
-    if (is_wide(problem) && problem.soft_cap) {
+    if (is_wide(problem) && (problem.soft_cap || flash::is_general(problem))) {
       return Capability::no(
-          fmt::format("the flash kernel computes gradients of soft caps for head dimensions up to "
-                      "{}, not {} with {}",
+          fmt::format("the flash kernel computes gradients with a soft cap, bias, dense mask or "
+                      "dropout for head dimensions up to {}, not {} with {}",
                       kMaximumListedDims, problem.shape.head_dim, problem.shape.value_dim));
     }
     if (problem.in_global_order() && problem.sinks) {
       return Capability::no(
           "reproducible world: on GPUs, the gradient of the sinks is rounded while it is added up");
+    }
+    if (problem.soft_cap && problem.bias) {
+      return Capability::no("the flash kernel computes no gradients of a bias beside a soft cap");
     }
     return accepts(problem, place);
   }
@@ -203,7 +208,8 @@ class FlashImplementation final : public Implementation {
 // Straight are the blocks of wide heads; cutting others is not worth it, as they are never refused.
 FeatureSet backward_features() {
   return FeatureSet::positions() |
-         FeatureSet{Feature::segments, Feature::lengths, Feature::soft_cap};
+         FeatureSet{Feature::segments,   Feature::lengths, Feature::soft_cap,    Feature::bias,
+                    Feature::dense_mask, Feature::dropout, Feature::varying_seed};
 }
 
 }  // namespace

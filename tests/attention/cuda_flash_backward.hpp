@@ -1,6 +1,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -91,11 +92,12 @@ class CudaFlashBackward : public CudaTest {
     }
   }
 
-  void expect_blocks_add_up(const Dims& dims) {
+  void expect_blocks_add_up(const Dims& dims, std::optional<Dropout> dropout = {}) {
     Random random(6);
     AttentionProblem problem = bfloat16_problem({2, 320, 320, 4, 2, dims.head, dims.value});
     problem.mask.set_causal(true);
     problem.mask.set_kv_lengths({320, 250});
+    problem.dropout = dropout;
     const WholeGradients whole(random, problem);
     std::vector<GradientPart> parts;
     // Rows of the ranges of zigzag shards, and of every third position.

@@ -282,10 +282,13 @@ TEST_F(CudaFlashBackward, SaysWhatItComputes) {
   EXPECT_TRUE(flash().fits_backward(problem, place));
   problem.shape.value_dim = 16;
   EXPECT_TRUE(flash().fits_backward(problem, place));
-  // Wide heads have neither soft caps nor turns, and straight masks only.
+  // Wide heads have neither soft caps, modifiers nor turns, and straight masks only.
   problem.soft_cap = 20.0;
   EXPECT_FALSE(flash().fits_backward(problem, place));
   problem.soft_cap.reset();
+  problem.dropout.emplace(0.1, 1);
+  EXPECT_FALSE(flash().fits_backward(problem, place));
+  problem.dropout.reset();
   const PositionRanges all = PositionRanges::all(64);
   const BlockGeometry block{all, all, 0, 1};
   EXPECT_TRUE(flash().takes_backward(problem, block));
@@ -298,7 +301,12 @@ TEST_F(CudaFlashBackward, SaysWhatItComputes) {
   EXPECT_TRUE(flash().fits_backward(problem, place));
   EXPECT_TRUE(flash().takes_backward(problem, {all, all, 0, 1, false, true}));
   problem.dropout.emplace(0.1, 1);
-  EXPECT_FALSE(flash().fits_backward(problem, place));
+  EXPECT_TRUE(flash().fits_backward(problem, place));
+  problem.bias = Extents{1, 1, 64, 64};
+  EXPECT_THAT(flash().fits_backward(problem, place).reason(), HasSubstr("beside a soft cap"));
+  problem.soft_cap.reset();
+  EXPECT_TRUE(flash().fits_backward(problem, place));
+  problem.bias.reset();
   problem.dropout.reset();
   problem.dtype = DType::float32;
   EXPECT_THAT(flash().fits_backward(problem, place).reason(), HasSubstr("not for float32"));

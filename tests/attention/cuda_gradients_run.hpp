@@ -1,6 +1,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "tests/attention/cuda_run.hpp"
@@ -24,6 +25,10 @@ inline void add_on_device(const Implementation& implementation, const WholeGradi
   const Mirror lse(whole.lse, device), delta(whole.delta, device);
   const Mirror grad_query(whole.query, device), grad_key(whole.key, device);
   const Mirror grad_value(whole.value, device);
+  std::optional<Mirror> bias, grad_bias, mask;
+  if (problem.bias) bias.emplace(whole.forward.bias, device);
+  if (problem.bias) grad_bias.emplace(whole.bias, device);
+  if (problem.dense_mask) mask.emplace(whole.forward.mask, device);
   const std::unique_ptr<Kernel> kernel = implementation.make_kernel(problem, device);
   for (const GradientPart& part : parts) {
     ASSERT_EQ(implementation.takes_backward(problem, geometry_of(forward_of(part.block))).reason(),
@@ -35,12 +40,15 @@ inline void add_on_device(const Implementation& implementation, const WholeGradi
     block.grad_output = grad_output.at(block.grad_output);
     block.lse = lse.at(block.lse);
     block.delta = delta.at(block.delta);
+    if (block.scores.bias) block.scores.bias = bias->at(*block.scores.bias);
+    if (block.scores.mask) block.scores.mask = mask->at(*block.scores.mask);
     const auto there = [](const TensorView& view, const Mirror& mirror) {
       return view.shape().rank() == 0 ? TensorView() : mirror.at(view);
     };
-    const Gradients gradients{there(part.gradients.query, grad_query),
-                              there(part.gradients.key, grad_key),
-                              there(part.gradients.value, grad_value)};
+    Gradients gradients{there(part.gradients.query, grad_query),
+                        there(part.gradients.key, grad_key),
+                        there(part.gradients.value, grad_value)};
+    if (grad_bias) gradients.bias = there(part.gradients.bias, *grad_bias);
     kernel->prepare_backward(block, gradients);
     const std::size_t calls = device.memory().statistics().system_calls;
     kernel->backward(block, gradients, {stream, nullptr, 1});
@@ -50,6 +58,7 @@ inline void add_on_device(const Implementation& implementation, const WholeGradi
   grad_query.download();
   grad_key.download();
   grad_value.download();
+  if (grad_bias) grad_bias->download();
 }
 
 /// Positions first, first + step, …
@@ -83,8 +92,12 @@ inline GradientPart part_of(const WholeGradients& whole, std::int64_t batch,
                       positions(rows),
                       positions(columns)};
   block.first_batch = batch;
-  return {block,
-          {slice(sums.query, 1, rows), slice(sums.key, 1, columns), slice(sums.value, 1, columns)}};
+  Gradients parts{slice(sums.query, 1, rows), slice(sums.key, 1, columns),
+                  slice(sums.value, 1, columns)};
+  if (all.scores.bias) block.scores.bias = slice(*all.scores.bias, 2, rows);
+  if (all.scores.mask) block.scores.mask = slice(*all.scores.mask, 2, rows);
+  if (all.scores.bias) parts.bias = slice(sums.bias, 2, rows);
+  return {block, parts};
 }
 
 }  // namespace annulus::test

@@ -3,6 +3,8 @@
 #include <cstdint>
 #include <cuda.h>
 
+#include "cuda/dropout_arguments.hpp"
+#include "cuda/score_arguments.hpp"
 #include "flash/arguments.hpp"
 #include "flash/backward/tile_mask.hpp"
 
@@ -22,9 +24,16 @@ struct RowValues {
   std::int64_t batch = 0, head = 0, row = 0;  ///< strides
 };
 
+/// Rows of half types [batch, sequence, head, dim].
+struct RowTensor {
+  const void* data = nullptr;
+  Strides strides;
+  std::int32_t dim = 0;
+};
+
 /// Flags of a query tile, which prepare_rows() writes behind the tile's LSE.
 inline constexpr std::int32_t kHiddenRows = 1;     ///< some row sees nothing or does not exist
-inline constexpr std::int32_t kSpecialValues = 2;  ///< some LSE or delta is special, see the kernel
+inline constexpr std::int32_t kSpecialValues = 2;  ///< some value is special, see the kernel
 /// Values that lie behind the LSE of each query tile: its flags, as int32, and padding.
 inline constexpr std::int32_t kFlagValues = 4;
 
@@ -35,8 +44,9 @@ struct Arguments {
 
   RowValues lse;    ///< natural
   RowValues delta;  ///< rowsum(dO ∘ O) − dLSE
-  /// For each batch, head and query tile, the LSE of its rows in units of log2, +∞ where a row sees
-  /// nothing or does not exist, and kFlagValues more.
+  /// For each batch, head and query tile, the LSE of its rows, +∞ where a row sees nothing or does
+  /// not exist, and kFlagValues more. In units of log2, but natural for kernels of the general
+  /// class.
   float* scaled_lse = nullptr;
   /// For each batch and head, padded_rows values: delta by the scale of dS, 0 where LSE is +∞.
   float* padded_delta = nullptr;
@@ -56,9 +66,20 @@ struct Arguments {
   std::int32_t low = 0, high = 0;
   const std::int32_t* row_lengths = nullptr;
   const std::int32_t* column_lengths = nullptr;
-  /// Instead of the band and lengths, if it has tiles.
+  /// Instead of the band and lengths, if it has tiles. Kernels of the general class need it.
   TileMask mask;
   float scale = 1;  ///< of the logits
+
+  cuda::ScoreArguments scores = {};
+  /// With a bias: its gradient, in the bias's manner; null: nobody wants it.
+  float* grad_bias = nullptr;
+  std::int64_t grad_bias_strides[4] = {};
+  float grad_bias_scale = 1;               ///< turns dS into it
+  RowTensor query_rows, grad_output_rows;  ///< only with scores
+
+  cuda::DropoutArguments dropout = {};
+  float value_scale = 1;      ///< of the gradients of values: 1/(1 − p) with dropout
+  float kept_grad_scale = 1;  ///< the same times the scale that dS has
 
   float soft_cap = 0;        ///< 0: none; else the logit is soft_cap · tanh(tanh_scale · q·k)
   float tanh_scale = 0;      ///< scale / soft_cap

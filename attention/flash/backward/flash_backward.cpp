@@ -11,9 +11,11 @@
 #include <annulus/core/error.hpp>
 
 #include "cuda/upload.hpp"
+#include "flash/argument_views.hpp"
 #include "flash/backward/kernels.hpp"
 #include "flash/flash_attention.hpp"
 #include "flash/head_dims.hpp"
+#include "flash/is_general.hpp"
 #include "flash/small_tanh.hpp"
 #include "flash/tensor_map.hpp"
 
@@ -37,10 +39,13 @@ bool is_empty(const BackwardBlock& block) {
   return block.query.elements() == 0 || block.key.elements() == 0;
 }
 
+RowTensor rows_of(const ConstTensorView& tensor) {
+  return {tensor.data(), strides_of(tensor), static_cast<std::int32_t>(tensor.size(3))};
+}
+
 Gradient gradient_of(const TensorView& tensor) {
   if (!is_wanted(tensor)) return {};
-  return {static_cast<float*>(tensor.data()),
-          {tensor.stride(0), tensor.stride(1), tensor.stride(2)},
+  return {static_cast<float*>(tensor.data()), strides_of(tensor),
           static_cast<std::int32_t>(tensor.size(3))};
 }
 
@@ -52,6 +57,20 @@ RowValues row_values_of(const ConstTensorView& tensor) {
 void require(const char* name, const ConstTensorView& tensor) {
   const std::string obstacle = FlashAttention::layout_obstacle(name, tensor);
   if (!obstacle.empty()) throw UnsupportedError("flash attention, backward: " + obstacle);
+}
+
+// Each entry gets a term of every batch and head that share it, in any order.
+void require_own_entries(const TensorView& bias, bool repeats_bits) {
+  const auto is_shared = [&](int dim) { return bias.size(dim) > 1 && bias.stride(dim) == 0; };
+  if (is_shared(2) || is_shared(3)) {
+    throw UnsupportedError(
+        "flash attention, backward: the bias's gradient is a sum over rows or keys");
+  }
+  if (repeats_bits && (is_shared(0) || is_shared(1))) {
+    throw UnsupportedError(
+        "flash attention, backward: the bias's gradient is a sum over batches or heads, which are "
+        "added in a varying order");
+  }
 }
 
 const std::int32_t* lengths_in(const Tensor& tensor) {
@@ -69,6 +88,7 @@ void FlashBackward::prepare(const BackwardBlock& block, const Gradients& gradien
   if (is_wanted(gradients.query)) require("the query's gradient", gradients.query);
   if (is_wanted(gradients.key)) require("the key's gradient", gradients.key);
   if (is_wanted(gradients.value)) require("the value's gradient", gradients.value);
+  if (is_wanted(gradients.bias)) require_own_entries(gradients.bias, block.repeats_bits);
   if (is_empty(block)) return;
   const auto current = device_.make_current();
   (void)arguments_of(block, gradients);
@@ -78,6 +98,7 @@ const FlashBackward::Entry& FlashBackward::find(const BackwardBlock& block) {
   const auto same = [&](const Entry& entry) {
     return entry.of.first_batch == block.first_batch && entry.of.batches == block.query.size(0) &&
            entry.rows == block.rows && entry.columns == block.columns &&
+           entry.unmasked == block.unmasked &&
            (!problem_.mask.depends_on_head() ||
             (entry.of.first_head == block.first_head && entry.of.heads == block.query.size(2)));
   };
@@ -88,16 +109,24 @@ const FlashBackward::Entry& FlashBackward::find(const BackwardBlock& block) {
 FlashBackward::Entry FlashBackward::make_entry(const BackwardBlock& block) const {
   Entry entry{block.rows,
               block.columns,
-              {block.first_batch, block.query.size(0), block.first_head, block.query.size(2)}};
+              {block.first_batch, block.query.size(0), block.first_head, block.query.size(2)},
+              block.unmasked};
+  const auto make_lists = [&](const Mask& mask) {
+    entry.lists = std::make_unique<TileLists>(mask, entry.of, block.rows, block.columns,
+                                              tile_queries(tile_dim(problem_)), kTileKeys,
+                                              is_general(problem_), device_.memory());
+  };
+  if (is_general(problem_)) {
+    make_lists(block.unmasked ? Mask() : problem_.mask);
+    return entry;
+  }
   const LocalMask mask =
       local_mask(problem_.mask, block.first_batch, entry.of.batches, block.rows, block.columns);
   if (!mask.obstacle.empty()) {
     if (tile_dim(problem_) > kMaximumListedDim) {
       throw UnsupportedError("flash attention, backward: " + mask.obstacle);
     }
-    entry.lists = std::make_unique<TileLists>(problem_.mask, entry.of, block.rows, block.columns,
-                                              tile_queries(tile_dim(problem_)), kTileKeys,
-                                              device_.memory());
+    make_lists(problem_.mask);
     return entry;
   }
   entry.low = static_cast<std::int32_t>(std::clamp(mask.band.low, -kFar, kFar));
@@ -112,6 +141,7 @@ void FlashBackward::check(const BackwardBlock& block, const Gradients& gradients
   const Extents& key = block.key.shape();
   const Extents& value = block.value.shape();
   const Extents rows{query[0], query[2], query[1]};
+  block.scores.check(problem_, query, block.columns.size());
   const auto is_gradient = [](const TensorView& tensor, const Extents& shape) {
     return !is_wanted(tensor) || (tensor.shape() == shape && tensor.dtype() == DType::float32);
   };
@@ -123,19 +153,22 @@ void FlashBackward::check(const BackwardBlock& block, const Gradients& gradients
               block.lse.shape() == rows && block.lse.dtype() == DType::float32 &&
               block.delta.shape() == rows && block.delta.dtype() == DType::float32 &&
               is_gradient(gradients.query, query) && is_gradient(gradients.key, key) &&
-              is_gradient(gradients.value, value) && !is_wanted(gradients.bias);
+              is_gradient(gradients.value, value) &&
+              (!is_wanted(gradients.bias) ||
+               (block.scores.bias && is_gradient(gradients.bias, block.scores.bias->shape())));
   for (const ConstTensorView* tensor :
        {&block.query, &block.key, &block.value, &block.grad_output}) {
     good = good && tensor->dtype() == problem_.dtype;
   }
   if (good) return;
-  throw InternalError(fmt::format(
-      "flash attention, backward: {} query {}, key {}, value {}, {} "
-      "LSE {}, {} delta {}, gradients {}, {} and {}",
-      name_of(block.query.dtype()), to_string(query), to_string(key), to_string(value),
-      name_of(block.lse.dtype()), to_string(block.lse.shape()), name_of(block.delta.dtype()),
-      to_string(block.delta.shape()), to_string(gradients.query.shape()),
-      to_string(gradients.key.shape()), to_string(gradients.value.shape())));
+  throw InternalError(
+      fmt::format("flash attention, backward: {} query {}, key {}, value {}, {} "
+                  "LSE {}, {} delta {}, gradients {}, {}, {} and {}",
+                  name_of(block.query.dtype()), to_string(query), to_string(key), to_string(value),
+                  name_of(block.lse.dtype()), to_string(block.lse.shape()),
+                  name_of(block.delta.dtype()), to_string(block.delta.shape()),
+                  to_string(gradients.query.shape()), to_string(gradients.key.shape()),
+                  to_string(gradients.value.shape()), to_string(gradients.bias.shape())));
 }
 
 Arguments FlashBackward::arguments_of(const BackwardBlock& block, const Gradients& gradients) {
@@ -176,7 +209,7 @@ Arguments FlashBackward::arguments_of(const BackwardBlock& block, const Gradient
       std::clamp<std::int64_t>(kSectionBytes / (padded * dim * 8), 1, query[0] * key[2]));
   a.low = -static_cast<std::int32_t>(kFar);
   a.high = static_cast<std::int32_t>(kFar);
-  if (!block.unmasked) {
+  if (!block.unmasked || is_general(problem_)) {
     const Entry& entry = find(block);
     a.low = entry.low;
     a.high = entry.high;
@@ -185,6 +218,23 @@ Arguments FlashBackward::arguments_of(const BackwardBlock& block, const Gradient
     if (entry.lists) a.mask = entry.lists->mask();
   }
   a.scale = static_cast<float>(problem_.logit_scale());
+  if (!block.scores.empty()) {
+    a.scores = cuda::score_arguments(block.scores);
+    a.query_rows = rows_of(block.query);
+    a.grad_output_rows = rows_of(block.grad_output);
+  }
+  const bool scaled = problem_.dtype != DType::float16;  // dS
+  if (is_wanted(gradients.bias)) {
+    a.grad_bias = static_cast<float*>(gradients.bias.data());
+    for (int i = 0; i < 4; ++i) a.grad_bias_strides[i] = gradients.bias.stride(i);
+    a.grad_bias_scale = scaled ? 1 / a.scale : 1;
+  }
+  if (problem_.dropout) {
+    a.dropout = cuda::dropout_arguments(*problem_.dropout, block.first_batch, block.first_head);
+    a.dropout.called_key = block.call_arguments.dropout_key;
+    a.value_scale = a.dropout.keep_scale;
+  }
+  a.kept_grad_scale = a.value_scale * (scaled ? a.scale : 1);
   if (problem_.soft_cap) {
     a.soft_cap = SmallTanh::computable(*problem_.soft_cap);
     a.tanh_scale = static_cast<float>(problem_.logit_scale() / a.soft_cap);

@@ -13,8 +13,8 @@
 namespace annulus::flash::backward {
 
 /// Gradients of the blocks of one problem on one device of compute capability 9.0: half types, head
-/// dimensions that with_head_dims() takes; above 128, blocks that have a LocalMask. Keeps a workspace
-/// that is as large as the largest block needs. One call at a time.
+/// dimensions that with_head_dims() takes; above 128, blocks that have a LocalMask, no modifiers.
+/// Keeps a workspace that is as large as the largest block needs. One call at a time.
 class FlashBackward {
  public:
   /// Both must outlive it.
@@ -32,6 +32,7 @@ class FlashBackward {
   struct Entry {
     PositionRanges rows, columns;
     BatchesAndHeads of;
+    bool unmasked = false;
     std::unique_ptr<TileLists> lists = {};  // if the rest does not say it
     std::int32_t low = 0, high = 0;
     Tensor row_lengths = {}, column_lengths = {};  // without elements where no batch is cut

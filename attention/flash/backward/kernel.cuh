@@ -3,8 +3,10 @@
 #include <type_traits>
 
 #include "flash/backward/arguments.hpp"
+#include "flash/backward/dropout.cuh"
 #include "flash/backward/kernels.hpp"
 #include "flash/backward/order.cuh"
+#include "flash/backward/scores.cuh"
 #include "flash/backward/soft_cap.cuh"
 #include "flash/backward/special.cuh"
 #include "flash/backward/walk.cuh"
@@ -102,6 +104,7 @@ struct SharedTiles {
   Step sum_step[2];
   std::int32_t steps;
   std::int32_t special_keys;  ///< keys or values are special
+  std::int32_t neighbours;    ///< see draw_dropout()
   hopper::Barrier key_full, key_watched;
   hopper::Barrier query_full[Tiles::kStages], query_empty[Tiles::kStages];
   hopper::Barrier output_full[Tiles::kStages], output_empty[Tiles::kStages];
@@ -164,11 +167,11 @@ __device__ __forceinline__ void produce(const Arguments& a, SharedTiles<Tiles>& 
 /// By the threads of three warps.
 template <class Tiles>
 __device__ __forceinline__ void watch_keys(SharedTiles<Tiles>& shared, int thread) {
-  constexpr int kVectors = Tiles::kKeys * Tiles::kDim / 8;
+  constexpr int kCount = Tiles::kKeys * Tiles::kDim;
   using Element = typename Tiles::Element;
   shared.key_full.wait(0);
-  const bool special = any_special<Element, kVectors, 96>(shared.key, thread) ||
-                       any_special<Element, kVectors, 96>(shared.value, thread);
+  const bool special = any_special<Element, 96>(shared.key, kCount, thread) ||
+                       any_special<Element, 96>(shared.value, kCount, thread);
   if (special) atomicOr(&shared.special_keys, 1);
   shared.key_watched.arrive();
 }
@@ -211,15 +214,18 @@ __device__ __forceinline__ void add_pair(const Gradient& to, std::int64_t at, fl
 
 /// One warpgroup's part: dK and dV of 64 keys, in registers until all queries of the group of heads
 /// have been seen, and half of each query tile's dQ.
-template <class Tiles, bool kLists, bool kSoftCap>
+template <class Tiles, PairClass kPairs, bool kSoftCap>
 class Consumer {
   using Element = typename Tiles::Element;
+  static constexpr bool kLists = kPairs != PairClass::band;
+  static constexpr bool kGeneral = kPairs == PairClass::general;
   static constexpr int kScores = Tiles::kQueries / 2;
   static constexpr int kSums = Tiles::kDim / 2;
   static constexpr bool kSplitsDims = SharedTiles<Tiles>::kSplitsDims;
   // Named barriers of both warpgroups.
   static constexpr int kTileSync = 1;
   static constexpr int kSpecialSync = 2;
+  static constexpr int kDropoutSync = 3;  // and three more, for each pair of warps
   using ScoreProduct = hopper::Product<Element, Tiles::kQueries>;
   using SumProduct = hopper::Product<Element, Tiles::kDim>;
   using QueryProduct = hopper::Product<Element, 64>;
@@ -240,7 +246,7 @@ class Consumer {
     const std::int32_t steps = shared.steps;
     for (std::int32_t i = 0; i < steps; ++i) step(key_sum, value_sum);
     add(a.grad_key, key_sum, Tiles::sum_scale(a));
-    add(a.grad_value, value_sum, 1);
+    add(a.grad_value, value_sum, kGeneral ? a.value_scale : 1);
   }
 
  private:
@@ -319,6 +325,71 @@ class Consumer {
     }
   }
 
+  // The shared memory of a warp of the group between step() and store_grad_scores(), which is
+  // where the latter stores the warp's keys.
+  [[nodiscard]] __device__ __forceinline__ unsigned char* memory_of(int in_group) const {
+    return reinterpret_cast<unsigned char*>(shared.grad_score[at.count % 2]) +
+           (group * 64 + in_group * 16) * 128;
+  }
+
+  [[nodiscard]] __device__ __forceinline__ WarpScores warp_scores(std::int32_t row) const {
+    const int in_group = warp % 4;
+    return {work.batch,
+            shared.step[at.slot()].head,
+            row,
+            work.first_column + group * 64 + in_group * 16,
+            warp,
+            lane,
+            memory_of(in_group),
+            memory_of(in_group ^ 1)};
+  }
+  [[nodiscard]] __device__ __forceinline__ bool has_scores() const {
+    return kGeneral && (a.scores.bias.data != nullptr || a.scores.mask.data != nullptr);
+  }
+  // The bits of scores 32n to 32n + 31 that drop.
+  [[nodiscard]] __device__ __forceinline__ std::uint32_t dropped(int n) const {
+    return a.dropout.threshold != 0 ? dropped_word(memory_of(warp % 4), n, lane) : 0;
+  }
+
+  // The work of the general class while products q·k run: draws dropout, and adds to the bits of
+  // hidden pairs. With a bias, it waits for the products and turns them into logits.
+  __device__ __forceinline__ void modify(float (&scores)[kScores],
+                                         std::uint32_t (&hidden)[kScores / 32],
+                                         std::int32_t row) const {
+    const WarpScores of = warp_scores(row);
+    const bool neighbours = shared.neighbours != 0;
+    if (a.dropout.threshold != 0) {
+      draw_dropout<kScores / 32>(a, of, neighbours, kDropoutSync + warp / 2);
+    }
+    if (a.scores.mask.data != nullptr) {
+      if (shared.step[at.slot()].masked == 0) {
+#pragma unroll
+        for (std::uint32_t& bits : hidden) bits = 0;
+      }
+      hide_by_mask(hidden, a, of, neighbours);
+    }
+    if (a.scores.bias.data != nullptr) {
+      float bias[kScores];
+      for_offsets<kScores>(a, of, a.scores.bias.strides, [&](int i, std::int64_t offset) {
+        bias[i] = __ldg(a.scores.bias.data + offset);
+      });
+      hopper::products_wait<0>();
+      hopper::pin(scores);
+#pragma unroll
+      for (int i = 0; i < kScores; ++i) scores[i] = fmaf(scores[i], a.scale, bias[i]);
+    }
+  }
+
+  // Adds to the bias's gradient, of which each pair has an entry, or shares one with other batches
+  // and heads.
+  __device__ __forceinline__ void add_bias_gradient(const float (&grad_scores)[kScores],
+                                                    std::int32_t row) const {
+    for_offsets<kScores>(a, warp_scores(row), a.grad_bias_strides, [&](int i, std::int64_t offset) {
+      if (grad_scores[i] == 0) return;  // as those of hidden pairs
+      atomicAdd(a.grad_bias + offset, a.grad_bias_scale * grad_scores[i]);
+    });
+  }
+
   // The scores of hidden pairs: those of the bits, or those that the band hides.
   template <class Hide>
   __device__ __forceinline__ void for_hidden(std::int32_t row,
@@ -348,16 +419,26 @@ class Consumer {
   // True if some value that a masked tile's products read is special. All consumers ask.
   [[nodiscard]] __device__ __forceinline__ bool is_special(std::uint32_t slot,
                                                            std::int32_t flags) const {
-    constexpr int kVectors = Tiles::kTileElements / 8;
+    if (has_scores()) return (flags & kSpecialValues) != 0 || shared.special_keys != 0;
+    constexpr int kCount = Tiles::kTileElements;
     const int thread = static_cast<int>(threadIdx.x) - 128;
     const bool special = (flags & kSpecialValues) != 0 || shared.special_keys != 0 ||
-                         any_special<Element, kVectors, 256>(shared.query[slot], thread) ||
-                         any_special<Element, kVectors, 256>(shared.grad_output[slot], thread);
+                         any_special<Element, 256>(shared.query[slot], kCount, thread) ||
+                         any_special<Element, 256>(shared.grad_output[slot], kCount, thread);
     return any_of_threads<256>(kSpecialSync, special);
   }
 
   [[nodiscard]] __device__ __forceinline__ bool is_visible(std::int32_t row,
                                                            std::int32_t column) const {
+    if constexpr (kGeneral) {
+      const std::int32_t head = shared.step[at.slot()].head;
+      const auto& [bias, mask, by_column] = a.scores;
+      const auto entry = [&](const auto& tensor) {
+        return tensor.data[offset_at(a, tensor.strides, work.batch, head, row, column)];
+      };
+      if (mask.data != nullptr && entry(mask) == 0) return false;
+      if (bias.data != nullptr && entry(bias) == -kInfinity) return false;
+    }
     if constexpr (kLists) {
       return ListedRow(a, work.batch, shared.step[at.slot()].head, Tiles::kQueries, row)
           .sees(listed_column(a, work.batch, Tiles::kKeys, column));
@@ -366,8 +447,16 @@ class Consumer {
     }
   }
 
+  // True if dropout drops a pair of the problem's.
+  [[nodiscard]] __device__ __forceinline__ bool drops(std::int32_t row, std::int32_t column) const {
+    return cuda::drops(a.dropout, static_cast<std::uint32_t>(work.batch),
+                       static_cast<std::uint32_t>(shared.step[at.slot()].head),
+                       a.mask.row_positions[row], a.mask.column_positions[column]);
+  }
+
   // The weight of a pair and its dS, by a warp.
-  [[nodiscard]] __device__ __forceinline__ float2 differentiate_pair(int r, int k) const {
+  [[nodiscard]] __device__ __forceinline__ float2 differentiate_pair(std::int32_t first_row, int r,
+                                                                     int k) const {
     const std::uint32_t slot = at.slot();
     float score = 0, grad = 0;
 #pragma unroll
@@ -384,16 +473,26 @@ class Consumer {
       score += __shfl_xor_sync(0xffffffff, score, distance);
       grad += __shfl_xor_sync(0xffffffff, grad, distance);
     }
-    grad = fmaf(grad, Tiles::score_scale(a), -shared.delta[slot][r]);
+    float kept = 1;
+    if constexpr (kGeneral) {
+      const std::int32_t row = first_row + r, column = work.first_column + k;
+      if (a.dropout.threshold != 0) kept = drops(row, column) ? 0 : 1;
+      if (a.scores.bias.data != nullptr) {
+        const std::int64_t offset =
+            offset_at(a, a.scores.bias.strides, work.batch, shared.step[slot].head, row, column);
+        score = fmaf(score, a.scale, a.scores.bias.data[offset]);
+      }
+    }
+    grad = fmaf(grad, kept * grad_factor(), -shared.delta[slot][r]);
     float weight = 0;
-    if constexpr (kSoftCap) {
+    if (kSoftCap || (kGeneral && a.soft_cap != 0)) {
       const float tanh = tanh_of(a, score);
-      weight = exp2_fast(fmaf(tanh, a.soft_cap * kLog2E, -shared.lse[slot][r]));
+      weight = weight_of(tanh, capped_unit(), shared.lse[slot][r]);
       grad *= fmaf(-tanh, tanh, 1);
     } else {
-      weight = exp2_fast(fmaf(score, a.scale * kLog2E, -shared.lse[slot][r]));
+      weight = weight_of(score, unit(), shared.lse[slot][r]);
     }
-    return {weight, weight * grad};
+    return {kept * weight, weight * grad};
   }
 
   // A tile of which hidden pairs must not even be multiplied, pair by pair: a warp per row for dQ,
@@ -410,7 +509,7 @@ class Consumer {
         for (int k = 0; k < Tiles::kKeys; ++k) {
           if (shared.lse[slot][r] == kInfinity) break;
           if (!is_visible(first_row + r, work.first_column + k)) continue;
-          const float grad = differentiate_pair(r, k).y;
+          const float grad = differentiate_pair(first_row, r, k).y;
 #pragma unroll
           for (int i = 0; i < kParts; ++i) {
             const float2 x = swizzled_pair<Tiles::kKeys>(shared.key, k, 64 * i + 2 * lane);
@@ -438,7 +537,12 @@ class Consumer {
       for (int r = 0; r < Tiles::kQueries; ++r) {
         if (shared.lse[slot][r] == kInfinity || !is_visible(first_row + r, column)) continue;
         any = true;
-        const float2 pair = differentiate_pair(r, k);
+        const float2 pair = differentiate_pair(first_row, r, k);
+        if (kGeneral && a.grad_bias != nullptr && lane == 0) {
+          const std::int64_t offset = offset_at(a, a.grad_bias_strides, work.batch,
+                                                shared.step[slot].head, first_row + r, column);
+          atomicAdd(a.grad_bias + offset, a.grad_bias_scale * pair.y);
+        }
 #pragma unroll
         for (int i = 0; i < kParts; ++i) {
           const float2 q = swizzled_pair<Tiles::kQueries>(shared.query[slot], r, 64 * i + 2 * lane);
@@ -456,7 +560,8 @@ class Consumer {
         const int dim = 64 * i + 2 * lane;
         add_at(a.grad_key, column, dim, Tiles::sum_scale(a) * key_sum[i].x,
                Tiles::sum_scale(a) * key_sum[i].y);
-        add_at(a.grad_value, column, dim, value_sum[i].x, value_sum[i].y);
+        const float factor = kGeneral ? a.value_scale : 1;
+        add_at(a.grad_value, column, dim, factor * value_sum[i].x, factor * value_sum[i].y);
       }
     }
     __threadfence();  // another thread adds to the gradients in add()
@@ -525,12 +630,37 @@ class Consumer {
     if (lane == 0) barrier.arrive();
   }
 
+  // Factor of dO·Vᵀ where nothing drops.
+  [[nodiscard]] __device__ __forceinline__ float grad_factor() const {
+    return kGeneral ? a.kept_grad_scale : Tiles::score_scale(a);
+  }
+
+  // The weight of a logit, which is `value` times `unit` or, but for the general class, times
+  // `unit` / log2 e. That class's LSE is natural, so that large biases do not overflow before they
+  // cancel.
+  [[nodiscard]] __device__ __forceinline__ static float weight_of(float value, float unit,
+                                                                  float lse) {
+    const float exponent = fmaf(value, unit, -lse);
+    return exp2_fast(kGeneral ? exponent * kLog2E : exponent);
+  }
+  [[nodiscard]] __device__ __forceinline__ float unit() const {
+    if constexpr (kGeneral) return a.scores.bias.data != nullptr ? 1 : a.scale;
+    return a.scale * kLog2E;
+  }
+  [[nodiscard]] __device__ __forceinline__ float capped_unit() const {
+    return kGeneral ? a.soft_cap : a.soft_cap * kLog2E;
+  }
+  // True if some of the tile's pairs may be hidden.
+  [[nodiscard]] __device__ __forceinline__ bool has_hidden(std::uint32_t slot) const {
+    return shared.step[slot].masked != 0 || (kGeneral && a.scores.mask.data != nullptr);
+  }
+
   // Replaces scores by their weights.
   __device__ __forceinline__ void weigh(float (&scores)[kScores],
                                         std::uint32_t (&weights)[kScores / 2],
                                         std::int32_t row,
                                         const std::uint32_t (&hidden)[kScores / 32]) const {
-    const float scale = a.scale * kLog2E;
+    const float scale = unit();
     const std::uint32_t slot = at.slot();
 #pragma unroll
     for (int i = 0; i < kScores / 4; ++i) {
@@ -538,15 +668,34 @@ class Consumer {
           *reinterpret_cast<const float2*>(&shared.lse[slot][8 * i + 2 * (lane % 4)]);
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        scores[4 * i + 2 * h] = exp2_fast(fmaf(scores[4 * i + 2 * h], scale, -lse.x));
-        scores[4 * i + 2 * h + 1] = exp2_fast(fmaf(scores[4 * i + 2 * h + 1], scale, -lse.y));
+        scores[4 * i + 2 * h] = weight_of(scores[4 * i + 2 * h], scale, lse.x);
+        scores[4 * i + 2 * h + 1] = weight_of(scores[4 * i + 2 * h + 1], scale, lse.y);
       }
     }
-    if (shared.step[slot].masked != 0) {
+    if (has_hidden(slot)) {
       for_hidden(row, hidden, [&](int i) { scores[i] = 0; });
     }
 #pragma unroll
     for (int i = 0; i < kScores; i += 2) weights[i / 2] = pack<Element>(scores[i], scores[i + 1]);
+  }
+
+  // The same, and with a soft cap that of weigh_capped(), with dropout of the weights, but not of
+  // those in `scores`.
+  __device__ __forceinline__ void weigh_general(float (&scores)[kScores],
+                                                std::uint32_t (&weights)[kScores / 2],
+                                                std::int32_t row,
+                                                const std::uint32_t (&hidden)[kScores / 32]) const {
+    if (a.soft_cap != 0) {
+      weigh_capped(scores, weights, row, hidden);
+    } else {
+      weigh(scores, weights, row, hidden);
+    }
+#pragma unroll
+    for (int i = 0; i < kScores; i += 2) {
+      const std::uint32_t bits = dropped(i / 32) >> i % 32;
+      if ((bits & 1) != 0) weights[i / 2] &= 0xffff0000;
+      if ((bits & 2) != 0) weights[i / 2] &= 0x0000ffff;
+    }
   }
 
   // The same, but leaves weights times the cap's derivative in `scores`.
@@ -554,7 +703,7 @@ class Consumer {
                                                std::uint32_t (&weights)[kScores / 2],
                                                std::int32_t row,
                                                const std::uint32_t (&hidden)[kScores / 32]) const {
-    const float scale = a.soft_cap * kLog2E;
+    const float scale = capped_unit();
     const std::uint32_t slot = at.slot();
     replace_by_tanh(scores, a);
 #pragma unroll
@@ -564,14 +713,14 @@ class Consumer {
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         const int j = 4 * i + 2 * h;
-        const float x = exp2_fast(fmaf(scores[j], scale, -lse.x));
-        const float y = exp2_fast(fmaf(scores[j + 1], scale, -lse.y));
+        const float x = weight_of(scores[j], scale, lse.x);
+        const float y = weight_of(scores[j + 1], scale, lse.y);
         weights[j / 2] = pack<Element>(x, y);
         scores[j] = x * fmaf(-scores[j], scores[j], 1);
         scores[j + 1] = y * fmaf(-scores[j + 1], scores[j + 1], 1);
       }
     }
-    if (shared.step[slot].masked == 0) return;
+    if (!has_hidden(slot)) return;
     for_hidden(row, hidden, [&](int i) {
       scores[i] = 0;
       weights[i / 2] &= i % 2 == 0 ? 0xffff0000 : 0x0000ffff;
@@ -586,7 +735,7 @@ class Consumer {
     const std::int32_t row = shared.step[slot].tile * Tiles::kQueries;
     const std::int32_t flags = __float_as_int(shared.lse[slot][Tiles::kQueries]);
     const bool masked = shared.step[slot].masked != 0;
-    if (masked || (flags & kHiddenRows) != 0) {
+    if (masked || (flags & kHiddenRows) != 0 || has_scores()) {
       shared.output_full[slot].wait(parity);
       shared.key_watched.wait(0);
       if (is_special(slot, flags)) {
@@ -597,7 +746,7 @@ class Consumer {
         return;
       }
     }
-    const float score_scale = Tiles::score_scale(a);
+    const float factor = grad_factor();
     std::uint32_t hidden[kScores / 32];
     if constexpr (kLists) {
       if (masked) find_hidden(hidden, row);
@@ -608,12 +757,15 @@ class Consumer {
     hopper::leave_undefined(grads);
     hopper::products_begin();
     issue_scores(scores, shared.key, shared.query[slot]);
+    if constexpr (kGeneral) modify(scores, hidden, row);
     shared.output_full[slot].wait(parity);
     hopper::products_begin();
     issue_scores(grads, shared.value, shared.grad_output[slot]);
     hopper::products_wait<1>();
     hopper::pin(scores);
-    if constexpr (kSoftCap) {
+    if constexpr (kGeneral) {
+      weigh_general(scores, weights, row, hidden);
+    } else if constexpr (kSoftCap) {
       weigh_capped(scores, weights, row, hidden);
     } else {
       weigh(scores, weights, row, hidden);
@@ -631,12 +783,23 @@ class Consumer {
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         const int j = 4 * i + 2 * h;
-        packed[j / 2] = pack<Element>(scores[j] * fmaf(grads[j], score_scale, -delta.x),
-                                      scores[j + 1] * fmaf(grads[j + 1], score_scale, -delta.y));
+        float factors[2] = {factor, factor};
+        if constexpr (kGeneral) {
+          // Rather than leave them out, so that products that are not finite count.
+          const std::uint32_t bits = dropped(j / 32) >> j % 32;
+          if ((bits & 1) != 0) factors[0] = 0;
+          if ((bits & 2) != 0) factors[1] = 0;
+        }
+        scores[j] *= fmaf(grads[j], factors[0], -delta.x);
+        scores[j + 1] *= fmaf(grads[j + 1], factors[1], -delta.y);
+        packed[j / 2] = pack<Element>(scores[j], scores[j + 1]);
       }
     }
     Element* const grad_score = shared.grad_score[at.count % 2];
     store_grad_scores(grad_score, packed);
+    if constexpr (kGeneral) {
+      if (a.grad_bias != nullptr) add_bias_gradient(scores, row);
+    }
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
     hopper::named_sync(kTileSync, 256);
     float query_sum[32];
@@ -684,11 +847,23 @@ class Consumer {
   int warp, group, lane;
 };
 
+/// False if the thread's key of the tile does not lie where it would if all were neighbours in
+/// position, from a multiple of 32 on.
+template <class Tiles>
+[[nodiscard]] __device__ __forceinline__ bool begin_at_32(const Arguments& a,
+                                                          const Work<Tiles>& work,
+                                                          std::uint32_t thread) {
+  const std::int32_t* const positions = a.mask.column_positions + work.first_column;
+  if (thread >= Tiles::kKeys || positions[thread] == TileMask::kNowhere) return true;
+  return positions[0] % 32 == 0 && positions[thread] == positions[0] + static_cast<int>(thread);
+}
+
 /// Gradients of a key tile and a key/value head, in the manner of FlashAttention-3's backward pass
 /// (Shah et al. 2024). Sᵀ rather than S is computed, so that weights stay in registers.
-template <class Tiles, bool kLists, bool kSoftCap>
+template <class Tiles, PairClass kPairs, bool kSoftCap>
 __global__ void __launch_bounds__(Tiles::kThreads, 1)
     differentiate(const __grid_constant__ Arguments a) {
+  constexpr bool kLists = kPairs != PairClass::band;
   // Walking by lists takes registers that consumers of 64 dims have not to spare.
   constexpr bool kWalks = kLists && Tiles::kDim == 128;
   extern __shared__ __align__(1024) unsigned char bytes[];
@@ -713,6 +888,10 @@ __global__ void __launch_bounds__(Tiles::kThreads, 1)
     hopper::fence_barrier_init();
   }
   __syncthreads();
+  if constexpr (kPairs == PairClass::general) {
+    const bool all = __syncthreads_and(begin_at_32(a, shared.work, threadIdx.x)) != 0;
+    if (threadIdx.x == 0) shared.neighbours = all ? 1 : 0;
+  }
   if constexpr (kLists) {
     atomicAdd(&shared.steps, steps_of_thread(a, shared.work));
     __syncthreads();
@@ -731,14 +910,14 @@ __global__ void __launch_bounds__(Tiles::kThreads, 1)
     }
   } else {
     hopper::take_registers<kWalks ? 232 : 240>();
-    Consumer<Tiles, kLists, kSoftCap>(a, shared).run();
+    Consumer<Tiles, kPairs, kSoftCap>(a, shared).run();
   }
 }
 
-template <class Tiles, bool kLists, bool kSoftCap>
+template <class Tiles, PairClass kPairs, bool kSoftCap>
 cudaError_t launch(const Arguments& a, unsigned items, cudaStream_t stream) {
   constexpr std::size_t kShared = sizeof(SharedTiles<Tiles>);
-  const auto kernel = &differentiate<Tiles, kLists, kSoftCap>;
+  const auto kernel = &differentiate<Tiles, kPairs, kSoftCap>;
   if (const cudaError_t code = cudaFuncSetAttribute(
           kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared)) {
     return code;

@@ -7,10 +7,15 @@
 namespace annulus::flash::backward {
 namespace {
 
+__host__ __device__ bool is_general(const Arguments& a) {
+  return a.dropout.threshold != 0 || a.scores.bias.data != nullptr || a.scores.mask.data != nullptr;
+}
+
 // LSE and delta of each row of a query tile, and its flags.
 template <class Tiles>
 __global__ void __launch_bounds__(Tiles::kQueries)
     prepare_rows(const __grid_constant__ Arguments a) {
+  using Element = typename Tiles::Element;
   constexpr int kQueries = Tiles::kQueries;
   const std::int32_t tiles = a.padded_rows / kQueries;
   const auto pair = static_cast<std::int32_t>(blockIdx.x) / tiles;
@@ -21,14 +26,21 @@ __global__ void __launch_bounds__(Tiles::kQueries)
   float lse = kInfinity, delta = 0;
   bool special = false;
   if (row < (a.row_lengths == nullptr ? a.rows : a.row_lengths[batch])) {
+    for (const RowTensor* rows : {&a.query_rows, &a.grad_output_rows}) {
+      if (rows->data == nullptr) continue;
+      const Element* const values = static_cast<const Element*>(rows->data) +
+                                    batch * rows->strides.batch + row * rows->strides.sequence +
+                                    head * rows->strides.head;
+      special = special || any_special<Element, 1>(values, rows->dim, 0);
+    }
     const auto value = [&](const RowValues& values) {
       return values.data[batch * values.batch + head * values.head + row * values.row];
     };
     const float natural = value(a.lse);
     if (natural != -kInfinity) {
-      lse = natural * kLog2E;
+      lse = is_general(a) ? natural : natural * kLog2E;
       delta = value(a.delta);
-      special = is_special(lse) || is_special(delta);
+      special = special || is_special(lse) || is_special(delta);
     }
   }
   const bool any_hidden = __syncthreads_or(lse == kInfinity) != 0;
@@ -59,11 +71,15 @@ void launch_preparation(const Arguments& a, cudaStream_t stream) {
 template <int kDim, bool kHalf>
 cudaError_t launch(const Arguments& a, unsigned items, cudaStream_t stream) {
   launch_preparation<Tiles<std::conditional_t<kHalf, __half, __nv_bfloat16>, kDim>>(a, stream);
+  constexpr PairClass kBand = PairClass::band, kLists = PairClass::lists;
+  if (is_general(a)) {
+    return launch_differentiate<kDim, kHalf, PairClass::general, false>(a, items, stream);
+  }
   const bool lists = a.mask.key_tiles > 0, cap = a.soft_cap != 0;
-  if (lists && cap) return launch_differentiate<kDim, kHalf, true, true>(a, items, stream);
-  if (lists) return launch_differentiate<kDim, kHalf, true, false>(a, items, stream);
-  if (cap) return launch_differentiate<kDim, kHalf, false, true>(a, items, stream);
-  return launch_differentiate<kDim, kHalf, false, false>(a, items, stream);
+  if (lists && cap) return launch_differentiate<kDim, kHalf, kLists, true>(a, items, stream);
+  if (lists) return launch_differentiate<kDim, kHalf, kLists, false>(a, items, stream);
+  if (cap) return launch_differentiate<kDim, kHalf, kBand, true>(a, items, stream);
+  return launch_differentiate<kDim, kHalf, kBand, false>(a, items, stream);
 }
 
 template <bool kHalf>

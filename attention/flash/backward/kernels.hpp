@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <cuda_runtime_api.h>
 
 #include "flash/backward/arguments.hpp"
@@ -16,8 +17,15 @@ inline constexpr int kWideTileKeys = 64;
 // `dim` below is 64, 128, 192 or 256: of queries and keys, and of values except that those of 192
 // have 128.
 
-/// The largest `dim` whose kernels take lists of tiles, soft caps and turns.
+/// The largest `dim` whose kernels take lists of tiles, soft caps, modifiers and turns.
 inline constexpr int kMaximumListedDim = 128;
+
+/// The work of a kernel for each pair.
+enum class PairClass : std::uint8_t {
+  band,     ///< in masked tiles, tests the band and the lengths
+  lists,    ///< walks by a TileMask, by which it tests pairs in masked tiles
+  general,  ///< likewise; in all tiles, adds a bias, tests a dense mask and draws dropout, as asked
+};
 
 /// Keys of a tile.
 [[nodiscard]] constexpr int tile_keys(int dim) {
@@ -38,8 +46,8 @@ inline constexpr int kMaximumListedDim = 128;
                                           cudaStream_t stream);
 
 /// Enqueues the main kernel, with a thread block for each item. Each is compiled by itself, from
-/// kernel.cu.in.
-template <int kDim, bool kHalf, bool kLists, bool kSoftCap>
+/// kernel.cu.in. The general class tests for a soft cap at run time.
+template <int kDim, bool kHalf, PairClass kPairs, bool kSoftCap>
 [[nodiscard]] cudaError_t launch_differentiate(const Arguments& arguments, unsigned items,
                                                cudaStream_t stream);
 /// The same for wide heads: straight bands, no soft cap, no turns.

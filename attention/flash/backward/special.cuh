@@ -11,16 +11,17 @@ namespace annulus::flash::backward {
 // inspected for special values: non-finite ones, and values of bfloat16 that are so large that
 // products of finite ones may not be (from 2^56 on: 128 products of two are below 2^120).
 
-/// True if one of this thread's share of a tile in shared memory is special.
-template <class Element, int kVectors, int kThreads>
-[[nodiscard]] __device__ __forceinline__ bool any_special(const Element* tile, int thread) {
+/// True if one of this thread's share of some values is special.
+template <class Element, int kThreads>
+[[nodiscard]] __device__ __forceinline__ bool any_special(const Element* values, int count,
+                                                          int thread) {
   constexpr bool kHalf = std::is_same_v<Element, __half>;
   constexpr std::uint32_t kToSign = kHalf ? 0x04000400 : 0x24802480;  // from the first special one
   constexpr std::uint32_t kMagnitudes = 0x7FFF7FFF, kSigns = 0x80008000;
-  const uint4* const vectors = reinterpret_cast<const uint4*>(tile);
+  const uint4* const vectors = reinterpret_cast<const uint4*>(values);
   std::uint32_t sums = 0;
 #pragma unroll 1
-  for (int i = thread; i < kVectors; i += kThreads) {
+  for (int i = thread; i < count / 8; i += kThreads) {
     const uint4 v = vectors[i];
     sums |= ((v.x & kMagnitudes) + kToSign) | ((v.y & kMagnitudes) + kToSign) |
             ((v.z & kMagnitudes) + kToSign) | ((v.w & kMagnitudes) + kToSign);

@@ -17,7 +17,7 @@ std::int32_t divide_up(std::int64_t a, std::int64_t b) {
 
 TileLists::TileLists(const Mask& mask, const BatchesAndHeads& of, const PositionRanges& rows,
                      const PositionRanges& columns, int tile_rows, int tile_columns,
-                     MemoryPool& memory) {
+                     bool row_positions, MemoryPool& memory) {
   const ListPlan plan(mask, of, rows, columns, tile_rows, tile_columns);
   const Tensor numbers = upload(plan.numbers(), memory);
   const std::span<const std::uint64_t> blocks = plan.blocks();
@@ -40,6 +40,7 @@ TileLists::TileLists(const Mask& mask, const BatchesAndHeads& of, const Position
   m.query_bits = take<std::uint32_t>(lists * m.key_tiles * m.query_words * 2, memory);
   m.key_bits = take<std::uint32_t>(lists * m.query_tiles * m.key_words, memory);
   m.row_keys = take<RowKeys>(m.batches * padded_rows, memory);
+  if (row_positions) m.row_positions = take<std::int32_t>(padded_rows, memory);
   m.column_positions = take<std::int32_t>(padded_columns, memory);
   m.row_hulls = take<RowHull>(std::int64_t{m.batches} * m.query_tiles, memory);
   m.column_hulls = take<ColumnHull>(std::int64_t{m.batches} * m.key_tiles, memory);

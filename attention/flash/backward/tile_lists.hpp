@@ -14,9 +14,10 @@ namespace annulus::flash::backward {
 class TileLists {
  public:
   /// On the current device, which must be that of `memory`; the lists are ready when it returns.
-  /// The mask must outlive it. Positions must lie below 2^28.
+  /// Positions must lie below 2^28. `row_positions`: the kernels read them.
   TileLists(const Mask& mask, const BatchesAndHeads& of, const PositionRanges& rows,
-            const PositionRanges& columns, int tile_rows, int tile_columns, MemoryPool& memory);
+            const PositionRanges& columns, int tile_rows, int tile_columns, bool row_positions,
+            MemoryPool& memory);
 
   [[nodiscard]] const TileMask& mask() const { return mask_; }
 

@@ -25,6 +25,7 @@ __global__ void __launch_bounds__(kThreads)
     const std::int32_t row = tile.first_row + r;
     const std::int32_t position = tile.start + r * tile.stride;
     if (mask.row_blocks != nullptr) mask.row_blocks[row] = query_block_of(in, position);
+    if (mask.row_positions != nullptr) mask.row_positions[row] = position;
     for (std::int32_t batch = 0; batch < in.batches; ++batch) {
       RowKeys keys = row_keys_at(in, batch, position);
       if (in.by_rule == 0) {

@@ -39,6 +39,7 @@ struct TileMask {
   RowKeys* row_keys = nullptr;
   std::int32_t* row_ids = nullptr;           ///< likewise; null: ids do not matter
   std::int32_t* row_blocks = nullptr;        ///< [rows], query blocks; null: no block mask
+  std::int32_t* row_positions = nullptr;     ///< [query tiles · rows of a tile]; null: not needed
   std::int32_t* column_positions = nullptr;  ///< [key tiles · columns of a tile]
   std::int32_t* column_ids = nullptr;        ///< [batches][likewise]; null as row_ids
 

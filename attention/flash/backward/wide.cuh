@@ -90,8 +90,8 @@ __device__ __forceinline__ void watch_keys(WideSharedTiles<Tiles>& shared, int t
   using Element = typename Tiles::Element;
   shared.key_full.wait(0);
   const bool special =
-      any_special<Element, Tiles::kKeys * Tiles::kDim / 8, 96>(shared.key, thread) ||
-      any_special<Element, Tiles::kKeys * Tiles::kValueDim / 8, 96>(shared.value, thread);
+      any_special<Element, 96>(shared.key, Tiles::kKeys * Tiles::kDim, thread) ||
+      any_special<Element, 96>(shared.value, Tiles::kKeys * Tiles::kValueDim, thread);
   if (special) atomicOr(&shared.special_keys, 1);
   shared.key_watched.arrive();
 }
@@ -265,8 +265,8 @@ class WideConsumer {
     const int thread = static_cast<int>(threadIdx.x) - 128;
     const bool special =
         (flags & kSpecialValues) != 0 || shared.special_keys != 0 ||
-        any_special<Element, Tiles::kTileElements / 8, 256>(shared.query[slot], thread) ||
-        any_special<Element, Tiles::kOutputElements / 8, 256>(shared.grad_output[slot], thread);
+        any_special<Element, 256>(shared.query[slot], Tiles::kTileElements, thread) ||
+        any_special<Element, 256>(shared.grad_output[slot], Tiles::kOutputElements, thread);
     if (!any_of_threads<256>(kSpecialSync, special)) return false;
     differentiate_pairs(tile);
     release(shared.output_empty[slot]);

@@ -1,0 +1,17 @@
+#pragma once
+
+#include <cstdint>
+
+namespace annulus::flash::backward {
+
+/// A warp's 16 keys and some queries. Score 4i + 2h + e of a thread is that of query
+/// 8i + 2 (lane % 4) + e and of key lane / 4 + 8h.
+struct WarpScores {
+  std::int32_t batch, head;
+  std::int32_t row, column;  ///< the first ones
+  int warp, lane;
+  unsigned char* own;        ///< shared memory of the warp, 256 bytes for every 64 queries
+  unsigned char* neighbour;  ///< that of the other warp, with 16 keys beside these
+};
+
+}  // namespace annulus::flash::backward

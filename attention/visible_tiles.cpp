@@ -8,7 +8,7 @@
 namespace annulus {
 namespace {
 
-// The lanes of count_tile() on a host.
+// count_tile() runs on the lanes of a warp; on a host it has one lane.
 struct OneLane {
   static constexpr std::int32_t kCount = 1;
   [[nodiscard]] static std::int32_t lane() { return 0; }

@@ -1,7 +1,7 @@
-# In a unity build (CMAKE_UNITY_BUILD, as the preset ci has it) several sources are one compilation,
-# and their unnamed namespaces are one, too. A source is named here if its unnamed namespace has a
-# name that another source of its target uses, or if Highway includes it once for each instruction
-# set. It is compiled alone.
+# A unity build (CMAKE_UNITY_BUILD, as in the preset ci) compiles several sources at once, and they
+# share one unnamed namespace. The sources below are compiled alone: their unnamed namespace has a
+# name that another source of their target uses too, or Highway includes them once for each
+# instruction set.
 if(NOT CMAKE_UNITY_BUILD)
   return()
 endif()

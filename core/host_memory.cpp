@@ -18,7 +18,7 @@
 namespace annulus {
 namespace {
 
-// The number behind "MemTotal:" and the like, in bytes.
+// The number after a name such as "MemTotal:", in bytes.
 std::optional<std::uint64_t> bytes_of(std::string_view name, std::string_view meminfo) {
   const std::size_t at = meminfo.find(name);
   if (at == std::string_view::npos) return {};
@@ -31,7 +31,7 @@ std::optional<std::uint64_t> bytes_of(std::string_view name, std::string_view me
 }
 
 std::string state() {
-  // Opened without a stream, which would need memory.
+  // A stream would need memory.
   std::array<char, 4096> text{};
   const int file = ::open("/proc/meminfo", O_RDONLY | O_CLOEXEC);
   const ::ssize_t count = file < 0 ? 0 : ::read(file, text.data(), text.size());

@@ -103,7 +103,7 @@ void copy(const ConstTensorView& source, const TensorView& destination) {
 
 namespace {
 
-// Tensors are made for every call, so only an error pays for the description.
+// Tensors are made for every call, so the description is made only for an error.
 Buffer allocate_tensor(DType dtype, const Extents& shape, MemoryPool& pool) {
   try {
     return pool.allocate(static_cast<std::size_t>(shape.product()) * size_of(dtype));

@@ -102,7 +102,7 @@ std::string gather_errors(Control& ranks, const Error* error, std::string_view w
   std::string mine;
   if (error != nullptr) {
     std::string message = error->what();
-    // Where the standard library lacks memory, only the step says for what.
+    // std::bad_alloc does not say what the memory was for, but the step does.
     if (message.starts_with(kNoMemory) && !what.empty())
       message = fmt::format("{}: {}", what, message);
     mine = Errors{ranks.rank(),

@@ -96,7 +96,8 @@ class Comparison {
     const char* const remedy =
         candidates_.front().input.problem.in_global_order()
             ? "; --reproducible world wants heads or batch sharded instead of the sequence, or "
-              "layout contiguous with schedule ulysses, or with allgather and granule 256; "
+              "layout contiguous with schedule ulysses, or with allgather and granule 256 (384 on "
+              "GPUs for value dimensions up to 64); "
               "--reproducible run has no such limits"
             : "";
     const auto same = [&](const Candidate& one) { return one.refused == first; };

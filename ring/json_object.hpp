@@ -41,7 +41,8 @@ class JsonObject {
   [[nodiscard]] JsonObject object(const std::string& key) const {
     return {at(key), name(key), path_};
   }
-  /// Calls visit(entry, its location) for the entries of a list. `of` says what these are.
+  /// Calls visit(entry, its location) for the entries of a list. `of` says in messages what the
+  /// entries are: " of names".
   template <class Visit>
   void each(const std::string& key, const char* of, const Visit& visit) const {
     if (!at(key).is_array()) fail(name(key), std::string("is not a list") + of);

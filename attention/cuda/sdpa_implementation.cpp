@@ -36,7 +36,8 @@ constexpr std::array kRates{H200Rates{64, 64, kInLongRuns * 493e12, kInLongRuns 
                             H200Rates{128, 128, kInLongRuns * 698e12, kInLongRuns * 659e12},
                             H200Rates{192, 128, kInLongRuns * 686e12, kInLongRuns * 628e12},
                             H200Rates{256, 256, kInLongRuns * 739e12, kInLongRuns * 694e12}};
-// Of long walks: what was measured at 16k, without what tiles and edges of the mask take there.
+// Rates of long walks: measured at 16k, without the time that tiles and edges of the mask take
+// there.
 constexpr std::array kBackwardRates{
     H200Rates{64, 64, 452e12, 466e12}, H200Rates{128, 128, 545e12, 545e12},
     H200Rates{192, 128, 314e12, 517e12}, H200Rates{256, 256, 359e12, 408e12}};

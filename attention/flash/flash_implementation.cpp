@@ -22,8 +22,8 @@ namespace {
 
 constexpr std::int64_t kVectorBytes = 16;  // strides are multiples of it
 constexpr std::int64_t kMaximumDims = 256;
-// The limit of the backward kernels for masks that are not straight, soft caps, modifiers and
-// turns.
+// The largest head dimension for which the backward kernels take masks that are not straight, soft
+// caps, modifiers and turns.
 constexpr std::int64_t kMaximumListedDims = 128;
 // Tiles of both passes, and of the forward pass for small value dimensions (see flash/shape.cuh).
 constexpr std::int64_t kTile = 128;
@@ -37,8 +37,8 @@ constexpr std::array kHalfRates{
     H200Rates{128, 128, kInLongRuns * 728e12, kInLongRuns * 722e12, 300e12},
     H200Rates{192, 128, kInLongRuns * 742e12, kInLongRuns * 702e12, 300e12},
     H200Rates{256, 256, kInLongRuns * 788e12, kInLongRuns * 753e12, 300e12}};
-// Of long walks, in long runs (benchmarks/NOTES.md, "Predicted backward passes"); 192 on an H100.
-// General ones of dropout, biases and dense masks are alike.
+// Rates of long walks in long runs (benchmarks/NOTES.md, "Predicted backward passes"); at 192, of
+// an H100. Dropout, biases and dense masks have one general rate, as theirs are alike.
 constexpr std::array kBackwardRates{
     H200Rates{64, 64, 485e12, 485e12, 190e12}, H200Rates{128, 128, 525e12, 525e12, 300e12},
     H200Rates{192, 128, 330e12, 330e12}, H200Rates{256, 256, 415e12, 415e12}};
@@ -48,9 +48,9 @@ constexpr std::array kFloat32Rates{H200Rates{64, 64, 38e12, 38e12},
 
 constexpr const char* kFlash = "flash_attn2";
 
-// With fixed tiles, a row's bits depend on its keys alone, and a key's gradients on its rows. Where
-// documents or blocks cut the sequence, tiles begin elsewhere; modifiers of the general class have
-// not been examined.
+// Tiles are fixed, so the bits of a row depend on its keys alone, and those of a key's gradients on
+// its rows. Where documents or blocks cut the sequence, tiles begin elsewhere. Modifiers of the
+// general class have not been examined.
 Capability keeps_global_order(const AttentionProblem& problem) {
   const Mask& mask = problem.mask;
   if (problem.dtype == DType::float32 || flash::is_general(problem) || mask.has_segments() ||
@@ -205,7 +205,8 @@ class FlashImplementation final : public Implementation {
   Declaration declaration_;
 };
 
-// Straight are the blocks of wide heads; cutting others is not worth it, as they are never refused.
+// Blocks of wide heads must be straight. Cutting other blocks is not worth it, as they are never
+// refused.
 FeatureSet backward_features() {
   return FeatureSet::positions() |
          FeatureSet{Feature::segments,   Feature::lengths, Feature::soft_cap,    Feature::bias,

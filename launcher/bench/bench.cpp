@@ -172,9 +172,9 @@ class Bench {
   // Tracing would keep a device from replaying, so series of its calls are not traced.
   [[nodiscard]] bool traces_apart() const { return !device_.place().is_host() && !options_.once; }
 
-  // Takes the time of a pass: of its first call, which has been made, or of a series of calls, and
-  // before and after them of the kernels alone, for as many calls each time. Returns the trace of
-  // calls. Collective, as are the next four.
+  // Sets the times of a pass. With --once that is `first`, the time of the first call, which has
+  // been made. Otherwise a series of calls is timed, and before and after it the kernels alone, for
+  // as many calls each time. Returns the trace of calls. Collective, as are the next four.
   template <class Call, class MakeBlocks>
   std::vector<TraceSpan> measure(PassMeasurement& measured, const Timing& first, Rest& rest,
                                  Tracer& tracer, TraceCollector& collector, const Call& call,

@@ -118,7 +118,8 @@ NamedCase random_case(const RandomCase& which, const Options& options, Context& 
   }
   if (result.may_be_refused) leave_order_open(result.sharded);
   if (options.implementation != "auto") {
-    // Few kernels for GPUs take every block: others compute what this one does not.
+    // Few kernels for GPUs take every block, so others compute the blocks that the named one
+    // refuses.
     if (place.is_host()) {
       result.sharded.implementation = options.implementation;
     } else {
@@ -144,8 +145,8 @@ NamedCase random_case(const RandomCase& which, const Options& options, Context& 
   return result;
 }
 
-// True unless, on GPUs, an implementation is named that cannot compute the problem, or gradients
-// that are asked for.
+// On GPUs, false if the named implementation cannot compute the problem, or gradients that were
+// drawn or asked for.
 bool suits(const NamedCase& drawn, const Options& options, Context& context) {
   const Place place = context.place();
   if (options.implementation == "auto" || place.is_host()) return true;
@@ -481,7 +482,8 @@ ExitCode verify_command(const CommandContext& context) {
     verifier.verify_drawn(random_case(*options.random_case, options, *opened));
   } else {
     progress.begin(counted(options.random, "problem"), options.random);
-    // Draws cost little: problems that are not for the named implementation are passed over.
+    // Draws cost little, so problems that the named implementation does not compute are passed
+    // over.
     constexpr int kDrawsPerProblem = 1000;
     int verified = 0;
     int drawn = 0;
@@ -496,7 +498,7 @@ ExitCode verify_command(const CommandContext& context) {
       ++verified;
     }
     if (verified < options.random) {
-      throw UserError(fmt::format("--impl {}: computes {} of {} drawn problems, fewer than {}",
+      throw UserError(fmt::format("--impl {}: computes only {} of {} drawn problems; expected {}",
                                   options.implementation, verified, drawn, options.random));
     }
     if (drawn > verified) {

@@ -510,8 +510,8 @@ void add_running(TableBuilder& table) {
   table.add("iters", "N", with_hops({{Command::bench}}), int_into(&Options::iterations, 1),
             fmt::format("calls that are timed (default: {})", defaults.iterations));
   table.add("once", "", without_calibrate({{Command::bench}}), flag_into(&Options::once),
-            "make one call of each pass, and time it, for problems that take minutes: memory and "
-            "bytes are the same as of many calls, the kernels alone are not timed");
+            "time only the first call of each pass, for problems that take minutes; memory and "
+            "bytes are those of many calls, and the kernels alone are not timed");
   table.add("sweep", "BEGIN:END[:FACTOR]", with_hops({{Command::bench}}),
             parsed_into(&Options::sequence_sweep, parse_sweep),
             fmt::format("T = S from BEGIN to END, growing by FACTOR (default factor: {})",

@@ -14,8 +14,8 @@ struct OptionUses {
   using HasDefault = std::function<bool(const Options&)>;
 
   std::vector<Command> commands;
-  /// Its value is drawn by verify --random, so it cannot be given too. In the environment or a file
-  /// it must have its default there, if it has one.
+  /// verify --random draws its value, so it cannot be given on the command line too. The
+  /// environment or a file may give it, but only its default value, if it has one.
   bool drawn = false;
   HasDefault has_default = {};  ///< of drawn options; empty: it has no default
   bool with_hops = false;       ///< bench --hops uses it

@@ -24,7 +24,7 @@ class Tally {
   /// The same for gradients.
   [[nodiscard]] std::string computed_gradients() const { return counts_text(computed_gradients_); }
   /// "OK (8 of 8 within bounds; …)", or "FAILED (8 of 8 within bounds, 1 with different bits in a
-  /// repeated run; …)": in how many problems which kind of thing failed.
+  /// repeated run; …)", with the number of problems for each kind of failure.
   [[nodiscard]] std::string text() const;
 
  private:

@@ -374,7 +374,7 @@ ProblemSetup set_up_problem(const Options& options, const AttentionShape& shape,
     setup.layout = ring::default_layout(setup.problem, setup.mesh, layout);
   } catch (const UserError& error) {
     if (layout.rules.rules().empty()) throw;
-    // The error names only the axis, so the rule is the one that has it.
+    // The error names only the axis, so the wrong rule is the one that has this axis.
     std::string wrong = "--sharding-rules/--sequence-axis";
     for (const ShardingRule& rule : options.rules.rules()) {
       const bool has_it = std::ranges::any_of(rule.axes, [&](const std::string& axis) {

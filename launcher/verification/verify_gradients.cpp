@@ -32,10 +32,10 @@ ShardedCase unsharded_case(const ShardedCase& with_all_columns, Place place) {
   return whole;
 }
 
-// The forward pass of a case, with gradients by the chosen implementation if it was a single one.
-// The rounding of outputs and LSE reaches the gradients, so the forward pass stays the sharded
-// run's; only where the chosen implementation cannot compute whole sequences, it is preferred in
-// both passes, and others compute the rest.
+// A run of the case on whole sequences, with gradients by the chosen implementation if it was a
+// single one. The rounding of outputs and LSE reaches the gradients, so the forward pass stays that
+// of the sharded run. If the chosen implementation cannot compute whole sequences, it is only
+// preferred, in both passes, and others compute the rest.
 std::unique_ptr<ForwardRun> prepared_run(ShardedCase whole, const std::string& chosen,
                                          Context& context) {
   const std::vector<std::string> names = context.registry().names();
@@ -143,7 +143,7 @@ double roundings_of_weights(const ShardedCase& sharded_case, const ring::RankPla
   return 3 + most[0] + most[1] * scale * most[2] * most[3] / std::sqrt(3.0);
 }
 
-// The rows of a gradient that are not 0 throughout; others are exact.
+// The number of rows of a gradient with an entry other than 0. Other rows are exact.
 std::int64_t rows_of(const OracleGradient& gradient, std::int64_t width) {
   std::int64_t rows = 0;
   const std::vector<double>& all = gradient.magnitudes;

@@ -28,7 +28,8 @@ double bytes_of(const RankPlan& plan, const Region& region, Content content) {
          static_cast<double>(size_of(buffer.dtype));
 }
 
-// Of its first content: an output, as the LSE and the maximum are negligible beside it.
+// The bytes of the first content, which is an output: the LSE and the maximum are negligible beside
+// it.
 double bytes_of(const RankPlan& plan, const Region& region) {
   return bytes_of(plan, region, plan.buffer(region.buffer).contents.front());
 }
@@ -146,7 +147,7 @@ double seconds_of(const RankPlan& plan, const SinkGradient& gradient, const Pric
          prices.model.memory_seconds(2 * bytes_of(plan, gradient.delta));
 }
 
-// A softmax state is merged by one launch, contents are summed one after the other.
+// One launch merges a softmax state. Sums take one launch for each content.
 double seconds_of(const RankPlan& plan, const Reduce& reduce, const Prices& prices) {
   std::vector<Content> contents = plan.buffer(reduce.into.output.buffer).contents;
   if (reduce.reduction == Reduction::softmax) contents.resize(1);

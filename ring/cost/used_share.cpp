@@ -8,9 +8,9 @@ namespace {
 // The longest tiles are computed first. Under a causal mask they take twice the mean.
 constexpr double kLongestTile = 2;
 
-// The rows that a tile of the backward pass could walk in the time in which it loads its keys and
-// adds their gradients in the end; and, for each query head, in the time that an edge of the mask
-// takes, where rows are walked in part and their values are looked at. Measured on H200:
+// Losses of a tile of the backward pass, as rows that it could walk in the same time. kRowsOfATile:
+// it loads its keys, and in the end adds their gradients. kRowsOfAnEdge, for each query head: at an
+// edge of the mask it walks rows in part, after a look at their values. Measured on H200:
 // benchmarks/NOTES.md.
 constexpr double kRowsOfATile = 550;
 constexpr double kRowsOfAnEdge = 250;

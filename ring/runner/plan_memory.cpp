@@ -96,7 +96,7 @@ void PlanMemory::allocate(std::span<Group* const> groups, Device& device) {
       const Buffer& largest = plan_.buffer(pieces[i].rbegin()->second);
       const Content content = largest.contents.front();
       text += fmt::format("{}{} {}, of which the largest holds {} {} of {}",
-                          text.empty() ? "" : ", ", human_bytes(requests[i].bytes),
+                          text.empty() ? "" : "; ", human_bytes(requests[i].bytes),
                           i < groups.size() ? "to exchange" : "of partial results",
                           ring::name_of(content), to_string(shape_of(largest, content)),
                           annulus::name_of(largest.dtype));

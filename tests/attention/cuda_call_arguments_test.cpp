@@ -260,8 +260,8 @@ TEST_F(CudaCallArguments, AllTogether) {
   expect_right_everywhere(planned, calls);
 }
 
-// Few rows go to a kernel that shares out the keys, here when it runs. In the third call nothing
-// is visible in any batch.
+// Few rows go to a kernel that shares out the keys. Here it does so when it runs. In the third call
+// nothing is visible in any batch.
 TEST_F(CudaCallArguments, LengthsOfFewRows) {
   AttentionProblem planned;
   planned.shape = {3, 1, 1000, 8, 2, 64, 64};
@@ -282,8 +282,8 @@ TEST_F(CudaCallArguments, LengthsOfFewRows) {
   }
 }
 
-// Rows appended to caches of different lengths, as in speculative decoding: each call moves the
-// diagonal to the end of every cache. The second block holds the last keys of the first one's.
+// Rows are appended to caches of different lengths, as in speculative decoding: each call moves the
+// diagonal to the end of every cache. The second block holds the last keys of the first block.
 TEST_F(CudaCallArguments, LengthsAndOffsetsOfFewRows) {
   for (const std::int64_t window : {-1, 40}) {
     AttentionProblem planned;

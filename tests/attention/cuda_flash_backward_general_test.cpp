@@ -64,14 +64,15 @@ TEST_F(CudaFlashBackward, DropoutUnderEveryMask) {
   }
 }
 
-// Positions that begin anywhere and have strides, other than those that begin at multiples of 32.
+// Blocks whose positions begin anywhere or have strides, so that their keys are not always
+// neighbours from a multiple of 32 on.
 TEST_F(CudaFlashBackward, DropoutOfBlocks) {
   for (const Dims& dims : {Dims{64, 64}, {128, 128}}) {
     expect_blocks_add_up(dims, Dropout(0.3, kSeed));
   }
 }
 
-// Heads, and batches, count from the problem's first.
+// Dropout counts heads and batches from the first of the problem, not of the block.
 TEST_F(CudaFlashBackward, DropoutOfPartsOfTheHeads) {
   Random random(54);
   AttentionProblem problem = bfloat16_problem({2, 150, 260, 6, 3, 64, 64});
@@ -163,7 +164,8 @@ TEST_F(CudaFlashBackward, DropoutRepeatsBits) {
   }
 }
 
-/// A bias whose gradient the kernels do not sum up counts as right.
+/// Sets the gradient of a bias to the right one if the kernels would have to sum it up over rows or
+/// keys, which they do not.
 void skip_shared_gradient(WholeGradients& whole, Gradients& gradients) {
   const Extents& shape = *whole.forward.problem.bias;
   if (shape[2] > 1 && shape[3] > 1) return;
@@ -259,7 +261,7 @@ TEST_F(CudaFlashBackward, ScoresOfBlocks) {
           parts.push_back(part_of(whole, b, rows, c));
           BackwardBlock& block = parts.back().block;
           if (c.step != 1 || b == 1) continue;
-          // The same by column.
+          // The same scores, indexed by the block's column instead of the key's position.
           block.scores = block.scores.slice(3, c.first, c.count);
           block.scores.by_column = true;
           parts.back().gradients.bias = parts.back().gradients.bias.slice(3, c.first, c.count);
@@ -271,7 +273,7 @@ TEST_F(CudaFlashBackward, ScoresOfBlocks) {
   }
 }
 
-// What a dense mask or a bias hides reaches nothing that does not see it.
+// A key that a dense mask or a bias hides reaches no result that does not see it.
 TEST_F(CudaFlashBackward, ScoresHideValuesThatAreNotFinite) {
   Random random(66);
   for (const bool by_bias : {false, true}) {
@@ -300,7 +302,7 @@ TEST_F(CudaFlashBackward, ScoresHideValuesThatAreNotFinite) {
   }
 }
 
-// Rows that see only logits of −∞, whatever they hold.
+// Rows whose logits are all −∞ add nothing, whatever they hold.
 TEST_F(CudaFlashBackward, RowsWithoutWeightAddNothing) {
   Random random(67);
   for (const std::int64_t dim : {64, 128}) {

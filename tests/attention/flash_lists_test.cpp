@@ -27,8 +27,8 @@ bool shows(const KeySegment& segment, const QueryTile& tile, std::int64_t row,
          segment.stride * column <= segment.high + ahead;
 }
 
-// Walks through lists as the kernel does. They were made by `plan`, whose mask may have other
-// numbers than that of `one`.
+// Walks through the lists of `plan` as the kernel does. The mask of `plan` may have other numbers
+// than the mask of `one`.
 class Walk {
  public:
   Walk(const ListCase& one, const ListPlan& plan, const HostLists& lists)
@@ -117,7 +117,7 @@ class Walk {
         ASSERT_LT(column, one_.columns.size());
         ++seen;
         ++met_[static_cast<std::size_t>(row * one_.columns.size() + column)];
-        // No tile but those of visible blocks, whatever else is hidden of them.
+        // All tiles lie in visible blocks, whatever else the mask hides in them.
         if (mask_.block_mask()) {
           ASSERT_TRUE(mask_.block_mask()->visible(
               one_.of.first_batch + batch, one_.of.first_head + head,
@@ -125,8 +125,9 @@ class Walk {
         }
       }
     }
-    // Ids of a tile's rows may meet those of its columns only where positions hide them. What
-    // positions show may lie between those of strided rows and columns.
+    // A tile may show nothing in two cases. Its rows and columns may have common ids only where
+    // positions hide the pairs. The pairs that positions show may lie between strided rows and
+    // columns.
     const bool strided = segment.stride != 1 || tile.row_stride != 1;
     if (!mask_.position_parts().limited() || (!mask_.has_segments() && !strided)) {
       EXPECT_GT(seen, 0);

@@ -14,7 +14,7 @@
 namespace annulus::flash {
 
 struct HostLists {
-  std::vector<QueryTile> tiles;  ///< [batches][heads], those of a list from the longest on
+  std::vector<QueryTile> tiles;  ///< [batches][heads], in each list the longest first
   std::vector<KeySegment> segments;
   std::vector<RowKeys> row_keys;                  ///< [batches][rows], if the plan needs them
   std::vector<std::int32_t> row_ids, column_ids;  ///< likewise, and [batches][columns]
@@ -80,8 +80,8 @@ inline void add_tile(const TileWalk& walk, HostLists& list) {
   tile.segments = count.segments;
   tile.key_tiles = count.key_tiles;
   list.tiles.push_back(tile);
-  // With space for what the first round writes to wrong places, and filled with a value that is no
-  // result.
+  // The first round writes to wrong places, so there is space for that. No result has the value
+  // `unwritten`.
   KeySegment unwritten;
   unwritten.tiles = -1;
   std::vector<KeySegment> segments(static_cast<std::size_t>(2 * count.segments), unwritten);

@@ -121,7 +121,7 @@ TEST_F(AgreementTest, OneLibraryErrorMakesItTheLibrarys) {
   EXPECT_THAT(other.text, ::testing::StartsWith((size_ == 1 ? "" : "rank 0: ") +
                                                 std::string("out of memory: ")));
   EXPECT_THAT(other.text, ::testing::HasSubstr("of the host's "));
-  // The step says for what there was no memory.
+  // The step says what the memory was for.
   try {
     collectively(*group_, "planning", [] { throw std::bad_alloc(); });
     FAIL() << "no error";

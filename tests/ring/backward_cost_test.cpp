@@ -34,7 +34,7 @@ AttentionProblem full_problem(std::int64_t heads, std::int64_t kv_heads,
   return problem;
 }
 
-// Each content is summed by a launch of its own, which touches no others of its buffers.
+// Each content is summed by a launch of its own, which touches no other content of the buffers.
 TEST(BackwardCosts, SumsMoveTheBytesOfTheirContents) {
   const AttentionProblem problem = full_problem(8, 2);
   const ShardedOperands operands = sequence_operands(problem, 2, LayoutKind::contiguous);
@@ -51,8 +51,8 @@ TEST(BackwardCosts, SumsMoveTheBytesOfTheirContents) {
   };
   const double rows = kLength / 2.0 * 8 * 64 * sizeof(float);     // of dQ
   const double columns = kLength / 2.0 * 2 * 64 * sizeof(float);  // of dK, and of dV
-  // dQ, dK and dV and the parts for the other rank are cleared; its parts for this one are read and
-  // added; half as many bytes are written in the end.
+  // dQ, dK, dV and the parts for the other rank are cleared. The parts that the other rank sends
+  // are read and added. In the end, the results are read, and written in half as many bytes.
   EXPECT_DOUBLE_EQ(all_sums(), rows + 4 * columns + 2 * 3 * columns + 1.5 * (rows + 2 * columns));
   const double bytes = all_sums();
   input.prices.model.launch_seconds = 1;
@@ -64,8 +64,8 @@ const BackwardBlock& own_block(const RankPlan& plan) {
   return *plan.all<BackwardBlock>().front();
 }
 
-// Part of the rate that walks over this many rows keep, if none is masked, and one tile of keys
-// serves some query heads.
+// The part of the rate that is left for walks over this many rows, if no row is masked and one tile
+// of keys serves `joined` query heads.
 double kept(double rows, double joined) {
   return rows / (rows + 550 / joined);
 }
@@ -89,7 +89,7 @@ TEST(BackwardCosts, ATileOfKeysServesAllQueryHeads) {
   }
 }
 
-// Rates hold for calls that add their gradients. Memory is the limit of very fast kernels only.
+// Rates include the adding of gradients. Memory limits only very fast kernels.
 TEST(BackwardCosts, GradientsAreAddedWhileTheKernelComputes) {
   const AttentionProblem problem = full_problem(8, 8, 8192);
   const ShardedOperands operands = sequence_operands(problem, 2, LayoutKind::contiguous);
@@ -108,8 +108,8 @@ TEST(BackwardCosts, GradientsAreAddedWhileTheKernelComputes) {
                        input.prices.model.memory_seconds(3 * numbers * 2 * sizeof(float)));
 }
 
-// Of tiles that are computed from the longest to the shortest, the last ones fill the gaps: all
-// that counts is the longest tile, if there are few.
+// Tiles are computed from the longest to the shortest, so the last ones fill the gaps. If there are
+// few tiles, only the longest one counts.
 TEST(BackwardCosts, TilesOfACausalMaskEndTogetherIfThereAreTwoEach) {
   const auto share = [](std::int64_t rows, std::int64_t heads) {
     return used_share_backward(Place::Kind::cuda, {rows, rows, heads, 1, rows * rows / 2}, 1, 1);

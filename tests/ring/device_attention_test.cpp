@@ -136,7 +136,7 @@ TEST_F(DeviceAttention, GradientsByCudnn) {
   }
 }
 
-// Bit for bit those of a call for the whole problem, of gradients too. Chunks are multiples of the
+// Results and gradients have the bits of a call for the whole problem. Chunks are multiples of the
 // tiles of either head dimension.
 TEST_F(DeviceAttention, TheSameBitsOnAnyNumberOfRanks) {
   const int ranks = test::session().size();

@@ -59,7 +59,7 @@ void require(const char* name, const ConstTensorView& tensor) {
   if (!obstacle.empty()) throw UnsupportedError("flash attention, backward: " + obstacle);
 }
 
-// Each entry gets a term of every batch and head that share it, in any order.
+// Every batch and head that share an entry add a term to it, in any order.
 void require_own_entries(const TensorView& bias, bool repeats_bits) {
   const auto is_shared = [&](int dim) { return bias.size(dim) > 1 && bias.stride(dim) == 0; };
   if (is_shared(2) || is_shared(3)) {

@@ -74,7 +74,8 @@ LocalMask DecodeAttention::planned_mask(const AttentionBlock& block) const {
   if (!problem_.call_arguments.change_visibility()) {
     return local_mask(problem_.mask, block.first_batch, batches, block.rows, block.columns);
   }
-  // What calls may change by batch is left out of the mask, which then is the same for all batches.
+  // The mask without lengths, which are set below for each batch. The rest must be the same for all
+  // batches.
   Mask straight = problem_.mask;
   straight.set_query_lengths({});
   straight.set_kv_lengths({});

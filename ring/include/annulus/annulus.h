@@ -120,9 +120,9 @@ typedef struct annulus_attention_options annulus_attention_options;
 annulus_status annulus_attention_options_create(annulus_attention_options** options);
 void annulus_attention_options_destroy(annulus_attention_options* options);
 
-/* Choices by name: "query_spec", "kv_spec", "mode", "layout", "kv_layout", "schedule", "implementation", "transport", "tuning", "bias_policy",
- * "backward_schedule", "backward_implementation"; "reproducible": "no", "run" or "world"; "offset":
- * "bottom-right". */
+/* Choices by name: "query_spec", "kv_spec", "mode", "layout", "kv_layout", "schedule",
+ * "implementation", "transport", "tuning", "bias_policy", "backward_schedule",
+ * "backward_implementation"; "reproducible": "no", "run" or "world"; "offset": "bottom-right". */
 annulus_status annulus_attention_options_set_text(annulus_attention_options* options,
                                                   const char* name, const char* value);
 /* Numbers by name: "query_length", "kv_length" and "kv_heads", of the whole problem, where a local

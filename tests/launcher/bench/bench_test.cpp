@@ -100,7 +100,8 @@ TEST(Bench, MeasuresTheBackwardPass) {
   EXPECT_EQ(row["verdict"], "OK");
 }
 
-// Memory and bytes are those of many calls; what one call does not tell is left out.
+// One call has the memory and bytes of many calls. The report leaves out what one call does not
+// tell.
 TEST(Bench, MeasuresOneCall) {
   const std::vector<std::string> words{"--shape", "1,96,96,4,2,16", "--causal", "--schedule",
                                        "ring",    "--threads",      "1",        "--json",

@@ -31,7 +31,7 @@ TEST(Tally, CountsWhatPasses) {
             "largest ratio to the unsharded error 1.00; 1 more refused)");
 }
 
-// Numbers within bounds are not what fails if only bits differ.
+// If only bits differ, the numbers still count as within bounds.
 TEST(Tally, SaysWhatFailed) {
   Tally tally;
   tally.add(good());

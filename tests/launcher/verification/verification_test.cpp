@@ -182,7 +182,7 @@ TEST_F(VerifySharded, FailsALossByShardingAlone) {
   EXPECT_THAT(found.failure(), HasSubstr("unsharded"));
 }
 
-// Rows that see no key are exact in every run, so the ratio is the luck of the others.
+// Rows that see no key are exact in every run, so the ratio is luck if few other rows are left.
 TEST_F(VerifySharded, OnlyRowsThatSeeKeysMakeARatioMeaningful) {
   const auto factor = [&] {
     const Verification found = verify_with([](const auto&, const auto&) {});
@@ -197,7 +197,7 @@ TEST_F(VerifySharded, OnlyRowsThatSeeKeysMakeARatioMeaningful) {
   EXPECT_NEAR(factor(), 2, 1e-6);
   case_.problem.mask.set_query_lengths({128});
   EXPECT_NEAR(factor(), 1.1, 1e-6);
-  // Copies are no further rows.
+  // Copies of a row do not count again.
   case_.problem.mask.set_query_lengths({127});
   case_.layout.query = PartitionSpec::parse("-,-");
   EXPECT_NEAR(factor(), 2, 1e-6);

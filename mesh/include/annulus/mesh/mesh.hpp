@@ -112,7 +112,7 @@ class Mesh {
   MeshShape shape_;
   Topology topology_;
   std::map<AxisNames, std::unique_ptr<Group>> groups_;
-  std::optional<Place> device_;                                         // of all that follows
+  std::optional<Place> device_;                                         // of the members below
   std::optional<std::optional<std::pair<int, int>>> ranks_on_one_gpu_;  // once it is known
   std::map<AxisNames, Reach> peer_reaches_;
   std::unique_ptr<NcclGroups> nccl_;  // made when first needed

@@ -34,9 +34,10 @@ struct BlockExtent {
 /// measured.
 [[nodiscard]] double used_share(Place::Kind device, const BlockExtent& block,
                                 std::int64_t row_tile);
-/// The same for the backward pass, whose kernels cut the columns of each head into tiles, one for
-/// each multiprocessor, the longest first, and walk the rows. `joined_heads` query heads share a
-/// tile. Short walks lose more, since every tile begins and ends.
+/// The same for the backward pass. Its kernels cut the columns of each head into tiles, and a tile
+/// walks over the rows. Each multiprocessor takes one tile at a time, the longest first.
+/// `joined_heads` query heads share a tile. Short walks lose more, since every tile also loads its
+/// keys and adds their gradients.
 [[nodiscard]] double used_share_backward(Place::Kind device, const BlockExtent& block,
                                          std::int64_t row_tile, std::int64_t joined_heads);
 

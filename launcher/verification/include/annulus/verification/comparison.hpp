@@ -16,7 +16,7 @@ struct Deviation {
   /// row_bound()).
   double row_share = 0;
   double lse_share = 0;
-  /// Rows whose output is not 0. Others, which see no key, are exact.
+  /// The number of rows whose output is not 0. Other rows see no key and are exact.
   double rows = 0;
 
   void add(const Deviation& other);

@@ -13,7 +13,8 @@ namespace annulus::flash {
 [[nodiscard]] inline FewRows few_rows(const AttentionProblem& problem) {
   if (problem.dtype == DType::float32 || is_general(problem)) return {};
   if (problem.in_global_order()) return {};
-  const Mask& mask = problem.mask;
+  Mask mask = problem.mask;
+  if (problem.call_arguments.offsets) mask.set_offset(0);  // any, as the kernel adds them itself
   const bool banded = mask.one_band() && !mask.has_segments() && !mask.block_mask();
   return {.most = 64, .always = 32, .tiles = 132, .columns = 16, .rate = 125e12, .banded = banded};
 }

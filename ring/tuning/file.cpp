@@ -147,17 +147,20 @@ void check_is_cache(const CacheFile& file, bool will_write) {
     throw ArgumentError(file.shown, fmt::format("{}, which {}", file.path, problem),
                         "a tuning cache, or the name of a new file");
   };
-  const std::string directory = fs::path(real_path(file.path)).parent_path();
-  if (std::error_code error; will_write && !fs::is_directory(directory, error)) {
-    fail(fmt::format("is in {}, not an existing directory", directory));
-  }
+  std::string trouble;
   try {
-    const std::optional<std::string> text = read_text(file.path);
-    if (text && kind_of(*text) == CacheText::foreign) fail(kForeign);
-  } catch (const Trouble& trouble) {
-    std::error_code error;
-    if (fs::exists(file.path, error)) fail(trouble.what());
+    const std::string directory = fs::path(real_path(file.path)).parent_path();
+    if (std::error_code error; will_write && !fs::is_directory(directory, error)) {
+      trouble = fmt::format("is in {}, not an existing directory", directory);
+    } else if (const std::optional<std::string> text = read_text(file.path);
+               text && kind_of(*text) == CacheText::foreign) {
+      trouble = kForeign;
+    }
+  } catch (const std::exception& error) {
+    std::error_code ignored;
+    if (fs::exists(fs::symlink_status(file.path, ignored))) trouble = error.what();
   }
+  if (!trouble.empty()) fail(trouble);
 }
 
 FileAnswer find_in_file(const CacheFile& file, const TuningKey& key) {

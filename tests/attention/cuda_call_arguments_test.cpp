@@ -102,13 +102,15 @@ class CudaCallArguments : public CudaTest {
     const Mirror output(result.output, *device_);
     const Mirror lse(result.lse, *device_);
     const SoftmaxState state{output.view(), lse.view()};
-    const std::unique_ptr<Kernel> kernel = implementation.make_kernel(planned, *device_);
+    AttentionProblem held = planned;  // its mask becomes that of each call, as in a runner
+    const std::unique_ptr<Kernel> kernel = implementation.make_kernel(held, *device_);
     kernel->prepare(block, state);
     const auto forward = [&] { kernel->forward(block, state, {*stream_, nullptr, 1}); };
     std::unique_ptr<Recording> recording;
     for (std::size_t i = 0; i < calls.size(); ++i) {
       SCOPED_TRACE("call " + std::to_string(i) + ", mask " + to_string(calls[i].mask));
       arguments.set(calls[i]);
+      held.mask = calls[i].mask;
       check_cuda(cudaMemset(output.view().data(), 0xff, result.output.bytes()), "cudaMemset");
       check_cuda(cudaMemset(lse.view().data(), 0xff, result.lse.bytes()), "cudaMemset");
       check_cuda(cudaDeviceSynchronize(), "cudaMemset");
@@ -294,6 +296,7 @@ TEST_F(CudaCallArguments, LengthsAndOffsetsOfFewRows) {
     planned.mask.set_offset(695);
     planned.call_arguments.lengths = true;
     planned.call_arguments.offsets = true;
+    EXPECT_TRUE(registry_.get("flash_attn2").few_rows(planned).banded);
     const WholeAttention whole = random_attention(random_, planned);
     std::vector<AttentionProblem> calls(4, planned);
     for (std::size_t call = 0; call < calls.size(); ++call) {
@@ -318,6 +321,27 @@ TEST_F(CudaCallArguments, LengthsAndOffsetsOfFewRows) {
     for (const AttentionBlock& block : {whole.block(), later}) {
       expect_right_calls(flash, planned, block, {whole.query, whole.key, whole.value}, calls);
     }
+  }
+}
+
+// Positions of every rank of a striped layout, one after the other, as a rank gathers them: a
+// length hides keys of all of them.
+TEST_F(CudaCallArguments, LengthsOfFewRowsAndStripedKeys) {
+  AttentionProblem planned;
+  planned.shape = {2, 2, 600, 8, 2, 64, 64};
+  planned.dtype = DType::bfloat16;
+  planned.call_arguments.lengths = true;
+  const WholeAttention whole = random_attention(random_, planned);
+  const PositionRanges columns({{GlobalPosition(0), 300, 2}, {GlobalPosition(1), 300, 2}});
+  const Tensor key = gather(whole.key.view(), columns);
+  const Tensor value = gather(whole.value.view(), columns);
+  const AttentionBlock block{whole.query.view(), as_bthd(key), as_bthd(value), whole.rows(),
+                             columns};
+  std::vector<AttentionProblem> calls(2, planned);
+  calls[0].mask.set_kv_lengths({100, 599});
+  calls[1].mask.set_kv_lengths({1, 340});
+  for (const Implementation* const implementation : implementations_) {
+    expect_right_calls(*implementation, planned, block, {whole.query, key, value}, calls);
   }
 }
 

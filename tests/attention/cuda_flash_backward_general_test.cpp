@@ -302,6 +302,35 @@ TEST_F(CudaFlashBackward, ScoresHideValuesThatAreNotFinite) {
   }
 }
 
+// A tile's rows past the last one read the last one's bias. Memory that held other masks before
+// says nothing of them.
+TEST_F(CudaFlashBackward, BiasesOfHiddenPairsReachNothing) {
+  Random random(69);
+  std::vector<std::int32_t> everything;
+  for (int i = 0; i < 8192; ++i) everything.push_back(i % 2 == 0 ? 0 : 1 << 28);
+  for (const std::int64_t dim : {64, 128}) {
+    AttentionProblem problem = bfloat16_problem({1, 150, 260, 2, 1, dim, dim});
+    problem.bias = Extents{1, 2, 150, 260};
+    problem.mask.set_kv_lengths({200});
+    WholeAttention forward = random_operands(random, problem);
+    for (std::int64_t row = 0; row < 150; ++row) {
+      for (std::int64_t column = 200; column < 260; ++column) {
+        forward.bias.view().at<float>({0, row % 2, row, column}) = kNan;
+        forward.bias.view().at<float>({0, 1 - row % 2, row, column}) = kInfinity;
+      }
+    }
+    const WholeGradients whole(random, std::move(forward));
+    {
+      std::vector<Tensor> spoilt;
+      for (std::size_t count = 256; count <= everything.size(); count *= 2) {
+        spoilt.push_back(upload(std::span(everything).first(count), device_->memory()));
+      }
+    }
+    add(whole);
+    expect_same_reach(whole);
+  }
+}
+
 // Rows whose logits are all −∞ add nothing, whatever they hold.
 TEST_F(CudaFlashBackward, RowsWithoutWeightAddNothing) {
   Random random(67);

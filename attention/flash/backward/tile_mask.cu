@@ -1,5 +1,4 @@
 #include "flash/backward/tile_mask.hpp"
-
 #include "flash/lists/tile_walk.hpp"
 
 namespace annulus::flash::backward {
@@ -214,17 +213,23 @@ cudaError_t launch_tile_mask(const ListInput& input, const TileMask& mask, int t
   const auto blocks = [](std::int64_t threads) {
     return static_cast<unsigned>((threads + kThreads - 1) / kThreads);
   };
+  const std::int32_t padded_rows = mask.query_tiles * tile_rows;
   const std::int32_t padded_columns = mask.key_tiles * tile_columns;
-  find_rows<<<static_cast<unsigned>(input.row_tile_count), kThreads, 0, stream>>>(
-      input, mask, mask.query_tiles * tile_rows);
+  // Rows past the last one see nothing. The bias that is read for them is another row's, and may
+  // not be finite.
+  const cudaError_t error = cudaMemsetAsync(
+      mask.row_keys, 0, sizeof(RowKeys) * static_cast<std::size_t>(mask.batches) * padded_rows,
+      stream);
+  if (error != cudaSuccess) return error;
+  find_rows<<<static_cast<unsigned>(input.row_tile_count), kThreads, 0, stream>>>(input, mask,
+                                                                                  padded_rows);
   find_columns<<<blocks(padded_columns), kThreads, 0, stream>>>(input, mask, padded_columns);
   find_hulls<<<blocks(std::int64_t{mask.batches} * (mask.query_tiles + mask.key_tiles)), kThreads,
                0, stream>>>(input, mask, tile_rows, tile_columns);
   const std::int64_t lists = std::int64_t{mask.batches} * mask.heads;
   const std::int64_t words =
       lists * mask.key_tiles * mask.query_words + lists * mask.query_tiles * mask.key_words;
-  find_bits<<<blocks(words * 32), kThreads, 0, stream>>>(
-      mask, last_key);
+  find_bits<<<blocks(words * 32), kThreads, 0, stream>>>(mask, last_key);
   return cudaGetLastError();
 }
 

@@ -1,10 +1,11 @@
+#include <cub/block/block_scan.cuh>
+
 #include "flash/decode/kernels.hpp"
 
 namespace annulus::flash::decode {
 namespace {
 
-constexpr unsigned kAll = 0xffffffff;
-constexpr int kLanes = 32;
+constexpr std::int32_t kThreads = 512;
 
 __device__ std::int32_t within(std::int32_t length, std::int32_t all) {
   return max(0, min(length, all));
@@ -26,40 +27,36 @@ __device__ BatchKeys keys_of(const CallKeys& call, std::int32_t batch) {
   if (call.kv_lengths != nullptr) {
     keys.columns = within(call.kv_lengths[batch] - call.first_column, call.columns);
   }
-  if (call.offsets != nullptr) {
-    const std::int64_t by = std::int64_t{call.offsets[batch]} - call.planned_offset;
-    keys.low = moved(keys.low, by);
-    keys.high = moved(keys.high, by);
-  }
+  const std::int32_t offset = call.offsets != nullptr ? call.offsets[batch] : call.offset;
+  keys.low = moved(keys.low, offset);
+  keys.high = moved(keys.high, offset);
   keys.share();
   return keys;
 }
 
-/// One warp, which takes the batches in groups of its size.
-__global__ void make_keys(const __grid_constant__ CallKeys call, BatchKeys* to) {
-  const auto lane = static_cast<std::int32_t>(threadIdx.x);
-  std::int32_t before = 0;  // tiles of all earlier groups
-  for (std::int32_t group = 0; group <= call.batches; group += kLanes) {
-    const std::int32_t batch = group + lane;
+/// One thread block, which takes as many batches at a time as it has threads.
+__global__ void __launch_bounds__(kThreads)
+    make_keys(const __grid_constant__ CallKeys call, BatchKeys* to) {
+  using Scan = cub::BlockScan<std::int32_t, kThreads>;
+  __shared__ typename Scan::TempStorage storage;
+  std::int32_t before = 0;  // tiles of all earlier batches
+  for (std::int32_t first = 0; first <= call.batches; first += kThreads) {
+    const std::int32_t batch = first + static_cast<std::int32_t>(threadIdx.x);
     BatchKeys keys;
     if (batch < call.batches) keys = keys_of(call, batch);
-    const std::int32_t own = batch < call.batches ? keys.tiles(call.tile_columns) : 0;
-    std::int32_t up_to = own;
-#pragma unroll
-    for (int distance = 1; distance < kLanes; distance *= 2) {
-      const std::int32_t others = __shfl_up_sync(kAll, up_to, distance);
-      if (lane >= distance) up_to += others;
-    }
-    keys.first_tile = before + up_to - own;
+    std::int32_t tiles = 0;
+    Scan(storage).ExclusiveSum(keys.tiles(call.tile_columns), keys.first_tile, tiles);
+    __syncthreads();  // the storage is used again
+    keys.first_tile += before;
+    before += tiles;
     if (batch <= call.batches) to[batch] = keys;
-    before += __shfl_sync(kAll, up_to, kLanes - 1);
   }
 }
 
 }  // namespace
 
 cudaError_t launch_call_keys(const CallKeys& call, BatchKeys* keys, cudaStream_t stream) {
-  make_keys<<<1, kLanes, 0, stream>>>(call, keys);
+  make_keys<<<1, kThreads, 0, stream>>>(call, keys);
   return cudaGetLastError();
 }
 

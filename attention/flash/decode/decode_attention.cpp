@@ -1,6 +1,7 @@
 #include "flash/decode/decode_attention.hpp"
 
 #include <algorithm>
+#include <cstdlib>
 #include <span>
 
 #include <annulus/attention/local_mask.hpp>
@@ -12,6 +13,7 @@
 #include "flash/decode/batch_keys.hpp"
 #include "flash/head_dims.hpp"
 #include "flash/small_tanh.hpp"
+#include "position_runs.hpp"
 
 namespace annulus::flash::decode {
 namespace {
@@ -30,13 +32,22 @@ std::int64_t rows_of(const AttentionBlock& block) {
 }
 
 // True if the positions follow each other without gaps.
-bool neighbours(const PositionRanges& positions) {
-  return positions.ranges().back().last() - positions.ranges().front().start + 1 ==
-         positions.size();
+bool are_neighbours(const PositionRanges& positions) {
+  const PositionRuns runs = runs_of(positions);
+  return runs.size() == 1 && (runs.front().range.length == 1 || runs.front().range.stride == 1);
 }
 
 std::int64_t first_of(const PositionRanges& positions) {
   return positions.ranges().front().start.value();
+}
+
+// A side of a band of positions, in local indices.
+std::int64_t local_side(std::int64_t side, std::int64_t unlimited, std::int64_t shift) {
+  return side == unlimited ? unlimited : side + shift;
+}
+
+bool is_beyond(std::int64_t side, std::int64_t unlimited) {
+  return side != unlimited && std::abs(side) >= BatchKeys::kFar;
 }
 
 Tensor upload_keys(std::span<const BatchKeys> keys, MemoryPool& memory) {
@@ -74,17 +85,26 @@ LocalMask DecodeAttention::planned_mask(const AttentionBlock& block) const {
   if (!problem_.call_arguments.change_visibility()) {
     return local_mask(problem_.mask, block.first_batch, batches, block.rows, block.columns);
   }
-  // The mask without lengths, which are set below for each batch. The rest must be the same for all
-  // batches.
+  // Without what calls change. A call has the values of its own in the problem's mask.
   Mask straight = problem_.mask;
   straight.set_query_lengths({});
   straight.set_kv_lengths({});
+  if (problem_.call_arguments.offsets) straight.set_offset(0);
   LocalMask local;
-  if (straight.depends_on_batch() || !neighbours(block.rows) || !neighbours(block.columns)) {
+  if (straight.depends_on_batch() || !straight.one_band() || !are_neighbours(block.rows) ||
+      !are_neighbours(block.columns)) {
     local.obstacle = "calls move a mask that no band describes";
     return local;
   }
-  local = local_mask(straight, block.first_batch, batches, block.rows, block.columns);
+  const Band band = straight.band();
+  const std::int64_t shift = first_of(block.rows) - first_of(block.columns);
+  local.band.low = local_side(band.low, -Band::kUnlimited, shift);
+  local.band.high = local_side(band.high, Band::kUnlimited, shift);
+  if (is_beyond(local.band.low, -Band::kUnlimited) ||
+      is_beyond(local.band.high, Band::kUnlimited)) {
+    local.obstacle = "calls move a window that is longer than any sequence";
+    return local;
+  }
   const auto within = [&](const std::vector<std::int32_t>& lengths, const PositionRanges& of) {
     std::vector<std::int32_t> result;
     for (std::int64_t b = block.first_batch; b < block.first_batch + batches; ++b) {
@@ -119,12 +139,12 @@ DecodeAttention::Entry DecodeAttention::make_entry(const AttentionBlock& block) 
     if (!mask.obstacle.empty()) return entry;
     const std::int64_t rows = block.query.size(1);
     MaskedKeys keys = masked_keys(mask, batches, rows, columns, kernel.tile_columns);
-    const bool any_length = problem_.call_arguments.lengths;
-    if (!includes(block, any_length ? columns : keys.pairs / (batches * rows))) return entry;
+    const bool changes = problem_.call_arguments.change_visibility();
+    if (!includes(block, changes ? columns : keys.pairs / (batches * rows))) return entry;
     entry.keys = upload_keys(keys.batches, device_.memory());
     entry.split.keys = reinterpret_cast<const BatchKeys*>(entry.keys.view().data());
     entry.split.tiles = entry.split.kv_heads * keys.batches.back().first_tile;
-    if (problem_.call_arguments.change_visibility()) {
+    if (changes) {
       for (std::size_t b = 0; b < mask.row_lengths.size(); ++b) {
         keys.batches[b].rows = mask.row_lengths[b];  // as they were before any were taken away
       }
@@ -157,8 +177,10 @@ void DecodeAttention::make_keys(const Entry& entry, const AttentionBlock& block,
   call.planned = reinterpret_cast<const BatchKeys*>(entry.planned.view().data());
   call.query_lengths = from(called.query_lengths);
   call.kv_lengths = from(called.kv_lengths);
-  if (problem_.mask.position_parts().limited()) call.offsets = from(called.offsets);
-  call.planned_offset = static_cast<std::int32_t>(problem_.mask.offset());
+  if (problem_.call_arguments.offsets) {
+    call.offsets = from(called.offsets);
+    call.offset = static_cast<std::int32_t>(problem_.mask.offset());
+  }
   call.batches = static_cast<std::int32_t>(entry.split.batches);
   call.rows = static_cast<std::int32_t>(block.rows.size());
   call.columns = static_cast<std::int32_t>(block.columns.size());

@@ -54,11 +54,11 @@ template <int kHeadDim, int kValueDim, bool kHalf>
 
 /// What the keys of a call follow from, in device memory, by batch of the block; null: as planned.
 struct CallKeys {
-  const BatchKeys* planned = nullptr;  ///< rows, columns, low and high
+  const BatchKeys* planned = nullptr;  ///< rows, columns, low and high, without an offset of a call
   const std::int32_t* query_lengths = nullptr;
   const std::int32_t* kv_lengths = nullptr;
   const std::int32_t* offsets = nullptr;
-  std::int32_t planned_offset = 0;
+  std::int32_t offset = 0;  ///< of all batches, unless there are offsets
   std::int32_t batches = 0;
   std::int32_t rows = 0;     ///< of the block, at positions first_row, first_row + 1, …
   std::int32_t columns = 0;  ///< likewise

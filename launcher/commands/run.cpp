@@ -132,6 +132,16 @@ void add_result(Report& report, const ProblemSetup& setup, ring::Schedule schedu
                   fmt::format("{:.1f}", measured.peak_memory / kMiB)});
 }
 
+// The figures of a pass that has no row of its own.
+std::string pass_text(const ring::ShardedAttention& attention, const Measurement& measured) {
+  constexpr double kMiB = 1 << 20;
+  return fmt::format("{} by {}, {} ms, {:.2f} GFLOP/s, {:.3f} MiB moved, {} ms waiting",
+                     ring::name_of(attention.schedule().schedule),
+                     attention.implementations_of_ranks(), milliseconds_cell(measured.seconds),
+                     measured.seconds > 0 ? measured.flops / measured.seconds * 1e-9 : 0,
+                     measured.bytes / kMiB, milliseconds_cell(measured.exposed_seconds));
+}
+
 // Counts the kernels that have run.
 class KernelCounter final : public TraceSink {
  public:
@@ -273,6 +283,7 @@ ExitCode run_command(const CommandContext& context) {
                 flops_of_forward(attention, problem, mesh), device.memory().statistics(), mesh);
     if (leader) log_info("computed in {:.3f} ms, slowest rank", measured.seconds * 1e3);
   }
+  const std::size_t spans_of_forward = collector.spans().size();
   if (gradients) {
     begin_step("annulus run was computing gradients");
     progress.begin("gradients");
@@ -280,10 +291,13 @@ ExitCode run_command(const CommandContext& context) {
   }
   const ring::ShardedAttention* const backward =
       gradients ? attention.backward_pass(gradients->request()) : nullptr;
-  if (!computes_forward) {
-    measured = measure(summarize(collector.spans()), backward->rank_plan(),
-                       backward_flops(problem.shape, visible_pairs(problem)),
-                       device.memory().statistics(), mesh);
+  Measurement measured_backward;
+  if (gradients) {
+    const std::vector<TraceSpan>& spans = collector.spans();
+    measured_backward = measure(
+        summarize({spans.begin() + static_cast<std::ptrdiff_t>(spans_of_forward), spans.end()}),
+        backward->rank_plan(), backward_flops(problem.shape, visible_pairs(problem)),
+        device.memory().statistics(), mesh);
   }
   const char* const written = computes_forward ? "--output" : "--grad-query";
   progress.begin("writing output");
@@ -303,9 +317,13 @@ ExitCode run_command(const CommandContext& context) {
   if (computes_forward) {
     add_result(report, setup, attention.schedule().schedule, attention.implementations_of_ranks(),
                attention.transport(), measured);
+    if (gradients) {
+      report.add_meta("pass", "the table is of the forward pass");
+      report.add_meta("backward", pass_text(*backward, measured_backward));
+    }
   } else {
     add_result(report, setup, backward->schedule().schedule, backward->implementations_of_ranks(),
-               backward->transport(), measured);
+               backward->transport(), measured_backward);
   }
   if (backward != nullptr && backward->adds_rounded_gradients()) {
     report.add_meta("gradients", "parts of keys and values sent in bfloat16, each rounded once");

@@ -58,8 +58,12 @@ class GradientTest(CliTest):
 class Numbers(GradientTest):
     def check_gradients(self, *options, ranks=None, with_lse=False):
         more = ["--grad-lse", "grad_lse.npy"] if with_lse else []
-        self.expect_success(self.annulus("run", *OPERANDS, *OUTPUT, *GIVEN, *WANTED, *more,
-                                         "--causal", *options, ranks=ranks))
+        result = self.annulus("run", *OPERANDS, *OUTPUT, *GIVEN, *WANTED, *more, "--causal",
+                              *options, ranks=ranks)
+        self.expect_success(result)
+        self.assertIn("# pass: the table is of the forward pass", result.stdout)
+        self.assertRegex(result.stdout, r"# backward: \w+ by \w+, [\d.]+ ms, [\d.]+ GFLOP/s, "
+                                        r"[\d.]+ MiB moved, [\d.]+ ms waiting")
         given = dict(self.tensors)
         if not with_lse:
             given["grad_lse"] = np.zeros_like(given["grad_lse"])

@@ -95,9 +95,10 @@ class Comparison {
     const std::string& first = candidates_.front().refused;
     const char* const remedy =
         candidates_.front().input.problem.in_global_order()
-            ? "; --reproducible world wants heads or batch sharded instead of the sequence, or "
-              "layout contiguous with schedule ulysses, or with allgather and granule 256 (384 on "
-              "GPUs for value dimensions up to 64); "
+            ? "; --reproducible world wants whole sequences on a rank: batch or heads sharded (for "
+              "gradients, at most one rank for each key/value head), schedule ulysses, or "
+              "allgather "
+              "with layout contiguous and granule 256 (384 on GPUs for value dimensions up to 64); "
               "--reproducible run has no such limits"
             : "";
     const auto same = [&](const Candidate& one) { return one.refused == first; };

@@ -52,7 +52,8 @@ struct DecodeKernel {
 template <int kHeadDim, int kValueDim, bool kHalf>
 [[nodiscard]] DecodeKernel decode_kernel();
 
-/// What the keys of a call follow from, in device memory, by batch of the block; null: as planned.
+/// The call's own lengths and offsets, from which its keys follow: in device memory, by batch of
+/// the block. A null pointer means the planned ones.
 struct CallKeys {
   const BatchKeys* planned = nullptr;  ///< rows, columns, low and high, without an offset of a call
   const std::int32_t* query_lengths = nullptr;

@@ -86,7 +86,7 @@ struct Reader {
   const std::string& source;
   std::vector<UnknownKey>& unknown;
 
-  /// Of an entry of the field; the field itself if `entry` is empty.
+  /// Returns the path of an entry of the field, or of the field if `entry` is empty.
   [[nodiscard]] std::string path_of(const std::string& entry) const {
     return key.empty() || entry.empty() ? key + entry : fmt::format("{}.{}", key, entry);
   }

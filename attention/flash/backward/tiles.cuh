@@ -1,0 +1,107 @@
+#pragma once
+
+#include <cstdint>
+
+#include "flash/backward/arguments.hpp"
+#include "flash/backward/special.cuh"
+#include "flash/backward/walk.cuh"
+#include "flash/hopper/barrier.cuh"
+
+// The sizes of the main kernel's tiles, the work of a thread block, and its shared memory.
+namespace annulus::flash::backward {
+
+/// Tiles of the main kernel. Two warpgroups compute 64 keys each; a third loads.
+template <class Element_, int kDim_>
+struct Tiles {
+  using Element = Element_;
+  static constexpr int kDim = kDim_;
+  static constexpr int kKeys = 128;
+  static constexpr int kQueries = kDim == 64 ? 128 : 64;
+  static constexpr int kStages = 2;
+  static constexpr int kThreads = 384;
+  static constexpr int kTileElements = kQueries * kDim;
+  /// dS has the logits' scale in it. In float16 this would make small ones subnormal.
+  static constexpr bool kScaledScores = !std::is_same_v<Element, __half>;
+  __device__ static float score_scale(const Arguments& a) { return kScaledScores ? a.scale : 1; }
+  __device__ static float sum_scale(const Arguments& a) { return kScaledScores ? 1 : a.scale; }
+};
+
+/// A key tile of one key/value head, and the query tiles that see some of it.
+template <class Tiles>
+struct Work {
+  std::int32_t batch, kv_head, first_column;
+  std::int32_t columns;                ///< of the batch: later ones are hidden
+  std::int32_t first_tile, last_tile;  ///< inclusive; empty if last < first
+
+  __device__ __forceinline__ void find(const Arguments& a, std::int32_t index) {
+    const std::int32_t kv_heads = a.heads / a.heads_per_kv_head;
+    const std::int32_t all = a.batches * kv_heads;
+    const std::int32_t tiles = (a.columns + Tiles::kKeys - 1) / Tiles::kKeys;
+    const std::int32_t first_head = index / (tiles * a.section_heads) * a.section_heads;
+    const std::int32_t in_section = index - tiles * first_head;
+    const std::int32_t section = min(a.section_heads, all - first_head);
+    const std::int32_t tile = in_section / section;
+    const std::int32_t head = first_head + in_section - tile * section;
+    batch = head / kv_heads;
+    kv_head = head - batch * kv_heads;
+    first_column = tile * Tiles::kKeys;
+    columns = a.column_lengths == nullptr ? a.columns : a.column_lengths[batch];
+    const std::int32_t rows = a.row_lengths == nullptr ? a.rows : a.row_lengths[batch];
+    const std::int32_t last_column = min(first_column + Tiles::kKeys, columns) - 1;
+    const std::int32_t first_row = max(first_column - a.high, 0);
+    const std::int32_t last_row = min(last_column - a.low, rows - 1);
+    first_tile = first_row / Tiles::kQueries;
+    last_tile = last_column < first_column || last_row < first_row ? first_tile - 1
+                                                                   : last_row / Tiles::kQueries;
+  }
+
+  [[nodiscard]] __device__ __forceinline__ std::int32_t key_tile() const {
+    return first_column / Tiles::kKeys;
+  }
+
+  /// True if some pair of a query tile is hidden.
+  [[nodiscard]] __device__ __forceinline__ bool is_masked(const Arguments& a,
+                                                          std::int32_t tile) const {
+    const std::int32_t row = tile * Tiles::kQueries;
+    return first_column + Tiles::kKeys - 1 - row > a.high ||
+           first_column - (row + Tiles::kQueries - 1) < a.low ||
+           first_column + Tiles::kKeys > columns;
+  }
+
+  /// The key tile that adds to the query tile before this one, plus 1; 0 if there is none.
+  [[nodiscard]] __device__ __forceinline__ std::int32_t before(const Arguments& a,
+                                                               std::int32_t tile) const {
+    const std::int32_t first = max(tile * Tiles::kQueries + a.low, 0) / Tiles::kKeys;
+    return key_tile() > first ? key_tile() : 0;
+  }
+};
+
+template <class Tiles>
+struct SharedTiles {
+  using Element = typename Tiles::Element;
+  static constexpr bool kSplitsDims = Tiles::kDim == 128;  ///< of dQ, between the warpgroups
+  alignas(1024) Element key[Tiles::kKeys * Tiles::kDim];
+  alignas(1024) Element value[Tiles::kKeys * Tiles::kDim];
+  alignas(1024) Element query[Tiles::kStages][Tiles::kTileElements];
+  alignas(1024) Element grad_output[Tiles::kStages][Tiles::kTileElements];
+  /// dSᵀ: for every 64 queries, a row of 128 bytes for each key. Two, so that one barrier per tile
+  /// is enough.
+  alignas(1024) Element grad_score[2][Tiles::kKeys * Tiles::kQueries];
+  /// dQ of each pair of warps: a box. Two, one for each warp that adds them.
+  alignas(1024) float grad_query[2][4][kSumRows * 32];
+  alignas(128) float lse[Tiles::kStages][Tiles::kQueries + kFlagValues];
+  alignas(128) float delta[Tiles::kStages][Tiles::kQueries];
+  /// In shared memory, so that they take no registers.
+  Work<Tiles> work;
+  Step step[Tiles::kStages];
+  Step sum_step[2];
+  std::int32_t steps;
+  std::int32_t special_keys;  ///< keys or values are special
+  std::int32_t neighbours;    ///< see draw_dropout()
+  hopper::Barrier key_full, key_watched;
+  hopper::Barrier query_full[Tiles::kStages], query_empty[Tiles::kStages];
+  hopper::Barrier output_full[Tiles::kStages], output_empty[Tiles::kStages];
+  hopper::Barrier sum_full[2], sum_empty[2];
+};
+
+}  // namespace annulus::flash::backward

@@ -1,4 +1,4 @@
-"""The documents: links lead somewhere, and the code cites sections that exist.
+"""The documents: links lead somewhere, files that they name exist, and so do sections that the code cites.
 
     documents_test.py SOURCE-FOLDER
 """
@@ -47,6 +47,18 @@ class Documents(unittest.TestCase):
                     if anchor:
                         self.assertIn(anchor, anchors(path))
         self.assertGreater(count, 10)
+
+    def test_files_named_in_the_text_exist(self):
+        count = 0
+        for name in "CONTRIBUTING.md", "docs/development.md":
+            text = re.sub(r"```.*?```", "", (ROOT / name).read_text(), flags=re.DOTALL)
+            for path in re.findall(rf"`((?:{'|'.join(ROOMS)}|python|docs)/[\w./]+)`", text):
+                if any(part.isupper() for part in path.split("/")):  # the reader's own name
+                    continue
+                count += 1
+                with self.subTest(document=name, path=path):
+                    self.assertTrue((ROOT / path).exists(), "no such file")
+        self.assertGreater(count, 30)
 
     def test_code_cites_sections_that_exist(self):
         semantics = (ROOT / "docs" / "semantics.md").read_text()

@@ -14,7 +14,22 @@ if(TARGET annulus)
   install(FILES ${PROJECT_SOURCE_DIR}/scripts/annulus_completion.bash
     DESTINATION ${CMAKE_INSTALL_DATADIR}/bash-completion/completions RENAME annulus)
 endif()
-install(FILES ${PROJECT_SOURCE_DIR}/LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR})
+install(FILES ${PROJECT_SOURCE_DIR}/LICENSE ${PROJECT_SOURCE_DIR}/README.md
+  ${PROJECT_SOURCE_DIR}/CHANGELOG.md DESTINATION ${CMAKE_INSTALL_DOCDIR})
+install(DIRECTORY ${PROJECT_SOURCE_DIR}/docs ${PROJECT_SOURCE_DIR}/examples
+  DESTINATION ${CMAKE_INSTALL_DOCDIR})
+install(PROGRAMS ${PROJECT_SOURCE_DIR}/scripts/check_attention.py
+  DESTINATION ${CMAKE_INSTALL_DATADIR}/annulus)
+install(FILES ${PROJECT_SOURCE_DIR}/scripts/mpi_environment
+  DESTINATION ${CMAKE_INSTALL_DATADIR}/annulus)
+# `cmake --install --strip` leaves static libraries as they are, although most of what they hold is
+# for debuggers.
+install(CODE "
+  if(CMAKE_INSTALL_DO_STRIP)
+    file(GLOB libraries
+      \"\$ENV{DESTDIR}\${CMAKE_INSTALL_PREFIX}/${CMAKE_INSTALL_LIBDIR}/libannulus_*.a\")
+    execute_process(COMMAND ${CMAKE_STRIP} --strip-debug \${libraries} COMMAND_ERROR_IS_FATAL ANY)
+  endif()")
 
 install(EXPORT annulusTargets NAMESPACE annulus:: DESTINATION ${annulus_package_dir})
 list(JOIN annulus_installed " " annulus_installed_rooms)  # for the configuration file

@@ -1,14 +1,33 @@
-"""Every test runs on all ranks of mpirun, alike."""
+"""Every test runs on all ranks of mpirun, alike: on the CPU, or with ANNULUS_TEST_DEVICE=cuda those
+of test_cuda.py on a GPU for each rank, or on one that they share."""
+
+import os
 
 import numpy as np
 import pytest
 
 import annulus
 
+ON_GPUS = os.environ.get("ANNULUS_TEST_DEVICE") == "cuda"
+
+
+def pytest_ignore_collect(collection_path):
+    if collection_path.suffix == ".py" and collection_path.name.startswith("test_"):
+        return (collection_path.name == "test_cuda.py") != ON_GPUS
+    return None
+
 
 @pytest.fixture(scope="session", autouse=True)
 def ranks():
-    annulus.init(device="cpu", threads=1, timeout=60)
+    if not ON_GPUS:
+        annulus.init(device="cpu", threads=1, timeout=60)
+        return
+    import torch
+    rank = int(os.environ.get("OMPI_COMM_WORLD_LOCAL_RANK", 0))
+    gpus = torch.cuda.device_count()
+    torch.cuda.set_device(rank % gpus)
+    annulus.init(timeout=60,
+                 share_gpus=int(os.environ.get("OMPI_COMM_WORLD_LOCAL_SIZE", 1)) > gpus)
 
 
 @pytest.fixture

@@ -1,0 +1,155 @@
+"""annulus.torch on GPUs, against attention in float64 on the CPU. See conftest.py."""
+
+import numpy as np
+import pytest
+import torch
+
+import annulus
+import annulus.torch
+from reference import attention, logits_mask
+
+BATCH, LENGTH, HEADS, KV_HEADS = 2, 512, 4, 2
+# Rounding of P and dS to half precision in a product of LENGTH terms of size 1.
+TOLERANCE = {torch.bfloat16: 4e-2, torch.float16: 6e-3, torch.float32: 2e-4}
+
+
+def whole(dim, dtype):
+    """Query, key, value and the gradient of the output, the same on all ranks."""
+    generator = torch.Generator().manual_seed(7)
+    return [torch.randn(BATCH, LENGTH, heads, dim, generator=generator).to(dtype)
+            for heads in (HEADS, KV_HEADS, KV_HEADS, HEADS)]
+
+
+def rows(mesh):
+    return annulus.positions((LENGTH,), "sp", mesh=mesh, layout="zigzag", sequence=0)[0]
+
+
+def on_gpu(mesh, tensors):
+    return [x[:, rows(mesh)].cuda() for x in tensors]
+
+
+def compare(found, right, mesh, dtype):
+    right = torch.from_numpy(right[:, rows(mesh)])
+    torch.testing.assert_close(found.detach().double().cpu(), right, atol=TOLERANCE[dtype],
+                               rtol=TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize("dim", [64, 128])
+@pytest.mark.parametrize("options", [
+    {"causal": True},
+    {},
+    {"causal": True, "window": (100, 0)},
+    {"causal": True, "soft_cap": 2.0},
+    {"causal": True, "sinks": True},
+    {"segments": np.repeat([0, 1, 2, 3], [130, 1, 200, LENGTH - 331])[None].repeat(BATCH, 0)},
+], ids=lambda options: "+".join(options) or "full")
+def test_output_and_gradients(sequence, dtype, dim, options):
+    tensors = whole(dim, dtype)
+    options = dict(options)
+    sinks = None
+    if options.pop("sinks", False):
+        sinks = torch.linspace(-1, 1, HEADS, device="cuda", requires_grad=True)
+    local = on_gpu(sequence, tensors)
+    leaves = [x.requires_grad_() for x in local[:3]]
+    out, lse = annulus.torch.attention(*leaves, mesh=sequence, layout="zigzag", sinks=sinks,
+                                       **options)
+    out.backward(local[3])
+
+    seen = logits_mask(LENGTH, LENGTH, options.get("causal", False), 0, options.get("window"),
+                       options.get("segments"), batch=BATCH)
+    q, k, v, grad = (x.double().numpy() for x in tensors)
+    plain_sinks = None if sinks is None else sinks.detach().double().cpu().numpy()[:, None]
+    expected = attention(q, k, v, seen, soft_cap=options.get("soft_cap"), sinks=plain_sinks,
+                         grad=grad)
+    compare(out, expected[0], sequence, dtype)
+    compare(lse.transpose(1, 2), expected[1].transpose(0, 2, 1), sequence, torch.float32
+            if dtype == torch.float32 else torch.float16)
+    for leaf, right in zip(leaves, expected[2:5]):
+        compare(leaf.grad, right, sequence, dtype)
+    if sinks is not None:
+        np.testing.assert_allclose(sinks.grad.cpu().numpy(), expected[5][:, 0],
+                                   rtol=TOLERANCE[dtype], atol=20 * TOLERANCE[dtype])
+
+
+def test_the_current_stream_orders_the_call(sequence):
+    """The operands are written late on a stream that nobody waits for."""
+    tensors = whole(64, torch.bfloat16)
+    q, k, v, _ = on_gpu(sequence, tensors)
+    expected, _ = annulus.attention(q, k, v, mesh=sequence, causal=True, layout="zigzag")
+    torch.cuda.synchronize()
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        late = torch.zeros_like(q)
+        torch.cuda._sleep(50_000_000)
+        late.copy_(q)
+        out, _ = annulus.attention(late, k, v, mesh=sequence, causal=True, layout="zigzag")
+        out = out * 1
+    stream.synchronize()
+    assert torch.equal(out, expected)
+
+
+def test_a_captured_graph_serves_other_values(sequence):
+    q, k, v, _ = on_gpu(sequence, whole(64, torch.bfloat16))
+    options = {"mesh": sequence, "causal": True, "layout": "zigzag"}
+    annulus.attention(q, k, v, **options)  # plans, and allocates
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        out, lse = annulus.attention(q, k, v, **options)
+    for factor in (1, -2):
+        q.mul_(factor)
+        graph.replay()
+        expected, right = annulus.attention(q, k, v, **options)
+        assert torch.equal(out, expected) and torch.equal(lse, right)
+
+
+def test_compiled_code_computes_the_same(sequence):
+    tensors = whole(64, torch.bfloat16)
+    results = []
+    for compiled in (False, True):
+        local = on_gpu(sequence, tensors)
+        leaves = [x.requires_grad_() for x in local[:3]]
+
+        def block(q, k, v):
+            return annulus.torch.attention(q, k, v, mesh="sp=-1", causal=True, layout="zigzag")[0]
+
+        out = (torch.compile(block, fullgraph=True, backend="aot_eager") if compiled else block)(
+            *leaves)
+        out.backward(local[3])
+        results.append([out.detach(), *(x.grad for x in leaves)])
+    assert torch.equal(results[0][0], results[1][0])
+    for one, other in zip(*results):
+        torch.testing.assert_close(one, other, atol=2e-2, rtol=2e-2)
+
+
+def test_a_training_step_lowers_the_loss(sequence):
+    generator = torch.Generator().manual_seed(1)
+    width, dim = 64, 32
+    layer = torch.nn.Linear(width, 3 * HEADS * dim, bias=False)
+    head = torch.nn.Linear(HEADS * dim, width, bias=False)
+    with torch.no_grad():
+        for weights in (layer.weight, head.weight):
+            weights.copy_(torch.randn(weights.shape, generator=generator) * width**-0.5)
+    layer, head = layer.cuda(), head.cuda()
+    x = torch.randn(BATCH, LENGTH, width, generator=generator)[:, rows(sequence)].cuda()
+    optimizer = torch.optim.SGD([layer.weight, head.weight], lr=1.0)
+    losses = []
+    for _ in range(4):
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            q, k, v = layer(x).view(BATCH, -1, HEADS, 3 * dim).split(dim, -1)
+            out, _ = annulus.torch.attention(q, k, v, mesh=sequence, causal=True, layout="zigzag")
+            loss = (head(out.flatten(2)) - x).float().square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses == sorted(losses, reverse=True) and losses[-1] < 0.9 * losses[0]
+
+
+def test_operands_elsewhere_are_named(sequence):
+    q, k, v, _ = on_gpu(sequence, whole(64, torch.bfloat16))
+    with pytest.raises(annulus.ArgumentError, match="key"):
+        annulus.attention(q, k.cpu(), v, mesh=sequence, causal=True, layout="zigzag")
+    with pytest.raises(annulus.UserError):
+        annulus.attention(q.cpu(), k.cpu(), v.cpu(), mesh=sequence, causal=True, layout="zigzag")

@@ -230,8 +230,8 @@ void add_sharding(TableBuilder& table) {
       without_calibrate(
           drawn(kPlanned, same(&Options::sequence_layout, &Options::kv_sequence_layout))),
       set_layouts,
-      "auto, zigzag, contiguous, striped or balanced: how positions are distributed; or two of "
-      "these, for queries and for keys: zigzag,contiguous; balanced "
+      "auto, zigzag, contiguous, striped or balanced: how positions are distributed; or two "
+      "of them, for queries and for keys: zigzag,contiguous; balanced "
       "gives ranks equal work under the mask (default: auto: zigzag if causal and sharded, else "
       "contiguous; "
       "balanced where packed documents, block masks or lengths make that uneven)");

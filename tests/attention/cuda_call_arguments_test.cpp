@@ -24,7 +24,7 @@ class DeviceArguments {
         numbers_(DType::int32, {3, planned.shape.batch}, device.memory()),
         key_(DType::int32, {2}, device.memory()) {}
 
-  // Sets those of `called`. No kernel may be running.
+  // Sets the values of `called`. No kernel may be running.
   void set(const AttentionProblem& called) const {
     const Mask& mask = called.mask;
     const AttentionShape& shape = called.shape;
@@ -193,7 +193,7 @@ TEST_F(CudaCallArguments, Lengths) {
   EXPECT_TRUE(flash_takes(planned));
 }
 
-// Below those of the plan.
+// Lengths below the planned ones.
 TEST_F(CudaCallArguments, LengthsBesideOtherParts) {
   AttentionProblem planned;
   planned.call_arguments.lengths = true;

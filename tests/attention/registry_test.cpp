@@ -152,7 +152,7 @@ TEST(Registry, PlansForOtherMachinesAskForNoPresence) {
   problem.dropout.emplace(0.1, 1);
   EXPECT_THAT(standard.get("sdpa").fits(problem, Place::cuda(0)).reason(),
               HasSubstr("a soft cap, dropout"));
-  // flash_attn2 computes these for half types only.
+  // flash_attn2 computes a bias and a dense mask for half types only.
   problem.bias = problem.dense_mask = Extents{1, 1, 1, 1};
   EXPECT_TRUE(standard.get("flash_attn2").fits(problem, Place::cuda(0)));
   problem.dtype = DType::float32;

@@ -288,7 +288,7 @@ TEST(Balance, DoesJusticeToEveryShardOfTheBatch) {
 }
 
 TEST(Balance, KeysOfTheirOwnAreAssignedByTheRowsThatSeeThem) {
-  // 1000 queries see the first 2000 of 8000 keys: every rank holds 500 of those.
+  // 1000 queries see the first 2000 of 8000 keys: every rank holds 500 of them.
   AttentionProblem problem;
   problem.shape = {1, 1000, 8000, 2, 1, 8, 8};
   problem.mask.set_kv_lengths({2000});

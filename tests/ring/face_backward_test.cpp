@@ -75,7 +75,7 @@ void expect_part(const std::vector<float>& found, const Extents& shape,
   EXPECT_LE(std::sqrt(error), bound * std::sqrt(scale)) << name;
 }
 
-// `scores`: those of the whole problem.
+// `scores` belong to the whole problem.
 OracleGradients true_gradients(const AttentionOptions& options, int seed, bool with_grad_lse,
                                const ScoreTensors& scores = {}) {
   const AttentionShape& s = options.shape;

@@ -129,7 +129,7 @@ TEST(CallValues, SeedsOfDropout) {
   expect_right_everywhere(options, {{}, {.seed = 9}, {.seed = 0xfeedfacecafebeefU}, {}});
 }
 
-// Those of the problem hold again where a call has none.
+// Sinks of the problem hold again where a call has none.
 TEST(CallValues, Sinks) {
   AttentionOptions options = causal(37);
   options.sinks = Sinks({4, 1}, {0, 1, -1, 0.5F});

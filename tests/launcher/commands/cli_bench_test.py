@@ -57,7 +57,7 @@ class Calibrate(CliTest):
             return {self.class_of(kernel): kernel for kernel in json.load(file)["kernels"]}
 
     def rate_in(self, *words):
-        """What plan --explain says about native."""
+        """The rate of native that plan --explain shows."""
         result = self.annulus("plan", "--mesh", "sp=4", "--cost-model", "model.json", "--explain",
                               *words)
         self.expect_success(result)

@@ -11,7 +11,7 @@ WANTED = ["--grad-query", "dq.npy", "--grad-key", "dk.npy", "--grad-value", "dv.
 
 
 def gradients(query, key, value, grad_output, grad_lse, sinks=None, bias=None):
-    """Of causal attention in float64; those of the sinks, [N,M] or [M], and the bias come last."""
+    """Causal attention, in float64; gradients of the sinks, [N,M] or [M], and the bias come last."""
     group = query.shape[2] // key.shape[2]
     q, g = (x.astype(np.float64).transpose(0, 2, 1, 3) for x in (query, grad_output))
     k, v = (x.astype(np.float64).transpose(0, 2, 1, 3).repeat(group, axis=1) for x in (key, value))

@@ -12,7 +12,7 @@ from cli_support import (CHECKER, OPERANDS, OUTPUT, CliTest, as_bfloat16, as_flo
 
 
 class Numbers(CliTest):
-    # What the operands are, the options that decide what is computed, the ranks, and how.
+    # Operands, the options that decide what is computed, ranks, and the options that decide how.
     CASES = [
         ({"batch": 2, "rows": 97}, "--causal", None, ""),
         ({"batch": 2, "rows": 997}, "--causal", 4, "--mesh dp=2,sp=2 --sequence-layout zigzag"),

@@ -17,7 +17,7 @@ class Tuning(CliTest):
         self.save_operands(rows=256)
 
     def run_it(self, *words, environment=None, ranks=RANKS):
-        """What --explain says, by key, and the bytes of the results."""
+        """The lines of --explain, by key, and the bytes of the results."""
         result = self.annulus(*RUN, *words, "--explain", "--json", "report.json", ranks=ranks,
                               environment={"HOME": self.directory, "XDG_CACHE_HOME": "",
                                            **(environment or {})})
@@ -89,7 +89,7 @@ class Tuning(CliTest):
     def test_every_choice_computes_right(self):
         self.run_it(*MEASURE)
         candidates = self.entries()[0]["candidates"]
-        # Those that were too slow to be timed can be chosen too; others are impossible.
+        # Candidates that were too slow to be timed can be chosen too; others are impossible.
         possible = [one["choice"] for one in candidates
                     if one.get("passed_over", "predicted").startswith(("predicted", "only"))]
         self.assertGreater(len({choice["schedule"] for choice in possible}), 2)

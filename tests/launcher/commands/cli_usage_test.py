@@ -564,7 +564,7 @@ class Nodes(CliTest):
             self.assertIn("# rank order: by node: mpirun's ranks 0, 2, 1, 3\n", result.stdout)
 
     def bytes_between_nodes(self, schedule):
-        """What ranks 0 and 1 on the one hand, and 2 and 3 on the other, send each other in a run."""
+        """Bytes that ranks 0 and 1 on the one hand, and 2 and 3 on the other, send each other."""
         result = self.on_nodes("run", *OPERANDS, *OUTPUT, "--schedule", schedule, "--rank-order",
                                "mpirun", "--trace", "trace.json", nodes=("one", "one", "two", "two"))
         self.expect_success(result)

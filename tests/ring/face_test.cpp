@@ -112,15 +112,6 @@ TEST(Face, StrategiesChooseTheSchedule) {
               HasSubstr("T = 64"));
 }
 
-TEST(Face, AFloat64SoftmaxIsRefusedByKernelsThatHaveNone) {
-  Context context(world(), on_host());
-  AttentionOptions options = causal(64);
-  options.implementation = "native";
-  options.softmax_dtype = DType::float64;
-  EXPECT_THAT(test::message_of<UserError>([&] { Attention(context, options); }),
-              HasSubstr("does not honour float64"));
-}
-
 // Checks that the weights times the values of all ranks are the output.
 void expect_weights(const Attention& attention, const AttentionOptions& options,
                     const Shards& shards, const float* weights) {

@@ -30,13 +30,6 @@ Result run_path(MatrixPath path, const AttentionProblem& problem, const Attentio
   return result;
 }
 
-AttentionProblem problem_of(const AttentionShape& shape, DType dtype) {
-  AttentionProblem problem;
-  problem.shape = shape;
-  problem.dtype = dtype;
-  return problem;
-}
-
 constexpr std::array kTypes{DType::bfloat16, DType::float16, DType::float32};
 
 void expect_accurate_on_every_path(Random& random, const AttentionProblem& problem) {

@@ -6,16 +6,10 @@
 
 #include "tests/attention/native_run.hpp"
 #include "tests/attention/non_finite.hpp"
+#include "tests/attention/problem_of.hpp"
 
 namespace annulus::test {
 namespace {
-
-AttentionProblem problem_of(const AttentionShape& shape, DType dtype = DType::float32) {
-  AttentionProblem problem;
-  problem.shape = shape;
-  problem.dtype = dtype;
-  return problem;
-}
 
 std::string describe(const AttentionProblem& problem) {
   return to_string(problem.shape) + " " + std::string(name_of(problem.dtype)) + " mask " +

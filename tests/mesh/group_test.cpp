@@ -225,12 +225,7 @@ TEST_F(GroupTest, AMessageEndsWhenItIsComplete) {
 TEST_F(GroupTest, RefusesMessagesThatCannotMatch) {
   int value = 0;
   const auto text_of = [&](std::vector<Send> sends, std::vector<Receive> receives) {
-    try {
-      group_->exchange(sends, receives, stream_, {});
-    } catch (const InternalError& error) {
-      return std::string(error.what());
-    }
-    return std::string("no error");
+    return test::message_of<InternalError>([&] { group_->exchange(sends, receives, stream_, {}); });
   };
   EXPECT_THAT(text_of({{size_, &value, 4}}, {}), HasSubstr("rank " + std::to_string(size_)));
   EXPECT_THAT(text_of({}, {{-1, &value, 4}}), HasSubstr("rank -1"));
@@ -247,8 +242,7 @@ TEST_F(GroupTest, AMessageOfTheWrongLengthIsAnError) {
     const auto group = test::make_world_group();
     HostStream stream("communication", test::kWatchdog, nullptr);
     Bytes data(20);
-    std::string text = "no error";
-    try {
+    const std::string text = test::message_of<LibraryError>([&] {
       if (rank_ == 0) {
         const Send send{1, data.data(), 10};
         group->exchange({&send, 1}, {}, stream, {"key/value", 1});
@@ -257,15 +251,13 @@ TEST_F(GroupTest, AMessageOfTheWrongLengthIsAnError) {
         group->exchange({}, {&receive, 1}, stream, {"key/value", 1});
       }
       stream.synchronize();
-    } catch (const LibraryError& error) {
-      text = error.what();
-    }
+    });
     if (rank_ == 1) {
       EXPECT_THAT(text, HasSubstr("key/value"));
       EXPECT_THAT(text, HasSubstr("rank 0"));
       EXPECT_THAT(text, HasSubstr(std::to_string(expected)));
     } else {
-      EXPECT_EQ(text, "no error");
+      EXPECT_EQ(text, "nothing thrown");
     }
     group_->control().barrier();
   }

@@ -258,12 +258,7 @@ TEST(Face, MemoryThatARunNeedsIsAgreedOn) {
   }
   char somewhere = 0;  // nobody comes to look
   const AttentionTensors tensors{&somewhere, &somewhere, &somewhere, &somewhere, nullptr};
-  std::string text = "none";
-  try {
-    attention.run(tensors);
-  } catch (const AgreedFailure& failure) {
-    text = failure.what();
-  }
+  const std::string text = test::message_of<AgreedFailure>([&] { attention.run(tensors); });
   ASSERT_EQ(setrlimit(RLIMIT_AS, &before), 0);
   EXPECT_THAT(text, HasSubstr("no memory"));
 }

@@ -214,9 +214,9 @@ TEST_F(CudaCallArguments, Offsets) {
   const std::vector<Numbers> offsets{
       {0, 121, -200}, {5, 5, 5}, {2147483647, -2147483647, 0}, {420, -299, 1}};
   const auto calls = [&] {
-    std::vector<AttentionProblem> calls(offsets.size() + 1, planned);
-    for (std::size_t i = 0; i < offsets.size(); ++i) calls[i].mask.set_offsets(offsets[i]);
-    return calls;
+    std::vector<AttentionProblem> all(offsets.size() + 1, planned);
+    for (std::size_t i = 0; i < offsets.size(); ++i) all[i].mask.set_offsets(offsets[i]);
+    return all;
   };
   planned.mask.set_causal(true);
   expect_right_everywhere(planned, calls());

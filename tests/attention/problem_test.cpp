@@ -38,7 +38,7 @@ TEST(AttentionProblem, RefusesNamingTheField) {
                          const std::function<void(AttentionProblem&)>& spoil) {
     AttentionProblem problem = good_problem();
     spoil(problem);
-    const ArgumentError error = thrown_by<ArgumentError>([&] { problem.validate(); });
+    const auto error = thrown_by<ArgumentError>([&] { problem.validate(); });
     EXPECT_EQ(error.argument(), argument);
   };
   const double infinity = std::numeric_limits<double>::infinity();

@@ -153,7 +153,7 @@ TEST(DType, NamesParseBack) {
                             DType::bfloat16, DType::float32, DType::float64}) {
     EXPECT_EQ(parse_dtype(name_of(dtype)), dtype);
   }
-  const ArgumentError error = test::thrown_by<ArgumentError>([&] { (void)parse_dtype("half"); });
+  const auto error = test::thrown_by<ArgumentError>([&] { (void)parse_dtype("half"); });
   EXPECT_EQ(error.argument(), "dtype");
   EXPECT_EQ(error.value(), "'half'");
   EXPECT_THAT(error.expected(), ::testing::HasSubstr("bfloat16"));

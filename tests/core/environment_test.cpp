@@ -55,7 +55,7 @@ TEST(Environment, Flags) {
     EXPECT_FALSE(environment_flag(Setting::kName)) << off;
   }
   const Setting setting("maybe");
-  const ArgumentError error =
+  const auto error =
       test::thrown_by<ArgumentError>([&] { (void)environment_flag(Setting::kName); });
   EXPECT_EQ(error.argument(), Setting::kName);
   EXPECT_EQ(error.value(), "'maybe'");

@@ -66,7 +66,7 @@ TEST_F(AgreementTest, AllRanksFailAlike) {
 
 TEST_F(AgreementTest, TheSameErrorOfAllRanksKeepsItsFields) {
   const auto fail = [&](const auto& error) { collectively(*group_, [&] { throw error; }); };
-  const ArgumentError error =
+  const auto error =
       test::thrown_by<ArgumentError>([&] { fail(ArgumentError("window", "-3", "-1 or more")); });
   EXPECT_EQ(error.argument(), "window");
   EXPECT_THROW(fail(FileError("q.npy", "no such file")), FileError);

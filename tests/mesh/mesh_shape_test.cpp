@@ -135,8 +135,8 @@ class MeshShapeErrors : public ::testing::TestWithParam<BadMesh> {};
 
 TEST_P(MeshShapeErrors, SayWhatWasExpected) {
   const auto& [text, ranks, expected] = GetParam();
-  const ArgumentError error = test::thrown_by<ArgumentError>(
-      [&] { const MeshShape shape = MeshShape::parse(text, ranks); });
+  const auto error = test::thrown_by<ArgumentError>(
+      [&text = text, &ranks = ranks] { (void)MeshShape::parse(text, ranks); });
   EXPECT_EQ(error.argument(), "mesh") << text;
   EXPECT_THAT(error.expected(), HasSubstr(expected)) << text;
 }
@@ -160,7 +160,7 @@ INSTANTIATE_TEST_SUITE_P(
         BadMesh{"a=65536,b=65536", 0, "below 2^31"}, BadMesh{"a=65536,b=65536,c=-1", 4, "2^31"}));
 
 TEST(MeshShape, ErrorsQuoteTheValue) {
-  const ArgumentError error =
+  const auto error =
       test::thrown_by<ArgumentError>([&] { (void)MeshShape::parse("dp=2,sp=x", 4); });
   EXPECT_EQ(error.value(), "'dp=2,sp=x'");
   EXPECT_EQ(test::message_of<ArgumentError>([&] {

@@ -113,7 +113,7 @@ TEST(Mesh, OverASubCommunicator) {
 }
 
 TEST(Mesh, AWrongProductIsAnErrorOnEveryRank) {
-  const ArgumentError error = test::thrown_by<ArgumentError>([&] {
+  const auto error = test::thrown_by<ArgumentError>([&] {
     const Mesh mesh = make_mesh(MeshShape({{"dp", 3}, {"sp", world_size()}}));
   });
   EXPECT_EQ(error.argument(), "mesh");
@@ -209,8 +209,7 @@ TEST(Communicator, NullMeansNothingToFree) {
 
 TEST(Mpi, ErrorsNameTheCallAndMpisText) {
   EXPECT_NO_THROW(check_mpi(MPI_SUCCESS, "MPI_Send"));
-  const MpiError error =
-      test::thrown_by<MpiError>([&] { check_mpi(MPI_ERR_TRUNCATE, "MPI_Recv"); });
+  const auto error = test::thrown_by<MpiError>([&] { check_mpi(MPI_ERR_TRUNCATE, "MPI_Recv"); });
   EXPECT_THAT(error.what(), HasSubstr("MPI_Recv: "));
   EXPECT_EQ(error.exit_code(), ExitCode::failure);
 }

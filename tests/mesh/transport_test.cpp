@@ -36,8 +36,7 @@ TEST(Transport, TraitsByNameAndByChoice) {
     EXPECT_EQ(name_of(traits->choice), traits->name);
   }
   EXPECT_THROW((void)transport_traits(Transport::automatic), InternalError);
-  const ArgumentError error =
-      test::thrown_by<ArgumentError>([&] { (void)transport_traits("pigeon"); });
+  const auto error = test::thrown_by<ArgumentError>([&] { (void)transport_traits("pigeon"); });
   EXPECT_EQ(error.expected(), "self, mpi, peer, composite or nccl");
 }
 
@@ -62,7 +61,7 @@ TEST(Transport, TraitsSayWhatTheTransportsDo) {
 
 TEST(Transport, OtherNamesAreRefused) {
   for (const char* const name : {"", "NCCL", "automatic", "mpi", "peer "}) {
-    const ArgumentError error =
+    const auto error =
         test::thrown_by<ArgumentError>([&] { static_cast<void>(parse_transport(name)); });
     EXPECT_THAT(error.value(), HasSubstr(name));
     EXPECT_EQ(error.expected(), "auto, composite, nccl or peer");

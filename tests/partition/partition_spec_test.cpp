@@ -63,7 +63,7 @@ TEST(PartitionSpec, RefusesAnAxisTwice) {
   for (const std::string text : {"sp,sp", "sp+sp", "tp,sp+dp,-,dp+sp"}) {
     EXPECT_THROW((void)PartitionSpec::parse(text), DuplicateSpecError) << text;
   }
-  const DuplicateSpecError error =
+  const auto error =
       test::thrown_by<DuplicateSpecError>([&] { (void)PartitionSpec::parse("tp,sp,-,sp"); });
   EXPECT_EQ(error.axis(), "sp");
   EXPECT_THAT(error.what(), AllOf(HasSubstr("'tp,sp,-,sp'"), HasSubstr("'sp'")));
@@ -94,7 +94,7 @@ TEST(Validate, RefusesMoreEntriesThanDimensions) {
 }
 
 TEST(Validate, SaysWhatDoesNotDivide) {
-  const IndivisibleError error = test::thrown_by<IndivisibleError>([&] {
+  const auto error = test::thrown_by<IndivisibleError>([&] {
     validate(PartitionSpec::parse("dp,fsdp+tp"), kMesh, {8, 12});
   });
   EXPECT_EQ(error.dimension(), 1);

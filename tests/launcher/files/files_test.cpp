@@ -177,7 +177,7 @@ struct Malformed {
 void expect_refused(const std::string& path, const Malformed& malformed) {
   SCOPED_TRACE(malformed.name);
   test::write_bytes(path, malformed.bytes);
-  const FileError error = test::thrown_by<FileError>([&] { const ArrayFile file(path, "x"); });
+  const auto error = test::thrown_by<FileError>([&] { const ArrayFile file(path, "x"); });
   EXPECT_EQ(error.path(), path);
   EXPECT_THAT(error.what(), HasSubstr(path));
   EXPECT_THAT(error.what(), HasSubstr(malformed.message));

@@ -11,6 +11,8 @@ install(TARGETS ${annulus_targets} EXPORT annulusTargets
 install(TARGETS annulus_all EXPORT annulusTargets)
 if(TARGET annulus)
   install(TARGETS annulus RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
+  install(PROGRAMS ${PROJECT_SOURCE_DIR}/scripts/annulus_picture
+          DESTINATION ${CMAKE_INSTALL_BINDIR})
   install(FILES ${PROJECT_SOURCE_DIR}/scripts/annulus_completion.bash
     DESTINATION ${CMAKE_INSTALL_DATADIR}/bash-completion/completions RENAME annulus)
 endif()

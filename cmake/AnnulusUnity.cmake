@@ -30,7 +30,7 @@ if(TARGET annulus_launcher)
     gradient_verification.cpp non_finite_entries.cpp normal_numbers.cpp)
   annulus_alone(annulus_launcher
     bench/bench_report.cpp bench/read_rate.cpp commands/plan.cpp options/effects.cpp
-    options/options.cpp pictures/timeline.cpp planning/recommend.cpp planning/simulate_plan.cpp)
+    options/options.cpp planning/recommend.cpp planning/simulate_plan.cpp)
 endif()
 if(ANNULUS_BUILD_TESTS)
   annulus_alone(test_core device_wait_test.cpp host_stream_test.cpp)

@@ -79,7 +79,7 @@ bool needs_one_process(const std::vector<std::string>& words) {
 }
 
 bool writes_files(const std::vector<std::string>& words) {
-  constexpr std::array<std::string_view, 4> kReports{"--json", "--csv", "--trace", "--picture"};
+  constexpr std::array<std::string_view, 3> kReports{"--json", "--csv", "--trace"};
   return std::any_of(words.begin(), words.end(), [&](const std::string& word) {
     const std::string_view name = std::string_view(word).substr(0, word.find('='));
     return std::find(kReports.begin(), kReports.end(), name) != kReports.end();

@@ -240,7 +240,7 @@ class Problem:
         return np.asarray(load(path)) if path else np.full(self.batch, default)
 
     def near(self, b, rows, columns):
-        """What causal, window, chunk, sink tokens and prefix show."""
+        """The pairs that causal, window, chunk, sink tokens and prefix show."""
         i = self.row_place[b][rows][:, None]
         j = self.key_place[columns][None, :]
         seen = np.ones((len(rows), len(columns)), bool)
@@ -352,7 +352,7 @@ class Expected:
 
 
 class Bounds:
-    """What docs/semantics.md, section 6, allows."""
+    """The errors that docs/semantics.md, section 6, allows."""
 
     def __init__(self, problem, normalised):
         dtype = problem.query.dtype
@@ -371,7 +371,7 @@ class Bounds:
         self.subnormal = 2**-25 * math.sqrt(problem.value_width) if dtype == np.float16 else 0
 
     def of_rows(self, rows):
-        """Of the norms of the rows' errors, and of their LSEs."""
+        """The largest shares of the bounds, of rows and of their LSEs."""
         logit = self.summed * (self.root_width * rows.dot + 2 * rows.bias + 8 * rows.capped)
         scale = rows.root_square + np.linalg.norm(rows.output, axis=1)
         output = ((4 * self.roundoff + logit) * scale + 8 * self.summed * rows.sum
@@ -380,7 +380,7 @@ class Bounds:
 
 
 def largest_share(errors, allowed):
-    """Of errors in what is allowed to them; no error is no part even of 0."""
+    """The largest ratio of an error to its bound; no error is no part even of 0."""
     with np.errstate(divide="ignore", invalid="ignore"):
         shares = np.where(errors == 0, 0, errors / allowed)
     return float(np.max(np.where(np.isnan(shares), np.inf, shares), initial=0))
@@ -421,7 +421,7 @@ class Comparison:
 
 
 class Results:
-    """What was computed: output, and LSE or, unnormalised, maximum and sum; None if not given."""
+    """Computed results: output, and LSE or, unnormalised, maximum and sum; None if not given."""
 
     def __init__(self, arguments, problem):
         self.output = problem.to_bthd(load(arguments.output, "output"))

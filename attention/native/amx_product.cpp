@@ -236,7 +236,7 @@ class AmxProduct final : public TileProduct {
     return staged_;
   }
 
-  // Stages values in bfloat16, with 0 for those that are not finite, and lists their rows.
+  // Stages values in bfloat16, with 0 where they are not finite, and lists their rows.
   void stage_finite(const TensorRows& values, std::int64_t begin) {
     const std::int64_t present = std::min(kDepth, values.count - begin);
     clear(staged_, kDepth * value_dim_);
@@ -290,7 +290,7 @@ class AmxProduct final : public TileProduct {
   float* product_ = nullptr;      // [kStripRows, value_dim]
   std::vector<const void*> query_rows_;
   TensorRows key_rows_;
-  std::vector<std::int64_t> unsplit_queries_;  // those that could not be split
+  std::vector<std::int64_t> unsplit_queries_;  // queries that could not be split
   std::vector<std::int64_t> unsplit_keys_;     // likewise
   Strip strip_;
 };

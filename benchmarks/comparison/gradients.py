@@ -25,7 +25,7 @@ def write_operands(folder: str, case: Case, batch: int) -> None:
 
 
 def exact_gradients(case: Case, operands: dict[str, np.ndarray]) -> list[np.ndarray]:
-    """Of query, key and value, in float64, head by head."""
+    """Gradients of query, key and value, in float64, head by head."""
     query, key, value, grad_output = (operands[name].astype(np.float64) for name in OPERANDS)
     found = [np.zeros_like(tensor) for tensor in (query, key, value)]
     scale = case.head_dim**-0.5

@@ -72,7 +72,7 @@ class CaseResults:
     systems: dict[str, list[Round]] = field(default_factory=dict)
 
     def failed(self, series: str) -> bool:
-        """Whether no round succeeded."""
+        """True if no round succeeded."""
         return self.median_ms(series) is None
 
     def median_ms(self, series: str, timed: str = "forward") -> Optional[float]:
@@ -119,7 +119,7 @@ class Results:
 
 
 def to_text(results: Results) -> str:
-    """What the results file holds."""
+    """The content of the results file."""
     return json.dumps(results.to_json(), indent=1) + "\n"
 
 

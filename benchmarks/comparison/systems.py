@@ -24,7 +24,7 @@ SERIES = {OURS: [OURS, CEILING], PYTORCH: ["pytorch-allgather", "pytorch-alltoal
 
 @dataclass(frozen=True)
 class Setup:
-    """What all systems are run with."""
+    """The settings that all systems share."""
 
     annulus: str
     annulus_options: Sequence[str]
@@ -58,7 +58,7 @@ class Start:
 
 @dataclass
 class Found:
-    """What one start measured; a case that is missing has no measurement."""
+    """The measurements of one start; a case that is missing has none."""
 
     rounds: dict[tuple[str, Case], Round] = field(default_factory=dict)
     environment: Optional[dict[str, Any]] = None
@@ -163,7 +163,7 @@ def _telling_line(errors: str) -> str:
 
 
 def read_output(start: Start, output: str) -> Found:
-    """What a program's standard output says, as far as it got."""
+    """The measurements in a program's standard output, as far as it got."""
     return _read_bench(start, output) if start.system == OURS else _read_peer(output)
 
 

@@ -1,4 +1,4 @@
-"""What the peer programs share: the cases they are given and the lines they print.
+"""The cases that peer programs are given, and the lines that they print.
 
 A case is one attention problem, written HEADS/KV_HEADS:MASK:LENGTH or HEADS/KV_HEADS/DIM:…, as in
 64/8:causal:32k and 16/16/256:causal:32k. Every program prints one JSON object a line: first its

@@ -50,7 +50,7 @@ def random_operands(case: Case, options: argparse.Namespace) -> list[torch.Tenso
 
 
 def slowest(milliseconds: list[float]) -> list[float]:
-    """Of all ranks."""
+    """The largest of all ranks."""
     tensor = torch.tensor(milliseconds, device="cuda")
     dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
     return tensor.tolist()

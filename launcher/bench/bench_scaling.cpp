@@ -10,7 +10,6 @@
 #include <fmt/format.h>
 #include <mpi.h>
 
-#include <annulus/files/text_file.hpp>
 #include <annulus/mesh/agreement.hpp>
 #include <annulus/mesh/first_ranks.hpp>
 #include <annulus/mesh/mesh.hpp>
@@ -21,7 +20,6 @@
 
 #include "launcher/bench/timing.hpp"
 #include "launcher/commands/interruption.hpp"
-#include "launcher/options/as_option.hpp"
 #include "launcher/planning/scaling.hpp"
 #include "launcher/report/cells.hpp"
 #include "launcher/report/record.hpp"
@@ -113,12 +111,8 @@ ExitCode bench_scaling(const CommandContext& context) {
                           make_record(context, everyone, opened->place(), opened->threads()));
   add_rank_order(report, context.session);
   std::optional<ReportFiles> files;
-  std::optional<files::TextFile> picture;
   collectively(everyone.world(), [&] {
-    if (everyone.rank() != 0) return;
-    files.emplace(options.json, options.csv, report);
-    if (options.picture.empty()) return;
-    as_option("--picture " + options.picture, [&] { picture.emplace(options.picture); });
+    if (everyone.rank() == 0) files.emplace(options.json, options.csv, report);
   });
   // Nodes of different sizes count as one.
   const int nodes = everyone.topology().nodes();
@@ -133,14 +127,6 @@ ExitCode bench_scaling(const CommandContext& context) {
     if (!files) return;
     set_efficiencies(points);
     for (const ScalingPoint& point : points) report.add_row(scaling_row(point));
-    if (picture) {
-      as_option("--picture " + options.picture, [&] {
-        picture->commit(scaling_picture(
-            points, "Measured scaling, " + problem,
-            fmt::format("weak: {} tokens per rank",
-                        scaled_shape(options, 1, everyone.size(), true).kv_length)));
-      });
-    }
     if (!files->replace_table()) report.write_table(context.out);
     files->write(report, context.out);
   });

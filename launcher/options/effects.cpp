@@ -169,7 +169,6 @@ class Effects {
     need_form("straggler-percent", simulates, "--simulate");
     need("straggler-seed", simulates && has("straggler-percent"), "without --straggler-percent",
          "--simulate and --straggler-percent");
-    need_form("picture", simulates || o.scaling, plan ? "--simulate or --scaling" : "--scaling");
     need_form("csv", !plan || simulates || sizes, "--simulate, --recommend or --scaling");
     need_form("ranks", sizes, "--recommend or --scaling");
     need_form("nodes", o.recommend, "--recommend");

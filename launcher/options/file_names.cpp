@@ -70,12 +70,6 @@ void check_array_name(const NamedFile& file) {
   throw ArgumentError(file.option, fmt::format("'{}'", file.path), "a .npy or .safetensors file");
 }
 
-// The picture is an SVG whatever its name says; another ending would mislead viewers.
-void check_picture_name(const std::string& path) {
-  if (path.empty() || path.ends_with(".svg")) return;
-  throw ArgumentError("--picture", fmt::format("'{}'", path), "a .svg file");
-}
-
 // Refuses "-", since a file of this name would be a surprise.
 void check_not_standard_output(const NamedFile& file) {
   if (file.path != "-") return;
@@ -111,7 +105,6 @@ void check_file_names(const Options& options) {
       NamedFile{"--grad-value", options.grad_value}, NamedFile{"--grad-sinks", options.grad_sinks},
       NamedFile{"--grad-bias", options.grad_bias}};
   for (const NamedFile& file : gradients) check_array_name(file);
-  check_picture_name(options.picture);
   const NamedFile trace{"--trace", options.trace};
   const NamedFile calibration{"--calibrate", options.calibrate};
   check_not_standard_output(trace);
@@ -137,7 +130,6 @@ void check_file_names(const Options& options) {
   take(weights);
   for (const NamedFile& file : gradients) take(file);
   take(trace);
-  take({"--picture", options.picture});
   take(calibration);
   take({"--json", options.json});
   take({"--csv", options.csv});

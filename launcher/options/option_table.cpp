@@ -230,8 +230,8 @@ void add_sharding(TableBuilder& table) {
       without_calibrate(
           drawn(kPlanned, same(&Options::sequence_layout, &Options::kv_sequence_layout))),
       set_layouts,
-      "auto, zigzag, contiguous, striped or balanced: how positions are distributed; or two of "
-      "these, for queries and for keys: zigzag,contiguous; balanced "
+      "auto, zigzag, contiguous, striped or balanced: how positions are distributed; or two "
+      "of them, for queries and for keys: zigzag,contiguous; balanced "
       "gives ranks equal work under the mask (default: auto: zigzag if causal and sharded, else "
       "contiguous; "
       "balanced where packed documents, block masks or lengths make that uneven)");
@@ -467,10 +467,7 @@ void add_output(TableBuilder& table) {
   table.add("trace", "FILE", without_calibrate({{Command::run, Command::bench, Command::plan}}),
             text_into(&Options::trace),
             "timeline of every rank, as Chrome trace events (JSON), for Perfetto; with plan "
-            "--simulate, up to 64 ranks");
-  table.add(
-      "picture", "FILE", {{Command::bench, Command::plan}}, text_into(&Options::picture),
-      "a .svg file: with plan --simulate, ranks x time, up to 256 ranks; with --scaling, the plot");
+            "--simulate, up to 64 ranks; annulus_picture draws it");
   table.add("json", "FILE", with_hops(kAll), text_into(&Options::json),
             "results as JSON; - is standard output, instead of the table");
   table.add("csv", "FILE", with_hops(kPlanned), text_into(&Options::csv),
@@ -554,7 +551,8 @@ void add_running(TableBuilder& table) {
             "no limit)");
   table.add("scaling", "", {{Command::bench, Command::plan}}, flag_into(&Options::scaling),
             "1, 2, 4, ... ranks, with one problem (strong) and with a sequence that grows with the "
-            "ranks (weak): predicted by plan up to --ranks, measured by bench on mpirun's ranks");
+            "ranks (weak): predicted by plan up to --ranks, measured by bench on mpirun's ranks; "
+            "annulus_picture draws it");
   table.add(
       "tokens-per-rank", "N", {{Command::bench, Command::plan}},
       parsed_into(&Options::tokens_per_rank, parse_size),

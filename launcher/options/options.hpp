@@ -147,7 +147,6 @@ struct Options {
   bool simulate = false;
   double straggler_percent = 0;
   std::uint64_t straggler_seed = 0;
-  std::string picture;  ///< file
   bool recommend = false;
   int ranks = 0;  ///< 0: not given
   int nodes = 1;

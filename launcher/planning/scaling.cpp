@@ -9,12 +9,9 @@
 #include <fmt/format.h>
 
 #include <annulus/core/error.hpp>
-#include <annulus/files/text_file.hpp>
 #include <annulus/ring/planner.hpp>
 #include <annulus/ring/predicted_run.hpp>
 
-#include "launcher/options/as_option.hpp"
-#include "launcher/pictures/plot.hpp"
 #include "launcher/planning/planned_case.hpp"
 #include "launcher/report/cells.hpp"
 #include "launcher/report/report_files.hpp"
@@ -43,15 +40,6 @@ ScalingPoint predict_point(const Options& options, const Registry& registry, int
           .seconds;
   point.flops = forward_flops(*asked.shape, visible_pairs(planned.setup.problem));
   return point;
-}
-
-Curve curve_of(const std::vector<ScalingPoint>& points, bool weak, auto&& value) {
-  Curve curve{weak ? "weak" : "strong", {}};
-  for (const ScalingPoint& point : points) {
-    if (point.weak != weak) continue;
-    if (const std::optional<double> y = value(point)) curve.points.emplace_back(point.ranks, *y);
-  }
-  return curve;
 }
 
 }  // namespace
@@ -128,30 +116,6 @@ Row scaling_row(const ScalingPoint& point) {
           point.efficiency ? fmt::format("{:.1f}", *point.efficiency * 100) : kNothing};
 }
 
-std::string scaling_picture(const std::vector<ScalingPoint>& points, const std::string& title,
-                            const std::string& note) {
-  // A logarithmic axis has no place for 0.
-  const auto time = [](const ScalingPoint& point) {
-    return point.seconds > 0 ? std::optional(point.seconds * 1e3) : std::nullopt;
-  };
-  const auto rate = [](const ScalingPoint& point) {
-    std::optional<double> tera = point.rate_per_rank();
-    if (tera) *tera *= 1e-12;
-    return tera;
-  };
-  Panel times{"Time", "ranks", "time (ms)", true, {}};
-  times.curves = {curve_of(points, false, time), curve_of(points, true, time)};
-  Curve ideal{"ideal strong", {}, true};
-  for (const auto& [ranks, ms] : times.curves[0].points) {
-    const auto& [least, slowest] = times.curves[0].points.front();
-    ideal.points.emplace_back(ranks, slowest * least / ranks);
-  }
-  times.curves.push_back(std::move(ideal));
-  Panel rates{"Rate of each rank", "ranks", "TFLOP/s per rank", false, {}};
-  rates.curves = {curve_of(points, false, rate), curve_of(points, true, rate)};
-  return plot_picture({times, rates}, title, note);
-}
-
 void predict_scaling(const Options& options, const Registry& registry, std::ostream& out) {
   if (options.ranks == 0) throw ArgumentError("--ranks", "nothing", "the largest number of ranks");
   if (!options.shape) {
@@ -160,10 +124,6 @@ void predict_scaling(const Options& options, const Registry& registry, std::ostr
   const std::string problem = scaled_problem_text(options);
   Report report = make_scaling_report("plan.scaling", "ms, predicted", options, problem);
   ReportFiles files(options.json, options.csv, report);
-  std::optional<files::TextFile> picture;
-  if (!options.picture.empty()) {
-    as_option("--picture " + options.picture, [&] { picture.emplace(options.picture); });
-  }
   // Refuses ranks that do not fill their nodes before the work.
   static_cast<void>(planned_nodes(options, MeshShape({{options.sequence_axis, options.ranks}})));
   const ring::CostModel model = cost_model_of(options, planned_place(options));
@@ -175,18 +135,9 @@ void predict_scaling(const Options& options, const Registry& registry, std::ostr
       transports.insert(points.back().transport);
     }
   }
-  const std::string predictor = predictor_text(model, transports);
-  report.add_meta("predicted by", predictor);
+  report.add_meta("predicted by", predictor_text(model, transports));
   set_efficiencies(points);
   for (const ScalingPoint& point : points) report.add_row(scaling_row(point));
-  if (picture) {
-    as_option("--picture " + options.picture, [&] {
-      picture->commit(scaling_picture(
-          points, "Predicted scaling, " + problem,
-          fmt::format("weak: {} tokens per rank; {}",
-                      scaled_shape(options, 1, options.ranks, true).kv_length, predictor)));
-    });
-  }
   if (!files.replace_table()) report.write_table(out);
   files.write(report, out);
 }

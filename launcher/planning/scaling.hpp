@@ -50,9 +50,6 @@ void set_efficiencies(std::vector<ScalingPoint>& points);
                                          const Options& options, const std::string& problem,
                                          Record record = {});
 [[nodiscard]] Row scaling_row(const ScalingPoint& point);
-/// Time and rate per rank by ranks, as SVG.
-[[nodiscard]] std::string scaling_picture(const std::vector<ScalingPoint>& points,
-                                          const std::string& title, const std::string& note);
 
 /// annulus plan --scaling: predicts 1, 2, 4, … up to --ranks ranks. Writes a table to `out`, and
 /// the files that the options name. Not collective. Throws UserErrors.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <numeric>
 #include <optional>
 #include <ostream>
@@ -18,7 +19,6 @@
 #include <annulus/ring/simulate.hpp>
 
 #include "launcher/options/as_option.hpp"
-#include "launcher/pictures/timeline.hpp"
 #include "launcher/report/report.hpp"
 #include "launcher/report/report_files.hpp"
 
@@ -74,24 +74,16 @@ void add_summary(Report& report, const std::vector<ring::RankTimeline>& timeline
   report.add_meta("wait", milliseconds(most.exposed) + " ms at most");
 }
 
-std::string picture_of(const ring::Simulation& simulation, const std::vector<int>& shown,
-                       const PlannedCase& planned, double finish) {
-  const int ranks = planned.setup.mesh.ranks();
-  std::vector<TimelineRow> rows;
-  rows.reserve(shown.size());
-  for (const int rank : shown) {
-    rows.push_back({rank, &simulation.spans(static_cast<std::size_t>(rank))});
+// At most `most` of the ranks from 0 to `ranks` − 1, in order: the first, the last, and others at
+// equal distances.
+std::vector<int> spread_ranks(int ranks, int most) {
+  const int count = std::min(ranks, most);
+  std::vector<int> chosen;
+  for (int i = 0; i < count; ++i) {
+    chosen.push_back(count == 1 ? 0
+                                : static_cast<int>(std::int64_t{i} * (ranks - 1) / (count - 1)));
   }
-  const std::string sample =
-      static_cast<int>(shown.size()) < ranks
-          ? fmt::format("{} of {} ranks, at equal distances", shown.size(), ranks)
-          : counted(ranks, "rank");
-  return timeline_picture(
-      rows,
-      fmt::format("{} on {}, {} {}", variant_text(planned.choice), to_string(planned.setup.mesh),
-                  to_string(planned.setup.problem.shape),
-                  annulus::name_of(planned.setup.problem.dtype)),
-      fmt::format("{}; simulated: {} ms, {}", sample, milliseconds(finish), planned.model.source));
+  return chosen;
 }
 
 TraceOfRanks trace_of(const ring::Simulation& simulation, const std::vector<int>& traced,
@@ -118,17 +110,11 @@ void simulate_plan(const PlannedCase& planned, const Options& options, std::ostr
   // Opened first, so that impossible names of files fail before the work.
   ReportFiles files(options.json, options.csv, report);
   std::optional<files::TextFile> trace_file;
-  std::optional<files::TextFile> picture_file;
   if (!options.trace.empty()) {
     as_option("--trace " + options.trace, [&] { trace_file.emplace(options.trace); });
   }
-  if (!options.picture.empty()) {
-    as_option("--picture " + options.picture, [&] { picture_file.emplace(options.picture); });
-  }
   const std::vector<int> traced = spread_ranks(trace_file ? ranks : 0, kMaximumTracedRanks);
-  const std::vector<int> pictured = spread_ranks(picture_file ? ranks : 0, kMaximumPicturedRanks);
-  std::set<int> recorded(traced.begin(), traced.end());
-  recorded.insert(pictured.begin(), pictured.end());
+  const std::set<int> recorded(traced.begin(), traced.end());
 
   const ring::PlanInput input = planned.input();
   ring::Simulation simulation(input.prices, variant_text(planned.choice), stragglers);
@@ -141,8 +127,6 @@ void simulate_plan(const PlannedCase& planned, const Options& options, std::ostr
 
   const std::set<int> nodes(planned.node_of_rank.begin(), planned.node_of_rank.end());
   add_summary(report, timelines, std::max(1, static_cast<int>(nodes.size())));
-  double finish = 0;
-  for (const ring::RankTimeline& timeline : timelines) finish = std::max(finish, timeline.finish);
   if (static_cast<int>(traced.size()) < ranks && trace_file) {
     report.add_meta("traced", fmt::format("{} of {} ranks", traced.size(), ranks));
   }
@@ -159,10 +143,6 @@ void simulate_plan(const PlannedCase& planned, const Options& options, std::ostr
                   milliseconds(timeline.finish)};
     if (r < listed) shown.add_row(row);
     report.add_row(row);
-  }
-  if (picture_file) {
-    as_option("--picture " + options.picture,
-              [&] { picture_file->commit(picture_of(simulation, pictured, planned, finish)); });
   }
   if (trace_file) {
     auto about = report.about();

@@ -32,7 +32,7 @@ struct MeasuredPrice {
   double unrestricted = 0;
 };
 
-/// Of a problem whose bits are to be the same on any number of ranks: how long the schedule is
+/// For a problem whose bits are to be the same on any number of ranks: how long the schedule is
 /// predicted to take, and the one that would be taken otherwise; also how long they took, if that
 /// was measured. `pass`: "forward" or "backward".
 void add_price_of_order(const ring::ScheduleChoice& choice, std::string_view pass, Report& report,

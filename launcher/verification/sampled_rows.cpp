@@ -18,7 +18,7 @@ struct Sample {
   std::int64_t batch = 0;
   std::int64_t row = 0;
   std::int64_t kv_head = 0;
-  std::int64_t first_head = 0;  // of those that read the key/value head
+  std::int64_t first_head = 0;  // of the query heads that read the key/value head
   std::int64_t heads = 0;
 
   [[nodiscard]] ConstTensorView of(const Tensor& tensor) const {

@@ -20,7 +20,7 @@ from ._library import argument_error as refused
 
 @dataclasses.dataclass(frozen=True)
 class Mask:
-    """What the rows of a layer see, besides documents and padding."""
+    """The keys that rows of a layer see, apart from documents and padding."""
 
     causal: bool = False
     left: int = -1  # keys to the left and to the right of a row; -1: no limit
@@ -54,7 +54,7 @@ class Mask:
 
 
 def _both(one: Mask, other: Mask) -> Mask:
-    """What both let through."""
+    """The pairs that both let through."""
     if one.chunk is not None and other.chunk not in (None, one.chunk):
         raise refused("attention_chunk_size", f"{one.chunk} and {other.chunk}", "one of them")
 

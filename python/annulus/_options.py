@@ -15,7 +15,7 @@ Numbers = Union[Sequence[int], np.ndarray]
 
 
 class Options(TypedDict, total=False):
-    """What attention computes besides its tensors, how it lies on the mesh, and choices.
+    """The problem apart from its tensors, its place on the mesh, and choices.
 
     Positions and ids are those of the whole sequence, on every rank.
     """

@@ -101,7 +101,7 @@ class Sharding:
 
 
 def _prefix_sums(documents: np.ndarray) -> np.ndarray | None:
-    """Of the documents' lengths, if all batches have the same documents and no padding."""
+    """Prefix sums of the documents' lengths, if all batches have the same ones and no padding."""
     starts = np.diff(documents, axis=1, prepend=documents[:, :1] - 1) != 0
     if (documents < 0).any() or (starts != starts[:1]).any():
         return None

@@ -5,7 +5,7 @@ import numpy as np
 
 def logits_mask(query_length, kv_length, causal=False, offset=0, window=None, segments=None,
                 kv_lengths=None, batch=1):
-    """What each row sees, [B,1,T,S]."""
+    """The pairs that are visible, [B,1,T,S]."""
     i = np.arange(query_length)[:, None] + offset
     j = np.arange(kv_length)[None, :]
     seen = np.ones((batch, query_length, kv_length), bool)

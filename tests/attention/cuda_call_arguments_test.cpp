@@ -24,7 +24,7 @@ class DeviceArguments {
         numbers_(DType::int32, {3, planned.shape.batch}, device.memory()),
         key_(DType::int32, {2}, device.memory()) {}
 
-  // Sets those of `called`. No kernel may be running.
+  // Sets the values of `called`. No kernel may be running.
   void set(const AttentionProblem& called) const {
     const Mask& mask = called.mask;
     const AttentionShape& shape = called.shape;
@@ -193,7 +193,7 @@ TEST_F(CudaCallArguments, Lengths) {
   EXPECT_TRUE(flash_takes(planned));
 }
 
-// Below those of the plan.
+// Lengths below the planned ones.
 TEST_F(CudaCallArguments, LengthsBesideOtherParts) {
   AttentionProblem planned;
   planned.call_arguments.lengths = true;
@@ -214,9 +214,9 @@ TEST_F(CudaCallArguments, Offsets) {
   const std::vector<Numbers> offsets{
       {0, 121, -200}, {5, 5, 5}, {2147483647, -2147483647, 0}, {420, -299, 1}};
   const auto calls = [&] {
-    std::vector<AttentionProblem> calls(offsets.size() + 1, planned);
-    for (std::size_t i = 0; i < offsets.size(); ++i) calls[i].mask.set_offsets(offsets[i]);
-    return calls;
+    std::vector<AttentionProblem> all(offsets.size() + 1, planned);
+    for (std::size_t i = 0; i < offsets.size(); ++i) all[i].mask.set_offsets(offsets[i]);
+    return all;
   };
   planned.mask.set_causal(true);
   expect_right_everywhere(planned, calls());

@@ -4,6 +4,7 @@
 
 #include "tests/attention/cuda_run.hpp"
 #include "tests/attention/non_finite.hpp"
+#include "tests/attention/problem_of.hpp"
 #include "tests/attention/score_cases.hpp"
 #include "tests/attention/wide_range.hpp"
 
@@ -27,9 +28,7 @@ TEST_F(CudaNative, EveryMaskAloneAndInPairs) {
   const DType dtypes[] = {DType::float32, DType::bfloat16, DType::float16};
   int i = 0;
   for (const std::vector<MaskKind>& kinds : all_combinations()) {
-    AttentionProblem problem;
-    problem.shape = {2, 131, 293, 4, 2, 16, 40};
-    problem.dtype = dtypes[i++ % 3];
+    AttentionProblem problem = problem_of({2, 131, 293, 4, 2, 16, 40}, dtypes[i++ % 3]);
     problem.mask = random_mask(random, kinds, 2, 131, 293);
     expect_whole_accurate(random_attention(random, problem));
   }
@@ -40,8 +39,7 @@ TEST_F(CudaNative, BlockMasks) {
   int i = 0;
   for (const std::vector<MaskKind>& kinds : kinds_beside_blocks()) {
     if (i++ % 4 != 0) continue;
-    AttentionProblem problem;
-    problem.shape = {2, 131, 293, 4, 2, 16, 40};
+    AttentionProblem problem = problem_of({2, 131, 293, 4, 2, 16, 40});
     problem.mask = random_mask(random, kinds, 2, 131, 293);
     problem.mask.set_block_mask(random_block_mask(random, 2, 4, 131, 293, 60));
     expect_whole_accurate(random_attention(random, problem));
@@ -69,9 +67,7 @@ TEST_F(CudaNative, ShapesScalesAndSoftCaps) {
 TEST_F(CudaNative, Dropout) {
   Random random(58);
   for (const DType dtype : {DType::float32, DType::bfloat16}) {
-    AttentionProblem problem;
-    problem.shape = {2, 131, 293, 4, 2, 16, 40};
-    problem.dtype = dtype;
+    AttentionProblem problem = problem_of({2, 131, 293, 4, 2, 16, 40}, dtype);
     problem.dropout.emplace(0.3, (std::uint64_t{5} << 32U) + 1);
     expect_whole_accurate(random_attention(random, problem));
     problem.mask.set_window(70, 20);
@@ -85,9 +81,8 @@ TEST_F(CudaNative, BiasAndDenseMask) {
   Random random(59);
   int i = 0;
   for (const Extents& shape : score_shapes(2, 4, 131, 293)) {
-    AttentionProblem problem;
-    problem.shape = {2, 131, 293, 4, 2, 16, 40};
-    problem.dtype = i % 2 == 0 ? DType::float32 : DType::bfloat16;
+    AttentionProblem problem =
+        problem_of({2, 131, 293, 4, 2, 16, 40}, i % 2 == 0 ? DType::float32 : DType::bfloat16);
     if (i % 3 != 2) problem.bias = shape;
     if (i % 3 != 0) problem.dense_mask = shape;
     if (i % 4 == 1) problem.mask.set_window(70, 20);
@@ -109,8 +104,7 @@ TEST_F(CudaNative, ManyRanges) {
   }
   const PositionRanges positions(ranges);
   ASSERT_GT(positions.ranges().size(), 48U);
-  AttentionProblem problem;
-  problem.shape = {2, length, length, 4, 2, 16, 16};
+  AttentionProblem problem = problem_of({2, length, length, 4, 2, 16, 16});
   problem.mask = random_mask(random, {MaskKind::window, MaskKind::segments}, 2, length, length);
   problem.dropout.emplace(0.2, 4);
   problem.bias = Extents{1, 4, length, length};
@@ -137,8 +131,7 @@ TEST_F(CudaNative, ManyRanges) {
 
 TEST_F(CudaNative, PartsOfTheBatchAndOfTheHeads) {
   Random random(54);
-  AttentionProblem problem;
-  problem.shape = {3, 70, 90, 4, 2, 8, 8};
+  AttentionProblem problem = problem_of({3, 70, 90, 4, 2, 8, 8});
   problem.mask = random_mask(random, {MaskKind::segments, MaskKind::kv_lengths}, 3, 70, 90);
   problem.mask.set_block_mask(BlockMask::random(70, 90, 4, 0.7, 1, {16, 16}));
   problem.dropout.emplace(0.2, 4);
@@ -150,8 +143,7 @@ TEST_F(CudaNative, PartsOfTheBatchAndOfTheHeads) {
 }
 
 TEST_F(CudaNative, ProductsBeyondFloat32ShowAsNan) {
-  AttentionProblem problem;
-  problem.shape = {1, 1, 3, 1, 1, 1, 1};
+  AttentionProblem problem = problem_of({1, 1, 3, 1, 1, 1, 1});
   const WholeAttention whole{problem, tensor_of(DType::float32, {1, 1, 1, 1}, {1e30F}),
                              tensor_of(DType::float32, {1, 3, 1, 1}, {-1e30F, 1e30F, 1.0F}),
                              tensor_of(DType::float32, {1, 3, 1, 1}, {1.0F, 2.0F, 3.0F})};
@@ -196,9 +188,7 @@ TEST_F(CudaNative, MaximaOfRows) {
   for (const DType dtype : {DType::float32, DType::bfloat16}) {
     for (const bool many : {false, true}) {
       for (const DType lse : {DType::float32, DType::float64}) {
-        AttentionProblem problem;
-        problem.shape = {2, 40, 600, 4, 2, 16, 8};
-        problem.dtype = dtype;
+        AttentionProblem problem = problem_of({2, 40, 600, 4, 2, 16, 8}, dtype);
         problem.mask.set_causal(true);
         problem.mask.set_offset(-5);
         problem.mask.set_kv_lengths({600, 20});
@@ -226,8 +216,7 @@ TEST_F(CudaNative, MaximaOfRows) {
 // Logits that are whole numbers have no rounding: the largest is exactly that.
 TEST_F(CudaNative, MaximaAreExact) {
   Random random(61);
-  AttentionProblem problem;
-  problem.shape = {1, 40, 900, 2, 2, 4, 4};
+  AttentionProblem problem = problem_of({1, 40, 900, 2, 2, 4, 4});
   problem.scale = 1;
   const WholeAttention whole = random_attention(random, problem);
   for (const Tensor* tensor : {&whole.query, &whole.key}) {
@@ -249,8 +238,7 @@ TEST_F(CudaNative, MaximaAreExact) {
 }
 
 TEST_F(CudaNative, TheMaximumOfARowOfNansIsNan) {
-  AttentionProblem problem;
-  problem.shape = {1, 1, 3, 1, 1, 1, 1};
+  AttentionProblem problem = problem_of({1, 1, 3, 1, 1, 1, 1});
   const WholeAttention whole{problem, tensor_of(DType::float32, {1, 1, 1, 1}, {1}),
                              tensor_of(DType::float32, {1, 3, 1, 1}, {1, std::nanf(""), 2}),
                              tensor_of(DType::float32, {1, 3, 1, 1}, {1, 2, 3})};
@@ -264,8 +252,7 @@ TEST_F(CudaNative, TheMaximumOfARowOfNansIsNan) {
 
 TEST_F(CudaNative, RunsRepeatEveryBit) {
   Random random(55);
-  AttentionProblem problem;
-  problem.shape = {1, 200, 500, 4, 2, 64, 64};
+  AttentionProblem problem = problem_of({1, 200, 500, 4, 2, 64, 64});
   problem.mask.set_causal(true);
   const WholeAttention whole = random_attention(random, problem);
   const Result first = run_on_device(native(), whole, *device_, *stream_);
@@ -274,8 +261,7 @@ TEST_F(CudaNative, RunsRepeatEveryBit) {
 
 TEST_F(CudaNative, RefusesWhatDoesNotFit) {
   Random random(56);
-  AttentionProblem problem;
-  problem.shape = {1, 4, 6, 2, 1, 8, 8};
+  AttentionProblem problem = problem_of({1, 4, 6, 2, 1, 8, 8});
   const WholeAttention whole = random_attention(random, problem);
   const std::unique_ptr<Kernel> kernel = native().make_kernel(problem, *device_);
   const Result result(whole.block());

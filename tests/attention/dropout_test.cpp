@@ -12,6 +12,7 @@
 
 #include "native/row_dropout.hpp"
 #include "tests/attention/native_run.hpp"
+#include "tests/attention/problem_of.hpp"
 #include "tests/support/message_of.hpp"
 
 namespace annulus::test {
@@ -119,9 +120,7 @@ TEST(Dropout, RowsAreDroppedAsTheirEntriesAre) {
 TEST(Dropout, TheNativeKernelDropsWhatTheOracleDrops) {
   Random random(5);
   for (const DType dtype : {DType::float32, DType::bfloat16}) {
-    AttentionProblem problem;
-    problem.shape = {3, 700, 900, 4, 2, 16, 8};
-    problem.dtype = dtype;
+    AttentionProblem problem = problem_of({3, 700, 900, 4, 2, 16, 8}, dtype);
     problem.mask.set_causal(true);
     problem.mask.set_offset(200);
     problem.dropout.emplace(0.3, 12);
@@ -137,8 +136,7 @@ TEST(Dropout, TheNativeKernelDropsWhatTheOracleDrops) {
 // The probability becomes 0, and 0 · NaN is NaN.
 TEST(Dropout, ADroppedNanStaysOne) {
   Random random(6);
-  AttentionProblem problem;
-  problem.shape = {1, 40, 40, 1, 1, 4, 4};
+  AttentionProblem problem = problem_of({1, 40, 40, 1, 1, 4, 4});
   problem.dropout.emplace(0.5, 3);
   WholeAttention whole = random_attention(random, problem);
   whole.value.view().at<float>({0, 7, 0, 2}) = std::nanf("");

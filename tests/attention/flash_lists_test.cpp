@@ -232,7 +232,7 @@ TEST(FlashLists, MeetEveryVisiblePairAtFarDistancesOnce) {
   }
 }
 
-// A plan made for other lengths and offsets, or for none, has room for those of every call.
+// A plan made for other lengths and offsets, or for none, has room for the lists of every call.
 TEST(FlashLists, OfCallArgumentsAreThoseOfTheirNumbers) {
   Random random(53);
   constexpr std::int64_t kLength = 60;

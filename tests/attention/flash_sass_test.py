@@ -1,4 +1,4 @@
-"""What the assembler made of the flash kernels: the widest products there are, registers handed from the warps
+"""Instructions of the flash kernels: the widest products there are, registers handed from the warps
 that bring tiles to those that compute, nothing spilled.
 
     flash_sass_test.py CUOBJDUMP OBJECT...
@@ -15,7 +15,7 @@ MAY_SPILL = "attend_256_256_float16_ids_cap.cu.o", "attend_256_256_bfloat16_ids_
 
 
 def faults_of(path, sass):
-    """What of a kernel's instructions is not as wanted."""
+    """Complaints about a kernel's instructions."""
     _, value_dim, dtype = KERNEL.fullmatch(path.name).group(1, 2, 3)
     columns = 128 if int(value_dim) <= 128 else 80
     suffix = ".F32.BF16" if dtype == "bfloat16" else ".F32"

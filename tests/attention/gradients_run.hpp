@@ -19,6 +19,7 @@
 #include <annulus/attention/oracle_gradients.hpp>
 
 #include "tests/attention/native_run.hpp"
+#include "tests/attention/problem_of.hpp"
 
 namespace annulus::test {
 
@@ -74,8 +75,7 @@ struct WholeGradients {
   WholeGradients(Random& random, const AttentionProblem& problem)
       : WholeGradients(random, random_operands(random, problem)) {}
   /// The gradients of output and LSE are multiplied by `size`, in float32.
-  WholeGradients(Random& random, WholeAttention whole, float size = 1)
-      : forward(std::move(whole)) {
+  WholeGradients(Random& random, WholeAttention whole, float size = 1) : forward(std::move(whole)) {
     const AttentionProblem& problem = forward.problem;
     const AttentionShape& s = problem.shape;
     const DType wide = is_wide(problem) ? DType::float64 : DType::float32;
@@ -177,13 +177,6 @@ struct WholeGradients {
   OracleGradients truth;
   Tensor query, key, value, bias;
 };
-
-inline AttentionProblem problem_of(const AttentionShape& shape, DType dtype = DType::float32) {
-  AttentionProblem problem;
-  problem.shape = shape;
-  problem.dtype = dtype;
-  return problem;
-}
 
 /// One call that adds the gradients of a block of the problem, all of them in host memory.
 using AddGradients =

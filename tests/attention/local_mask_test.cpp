@@ -3,9 +3,8 @@
 #include <gtest/gtest.h>
 
 #include <annulus/attention/local_mask.hpp>
-#include <annulus/partition/sequence_layout.hpp>
 
-#include "tests/attention/random_mask.hpp"
+#include "tests/attention/flash_list_cases.hpp"
 
 namespace annulus::test {
 namespace {
@@ -67,17 +66,6 @@ void expect_lengths_in_order(const Block& block, const LocalMask& local) {
   EXPECT_EQ(cut, local.padded());
 }
 
-PositionRanges random_positions(Random& random) {
-  const LayoutKind kinds[] = {LayoutKind::contiguous, LayoutKind::zigzag, LayoutKind::striped};
-  const int ranks = static_cast<int>(draw(random, 1, 4));
-  const SequenceLayout layout(kinds[draw(random, 0, 2)], kLength, ranks);
-  const PositionRanges all = layout.positions(static_cast<int>(draw(random, 0, ranks - 1)));
-  const std::int64_t begin = draw(random, 0, all.size() - 1);
-  return draw(random, 0, 1) == 0
-             ? all
-             : all.slice({LocalPosition(begin), draw(random, 1, all.size() - begin)});
-}
-
 TEST(LocalMask, SaysWhatTheMaskSays) {
   Random random(41);
   int bands = 0;
@@ -87,8 +75,9 @@ TEST(LocalMask, SaysWhatTheMaskSays) {
   for (const std::vector<MaskKind>& kinds : mask_combinations()) {
     for (int repeat = 0; repeat < 60; ++repeat) {
       const Mask mask = random_mask(random, kinds, kBatch, kLength, kLength);
-      const PositionRanges rows = random_positions(random);
-      const PositionRanges columns = draw(random, 0, 2) == 0 ? rows : random_positions(random);
+      const PositionRanges rows = random_positions(random, kLength);
+      const PositionRanges columns =
+          draw(random, 0, 2) == 0 ? rows : random_positions(random, kLength);
       const Block block = block_of(rows, columns);
       const LocalMask local = local_mask(mask, block);
       if (!local.obstacle.empty()) {

@@ -11,13 +11,13 @@
 #include <annulus/core/error.hpp>
 
 #include "tests/attention/native_run.hpp"
+#include "tests/attention/problem_of.hpp"
 
 namespace annulus::test {
 namespace {
 
 WholeAttention causal_attention(Random& random, std::int64_t rows, std::int64_t columns) {
-  AttentionProblem problem;
-  problem.shape = {2, rows, columns, 4, 2, 32, 16};
+  AttentionProblem problem = problem_of({2, rows, columns, 4, 2, 32, 16});
   problem.mask.set_causal(true);
   problem.mask.set_offset(columns - rows);
   return random_attention(random, problem);
@@ -55,9 +55,7 @@ TEST(NativeExecution, ThreadsDoNotChangeABit) {
 TEST(NativeExecution, WorkspaceDoesNotGrowWithTheSequence) {
   Random random(23);
   const auto peak = [&](std::int64_t rows, std::int64_t columns, DType dtype) {
-    AttentionProblem problem;
-    problem.shape = {1, rows, columns, 1, 1, 16, 16};
-    problem.dtype = dtype;
+    AttentionProblem problem = problem_of({1, rows, columns, 1, 1, 16, 16}, dtype);
     problem.mask.set_window(1000, 0);
     const WholeAttention whole = random_attention(random, problem);
     const Result result(whole.block());

@@ -30,13 +30,6 @@ Result run_path(MatrixPath path, const AttentionProblem& problem, const Attentio
   return result;
 }
 
-AttentionProblem problem_of(const AttentionShape& shape, DType dtype) {
-  AttentionProblem problem;
-  problem.shape = shape;
-  problem.dtype = dtype;
-  return problem;
-}
-
 constexpr std::array kTypes{DType::bfloat16, DType::float16, DType::float32};
 
 void expect_accurate_on_every_path(Random& random, const AttentionProblem& problem) {
@@ -77,9 +70,7 @@ TEST(NativePaths, AmxIsTakenWhereTheCpuHasIt) {
 TEST(NativePaths, EveryMaskAloneAndInPairs) {
   Random random(52);
   int i = 0;
-  std::vector<std::vector<MaskKind>> all = mask_combinations();
-  for (const MaskKind kind : kPositionKinds) all.push_back({kind, MaskKind::left_window});
-  for (const std::vector<MaskKind>& kinds : all) {
+  for (const std::vector<MaskKind>& kinds : all_combinations()) {
     // Several tiles of rows and columns, and strips that begin in the middle of a register.
     AttentionProblem problem =
         problem_of({2, 301, 1093, 6, 2, 16, 8}, kTypes[static_cast<std::size_t>(i++ % 3)]);
@@ -91,16 +82,17 @@ TEST(NativePaths, EveryMaskAloneAndInPairs) {
 TEST(NativePaths, HeadsDimensionsAndOddSizes) {
   Random random(53);
   for (const DType dtype : kTypes) {
-    for (const std::int64_t dim : {1, 31, 32, 33, 64, 80, 128, 200}) {
+    for (const std::int64_t dim : {1, 3, 31, 32, 33, 64, 80, 128, 200}) {
       for (const std::int64_t value_dim : {dim, std::int64_t{1}, std::int64_t{48}}) {
         expect_accurate_on_every_path(random, problem_of({1, 33, 65, 2, 1, dim, value_dim}, dtype));
       }
     }
-    for (const std::int64_t rows : {1, 15, 16, 17, 33, 257}) {
-      for (const std::int64_t columns : {1, 16, 31, 32, 33, 511, 513}) {
+    for (const std::int64_t rows : {0, 1, 15, 16, 17, 33, 257}) {
+      for (const std::int64_t columns : {0, 1, 16, 31, 32, 33, 511, 513}) {
         expect_accurate_on_every_path(random, problem_of({1, rows, columns, 3, 3, 32, 32}, dtype));
       }
     }
+    expect_accurate_on_every_path(random, problem_of({0, 4, 4, 2, 2, 5, 3}, dtype));
     for (const std::int64_t heads : {7, 40, 300}) {
       AttentionProblem problem = problem_of({1, 19, 70, heads, 1, 32, 16}, dtype);
       problem.mask.set_causal(true);
@@ -114,7 +106,7 @@ TEST(NativePaths, ScalesCapsAndDropout) {
   Random random(54);
   for (const DType dtype : kTypes) {
     for (const double scale : {-0.3, 0.0, 0.125, 0.5}) {
-      for (const double cap : {0.0, 0.5, 30.0}) {
+      for (const double cap : {0.0, 0.5, 2.0, 30.0}) {
         for (const double dropout : {0.0, 0.3}) {
           AttentionProblem problem = problem_of({2, 40, 600, 2, 1, 32, 32}, dtype);
           problem.scale = scale;
@@ -225,9 +217,11 @@ TEST(NativePaths, NonFiniteEntriesReachTheRowsThatSeeThemAndNoOthers) {
       expect_non_finite_confined(dtype, [path](const WholeAttention& whole) {
         return run_path(path, whole.problem, whole.block(), 2);
       });
-      expect_nan_without_weight_shown(dtype, 64, [path](const WholeAttention& whole) {
+      const auto run = [path](const WholeAttention& whole) {
         return run_path(path, whole.problem, whole.block());
-      });
+      };
+      expect_nan_without_weight_shown(dtype, 64, run);
+      expect_nan_before_weightless_shown(dtype, run);
     }
   }
 }

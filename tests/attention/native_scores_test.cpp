@@ -7,6 +7,7 @@
 #include <annulus/partition/sequence_layout.hpp>
 
 #include "tests/attention/non_finite.hpp"
+#include "tests/attention/problem_of.hpp"
 #include "tests/attention/random_mask.hpp"
 #include "tests/attention/score_cases.hpp"
 
@@ -14,13 +15,6 @@ namespace annulus::test {
 namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
-
-AttentionProblem problem_of(const AttentionShape& shape, DType dtype = DType::float32) {
-  AttentionProblem problem;
-  problem.shape = shape;
-  problem.dtype = dtype;
-  return problem;
-}
 
 void expect_whole_accurate(const WholeAttention& whole) {
   SCOPED_TRACE(to_string(whole.problem.shape) + " mask " + to_string(whole.problem.mask));

@@ -1,20 +1,15 @@
-// The native kernel's numbers, against the oracle.
+// The native kernel against the oracle, beside tests/attention/native_paths_test.cpp, which has
+// masks, shapes and modifiers on every path.
 #include <gtest/gtest.h>
 
 #include <annulus/partition/sequence_layout.hpp>
 
 #include "tests/attention/native_run.hpp"
 #include "tests/attention/non_finite.hpp"
+#include "tests/attention/problem_of.hpp"
 
 namespace annulus::test {
 namespace {
-
-AttentionProblem problem_of(const AttentionShape& shape, DType dtype = DType::float32) {
-  AttentionProblem problem;
-  problem.shape = shape;
-  problem.dtype = dtype;
-  return problem;
-}
 
 std::string describe(const AttentionProblem& problem) {
   return to_string(problem.shape) + " " + std::string(name_of(problem.dtype)) + " mask " +
@@ -26,18 +21,6 @@ void expect_whole_accurate(Random& random, const AttentionProblem& problem) {
   problem.validate();
   const WholeAttention whole = random_attention(random, problem);
   expect_accurate(run_native(problem, whole.block()), whole, whole.oracle());
-}
-
-TEST(Native, EveryMaskAloneAndInPairs) {
-  Random random(11);
-  int i = 0;
-  for (const std::vector<MaskKind>& kinds : all_combinations()) {
-    // Several tiles of rows and columns, neither a multiple of the tile.
-    AttentionProblem problem =
-        problem_of({2, 301, 1093, 2, 1, 16, 8}, i++ % 3 == 0 ? DType::bfloat16 : DType::float32);
-    problem.mask = random_mask(random, kinds, 2, 301, 1093);
-    expect_whole_accurate(random, problem);
-  }
 }
 
 TEST(Native, BlockMasksBesideEveryOther) {
@@ -93,24 +76,6 @@ TEST(Native, HiddenBlocksHoldWhatTheyLike) {
   EXPECT_TRUE(run_native(problem, whole.block()) == clean);
 }
 
-TEST(Native, HeadsAndDimensions) {
-  Random random(12);
-  for (const auto& [heads, kv_heads] :
-       {std::pair{4, 4}, std::pair{6, 2}, std::pair{8, 1}, std::pair{300, 1}}) {
-    AttentionProblem problem = problem_of({1, 19, 70, heads, kv_heads, 8, 4});
-    problem.mask.set_causal(true);
-    problem.mask.set_offset(51);
-    expect_whole_accurate(random, problem);
-  }
-  for (const std::int64_t dim : {1, 3, 40, 64, 80, 128}) {
-    for (const std::int64_t value_dim : {dim, std::int64_t{1}, std::int64_t{48}}) {
-      for (const DType dtype : {DType::float32, DType::float16, DType::bfloat16}) {
-        expect_whole_accurate(random, problem_of({1, 33, 65, 2, 1, dim, value_dim}, dtype));
-      }
-    }
-  }
-}
-
 // A model that has diverged must not look healthy.
 TEST(Native, NanAndInfinityComeOutOfTheRowsThatSeeThem) {
   constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
@@ -153,14 +118,6 @@ TEST(Native, NanAndInfinityComeOutOfTheRowsThatSeeThem) {
   }
 }
 
-TEST(Native, HiddenNansAndInfinitiesReachNoRow) {
-  for (const DType dtype : {DType::float32, DType::bfloat16}) {
-    expect_non_finite_confined(dtype, [](const WholeAttention& whole) {
-      return run_native(whole.problem, whole.block(), 2);
-    });
-  }
-}
-
 // Queries of rows that are padding, and values that do not lie row by row.
 TEST(Native, NonFinitePaddingReachesNoRow) {
   Random random(33);
@@ -184,12 +141,6 @@ TEST(Native, NonFinitePaddingReachesNoRow) {
   block.key = as_bthd(key);
   block.value = as_bthd(value);
   EXPECT_TRUE(run_native(problem, block) == clean);
-}
-
-TEST(Native, NanBeforeMinusInfinityShows) {
-  expect_nan_before_weightless_shown(DType::float32, [](const WholeAttention& whole) {
-    return run_native(whole.problem, whole.block());
-  });
 }
 
 TEST(Native, RowsOfNoWeightAreNotEmpty) {
@@ -225,32 +176,6 @@ TEST(Native, RowsOfNoWeightAreNotEmpty) {
   EXPECT_TRUE(std::isnan(result.output.view().at<float>({0, 0, 0, 0})));
   EXPECT_EQ(result.state().lse_at(0, 0, 1), 1.0);
   EXPECT_EQ(result.output.view().at<float>({0, 2, 0, 0}), 0.0F);
-}
-
-TEST(Native, OddAndEmptySizes) {
-  Random random(13);
-  for (const std::int64_t rows : {0, 1, 2, 15, 257}) {
-    for (const std::int64_t columns : {0, 1, 15, 16, 17, 511, 512, 513, 1025}) {
-      expect_whole_accurate(random, problem_of({1, rows, columns, 2, 2, 5, 3}));
-    }
-  }
-  expect_whole_accurate(random, problem_of({0, 4, 4, 2, 2, 5, 3}));
-}
-
-TEST(Native, ScalesAndSoftCaps) {
-  Random random(14);
-  for (const DType dtype : {DType::float32, DType::float16, DType::bfloat16}) {
-    for (const double scale : {-0.3, 0.0, 0.05, 0.125, 0.5}) {
-      for (const double cap : {0.0, 0.5, 2.0, 30.0}) {
-        AttentionProblem problem = problem_of({1, 40, 600, 2, 1, 32, 32}, dtype);
-        problem.scale = scale;
-        if (cap > 0) problem.soft_cap = cap;
-        problem.mask.set_window(50, 400);
-        SCOPED_TRACE("scale " + std::to_string(scale) + " cap " + std::to_string(cap));
-        expect_whole_accurate(random, problem);
-      }
-    }
-  }
 }
 
 // Small whole numbers, whose products float32 holds exactly however large the scale.

@@ -13,6 +13,7 @@
 #include <annulus/attention/oracle_gradients.hpp>
 #include <annulus/core/error.hpp>
 
+#include "tests/attention/problem_of.hpp"
 #include "tests/attention/random_mask.hpp"
 #include "tests/attention/random_tensor.hpp"
 
@@ -152,12 +153,6 @@ void expect_right(Random& random, Case one, const std::string& name) {
         0x1p-8);
     expect_near(found.values[m], expected, 1e-7, name + ", sink " + std::to_string(m));
   }
-}
-
-AttentionProblem problem_of(const AttentionShape& shape) {
-  AttentionProblem problem;
-  problem.shape = shape;
-  return problem;
 }
 
 TEST(OracleGradients, EveryMask) {

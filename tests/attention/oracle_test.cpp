@@ -6,18 +6,13 @@
 #include <annulus/attention/oracle.hpp>
 
 #include "tests/attention/non_finite.hpp"
+#include "tests/attention/problem_of.hpp"
 #include "tests/attention/random_tensor.hpp"
 
 namespace annulus::test {
 namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
-
-AttentionProblem problem_of(const AttentionShape& shape) {
-  AttentionProblem problem;
-  problem.shape = shape;
-  return problem;
-}
 
 float element(const Tensor& tensor, std::initializer_list<std::int64_t> index) {
   return tensor.view().at<float>(index);
@@ -304,8 +299,7 @@ TEST(Oracle, ReadsHalfTypesExactly) {
 
 // Two keys and a sink, whose logits are the same.
 TEST(Oracle, TermsOfARow) {
-  AttentionProblem problem;
-  problem.shape = {1, 1, 3, 1, 1, 2, 2};
+  AttentionProblem problem = problem_of({1, 1, 3, 1, 1, 2, 2});
   problem.scale = 0.5;
   problem.mask.set_kv_lengths({2});
   problem.sinks = Sinks({1}, {1.0F});

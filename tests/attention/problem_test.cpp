@@ -9,6 +9,8 @@
 #include <annulus/attention/problem.hpp>
 #include <annulus/core/error.hpp>
 
+#include "tests/support/thrown_by.hpp"
+
 namespace annulus::test {
 namespace {
 
@@ -36,12 +38,8 @@ TEST(AttentionProblem, RefusesNamingTheField) {
                          const std::function<void(AttentionProblem&)>& spoil) {
     AttentionProblem problem = good_problem();
     spoil(problem);
-    try {
-      problem.validate();
-      ADD_FAILURE() << "no error about " << argument;
-    } catch (const ArgumentError& error) {
-      EXPECT_EQ(error.argument(), argument);
-    }
+    const auto error = thrown_by<ArgumentError>([&] { problem.validate(); });
+    EXPECT_EQ(error.argument(), argument);
   };
   const double infinity = std::numeric_limits<double>::infinity();
   expect("batch B", [](auto& p) { p.shape.batch = -1; });

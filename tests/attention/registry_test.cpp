@@ -6,6 +6,7 @@
 #include <annulus/attention/registry.hpp>
 #include <annulus/core/error.hpp>
 
+#include "tests/attention/problem_of.hpp"
 #include "tests/support/message_of.hpp"
 
 namespace annulus::test {
@@ -152,7 +153,7 @@ TEST(Registry, PlansForOtherMachinesAskForNoPresence) {
   problem.dropout.emplace(0.1, 1);
   EXPECT_THAT(standard.get("sdpa").fits(problem, Place::cuda(0)).reason(),
               HasSubstr("a soft cap, dropout"));
-  // flash_attn2 computes these for half types only.
+  // flash_attn2 computes a bias and a dense mask for half types only.
   problem.bias = problem.dense_mask = Extents{1, 1, 1, 1};
   EXPECT_TRUE(standard.get("flash_attn2").fits(problem, Place::cuda(0)));
   problem.dtype = DType::float32;
@@ -257,8 +258,7 @@ TEST(Registry, PositionsThatOneBandDoesNotDescribeGoToTheFlashKernels) {
 
 TEST(Registry, FlashKernelsTakeVectorsOfSixteenBytes) {
   const Registry registry = Registry::standard();
-  AttentionProblem problem;
-  problem.shape = {1, 512, 512, 2, 2, 36, 68};
+  AttentionProblem problem = problem_of({1, 512, 512, 2, 2, 36, 68});
   const auto reason = [&](DType dtype) {
     problem.dtype = dtype;
     return registry.get("flash_attn2").fits(problem, Place::cuda(0)).reason();
@@ -293,8 +293,7 @@ TEST(Registry, NativeRunsOnTheHostInThreeDtypes) {
 
 TEST(Registry, StrategiesLeaveTheKernelsToAuto) {
   const Registry registry = Registry::standard();
-  AttentionProblem problem;
-  problem.shape = {1, 1, 64, 4, 2, 16, 16};
+  AttentionProblem problem = problem_of({1, 1, 64, 4, 2, 16, 16});
   const Selection defaults = registry.select("auto", problem, Place::host());
   EXPECT_EQ(defaults.schedule, "auto");
   for (const auto& [name, schedule] :
@@ -313,8 +312,7 @@ TEST(Registry, StrategiesLeaveTheKernelsToAuto) {
 
 TEST(Registry, OneQueryPerSequenceIsAllThatDecodingTakes) {
   const Registry registry = Registry::standard();
-  AttentionProblem problem;
-  problem.shape = {1, 2, 64, 4, 2, 16, 16};
+  AttentionProblem problem = problem_of({1, 2, 64, 4, 2, 16, 16});
   EXPECT_THAT(test::message_of<UnsupportedError>([&] {
                 (void)registry.select("autoregressive_decodeattn", problem, Place::host());
               }),

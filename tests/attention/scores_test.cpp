@@ -9,6 +9,7 @@
 #include <annulus/attention/features.hpp>
 #include <annulus/core/error.hpp>
 
+#include "tests/attention/problem_of.hpp"
 #include "tests/attention/score_cases.hpp"
 #include "tests/support/message_of.hpp"
 
@@ -19,12 +20,6 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
-
-AttentionProblem problem_of(const AttentionShape& shape) {
-  AttentionProblem problem;
-  problem.shape = shape;
-  return problem;
-}
 
 TEST(ScoreTensors, BroadcastDimensionsHaveStrideZero) {
   Random random(1);

@@ -12,8 +12,10 @@
 #include <annulus/core/error.hpp>
 
 #include "tests/attention/native_run.hpp"
+#include "tests/attention/problem_of.hpp"
 #include "tests/attention/random_mask.hpp"
 #include "tests/attention/score_cases.hpp"
+#include "tests/support/message_of.hpp"
 
 namespace annulus::test {
 namespace {
@@ -44,8 +46,7 @@ Direct direct(const std::vector<double>& logits, const std::vector<double>& valu
 
 TEST(Unnormalised, TheOracleIsTheFormula) {
   Random random(1);
-  AttentionProblem problem;
-  problem.shape = {2, 5, 7, 4, 2, 3, 1};
+  AttentionProblem problem = problem_of({2, 5, 7, 4, 2, 3, 1});
   problem.normalize_output = false;
   problem.mask.set_causal(true);
   problem.mask.set_query_lengths({5, 3});
@@ -101,8 +102,7 @@ TEST(Unnormalised, TheOracleIsTheFormula) {
 
 TEST(Unnormalised, ANormalisedOracleGivesTheSameMaximumAndSum) {
   Random random(2);
-  AttentionProblem problem;
-  problem.shape = {1, 6, 9, 2, 1, 4, 3};
+  AttentionProblem problem = problem_of({1, 6, 9, 2, 1, 4, 3});
   problem.mask.set_kv_lengths({4});
   WholeAttention whole = random_attention(random, problem);
   const OracleOutput normalised = whole.oracle();
@@ -290,16 +290,11 @@ TEST(Unnormalised, CombineRefusesMaximaThatAreMissingOrDoNotFit) {
   const OwnedState result({1, 2, 3, 4});
   const SoftmaxState without{result.output.view(), result.lse.view()};
   const auto error = [](const PartialState& one, const SoftmaxState& into, SoftmaxForm form) {
-    try {
-      combine(std::vector<PartialState>{one}, into, form);
-    } catch (const InternalError& caught) {
-      return std::string(caught.what());
-    }
-    return std::string("none");
+    return message_of<InternalError>([&] { combine(std::vector<PartialState>{one}, into, form); });
   };
   EXPECT_THAT(error({part.state()}, without, SoftmaxForm::unnormalised),
               HasSubstr("without a maximum"));
-  EXPECT_EQ(error({part.state()}, without, SoftmaxForm::normalised), "none");
+  EXPECT_EQ(error({part.state()}, without, SoftmaxForm::normalised), "nothing thrown");
   EXPECT_THAT(
       error({{part.output.view(), part.lse.view()}}, result.state(), SoftmaxForm::normalised),
       HasSubstr("a part has no maximum"));
@@ -378,8 +373,7 @@ void expect_right(const char* name, const WholeAttention& whole) {
 TEST(Unnormalised, KernelsUnderEveryMask) {
   Random random(5);
   for (const std::vector<MaskKind>& kinds : mask_combinations()) {
-    AttentionProblem problem;
-    problem.shape = {2, 67, 83, 4, 2, 8, 5};
+    AttentionProblem problem = problem_of({2, 67, 83, 4, 2, 8, 5});
     problem.mask = random_mask(random, kinds, 2, 67, 83);
     const WholeAttention whole = random_attention(random, problem);
     SCOPED_TRACE(to_string(problem.mask));
@@ -412,8 +406,7 @@ TEST(Unnormalised, KernelsWithModifiersAndDtypes) {
 
 TEST(Unnormalised, VanillaInFloat64) {
   Random random(7);
-  AttentionProblem problem;
-  problem.shape = {1, 9, 11, 2, 1, 4, 3};
+  AttentionProblem problem = problem_of({1, 9, 11, 2, 1, 4, 3});
   WholeAttention whole = random_attention(random, problem);
   whole.problem.softmax_dtype = DType::float64;
   expect_right("vanilla", whole);
@@ -429,8 +422,7 @@ TEST(Unnormalised, VanillaInFloat64) {
 // Logits that are whole numbers have no rounding: the largest is exactly that.
 TEST(Unnormalised, TheMaximumIsExact) {
   Random random(8);
-  AttentionProblem problem;
-  problem.shape = {1, 40, 900, 2, 2, 4, 4};
+  AttentionProblem problem = problem_of({1, 40, 900, 2, 2, 4, 4});
   problem.scale = 1;
   problem.mask.set_causal(true);
   problem.mask.set_offset(-3);
@@ -450,8 +442,7 @@ TEST(Unnormalised, TheMaximumIsExact) {
 }
 
 TEST(Unnormalised, TheMaximumOfARowOfNansIsNan) {
-  AttentionProblem problem;
-  problem.shape = {1, 1, 3, 1, 1, 1, 1};
+  const AttentionProblem problem = problem_of({1, 1, 3, 1, 1, 1, 1});
   for (const std::size_t at : {0U, 1U, 2U}) {
     for (const float bad : {kNan, static_cast<float>(kInfinity)}) {
       std::vector<float> keys{1, 4, 2};
@@ -471,8 +462,7 @@ TEST(Unnormalised, TheMaximumOfARowOfNansIsNan) {
 
 TEST(Unnormalised, KernelsLeaveAMaximumThatNobodyWants) {
   Random random(9);
-  AttentionProblem problem;
-  problem.shape = {1, 5, 6, 2, 1, 4, 4};
+  const AttentionProblem problem = problem_of({1, 5, 6, 2, 1, 4, 4});
   const WholeAttention whole = random_attention(random, problem);
   const OwnedState with = run("native", problem, whole.block());
   const Result without = run_native(problem, whole.block(), 1, DType::float64);
@@ -484,8 +474,7 @@ TEST(Unnormalised, KernelsLeaveAMaximumThatNobodyWants) {
 
 TEST(Unnormalised, NativeRefusesAMaximumThatDoesNotFit) {
   Random random(10);
-  AttentionProblem problem;
-  problem.shape = {1, 5, 6, 2, 1, 4, 4};
+  const AttentionProblem problem = problem_of({1, 5, 6, 2, 1, 4, 4});
   const WholeAttention whole = random_attention(random, problem);
   HostDevice device;
   HostStream stream("compute", Watchdog(Watchdog::Seconds(60)), nullptr);
@@ -500,9 +489,7 @@ TEST(Unnormalised, NativeRefusesAMaximumThatDoesNotFit) {
 
 TEST(Unnormalised, OnlySomeImplementationsDoIt) {
   const Registry registry = Registry::standard();
-  AttentionProblem problem;
-  problem.shape = {1, 128, 128, 2, 1, 64, 64};
-  problem.dtype = DType::bfloat16;
+  AttentionProblem problem = problem_of({1, 128, 128, 2, 1, 64, 64}, DType::bfloat16);
   problem.normalize_output = false;
   for (const char* name : {"sdpa", "flash_attn2", "blocksparse"}) {
     EXPECT_THAT(registry.get(name).fits(problem, Place::cuda(0)).reason(),

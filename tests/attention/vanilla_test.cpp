@@ -19,6 +19,7 @@
 
 #include "tests/attention/native_run.hpp"
 #include "tests/attention/non_finite.hpp"
+#include "tests/attention/problem_of.hpp"
 #include "tests/attention/random_mask.hpp"
 #include "tests/attention/score_cases.hpp"
 #include "tests/support/message_of.hpp"
@@ -88,8 +89,7 @@ Tensor wide_tensor(Random& random, const Extents& shape) {
 }
 
 AttentionProblem default_problem() {
-  AttentionProblem problem;
-  problem.shape = {2, 13, 29, 6, 3, 8, 5};
+  AttentionProblem problem = problem_of({2, 13, 29, 6, 3, 8, 5});
   problem.mask.set_causal(true);
   problem.mask.set_offset(16);
   problem.mask.set_window(20, -1);
@@ -161,8 +161,7 @@ TEST(Vanilla, Float64TensorsGiveFloat64Outputs) {
 TEST(Vanilla, EveryPartOfAMask) {
   Random random(4);
   for (const std::vector<MaskKind>& kinds : kinds_beside_blocks()) {
-    AttentionProblem problem;
-    problem.shape = {2, 17, 23, 4, 2, 4, 4};
+    AttentionProblem problem = problem_of({2, 17, 23, 4, 2, 4, 4});
     problem.mask = random_mask(random, kinds, 2, 17, 23);
     problem.mask.set_block_mask(random_block_mask(random, 2, 4, 17, 23, 8));
     for (const Extents& shape : score_shapes(2, 4, 17, 23)) {
@@ -177,8 +176,7 @@ TEST(Vanilla, EveryPartOfAMask) {
 
 TEST(Vanilla, WhatIsHiddenNeverReachesARow) {
   Random random(5);
-  AttentionProblem problem;
-  problem.shape = {1, 4, 8, 2, 1, 4, 4};
+  AttentionProblem problem = problem_of({1, 4, 8, 2, 1, 4, 4});
   problem.mask.set_kv_lengths({5});
   const WholeAttention whole = random_attention(random, problem);
   const Result clean = run_vanilla(problem, whole.block());
@@ -215,8 +213,7 @@ TEST(Vanilla, BlocksCountPositionsBatchesAndHeadsGlobally) {
 }
 
 TEST(Vanilla, RefusesWhatTakesMoreThanTheStatedMemory) {
-  AttentionProblem problem;
-  problem.shape = {1, 16384, 16384, 1, 1, 8, 8};
+  AttentionProblem problem = problem_of({1, 16384, 16384, 1, 1, 8, 8});
   const auto reason = [&](std::int64_t rows) {
     return vanilla()
         .takes(problem, {PositionRanges::all(rows), PositionRanges::all(16384), 0, 1, false})
@@ -300,8 +297,7 @@ TEST(AttentionWeights, TakeLittleMemoryBesideTheResult) {
   constexpr int kThreads = 2;
   constexpr std::size_t kPerThread = std::size_t{11} << 20;
   Random random(9);
-  AttentionProblem problem;
-  problem.shape = {1, 3000, 4000, 2, 2, 1, 1};
+  const AttentionProblem problem = problem_of({1, 3000, 4000, 2, 2, 1, 1});
   const WholeAttention whole = random_attention(random, problem);
   const Tensor weights(DType::float32, {1, 2, 3000, 4000}, test_memory());  // 46 MiB per head
   const std::size_t before = restart_peak();
@@ -319,8 +315,7 @@ TEST(AttentionWeights, TakeLittleMemoryBesideTheResult) {
 
 TEST(AttentionWeights, OfARowThatSeesNothingAreZero) {
   Random random(8);
-  AttentionProblem problem;
-  problem.shape = {1, 3, 5, 1, 1, 4, 4};
+  AttentionProblem problem = problem_of({1, 3, 5, 1, 1, 4, 4});
   problem.mask.set_query_lengths({1});
   const WholeAttention whole = random_attention(random, problem);
   const Tensor weights(DType::float32, {1, 1, 3, 5}, test_memory());
@@ -334,8 +329,7 @@ TEST(AttentionWeights, OfARowThatSeesNothingAreZero) {
 
 TEST(AttentionWeights, OtherShapesAndDtypesAreRefused) {
   Random random(9);
-  AttentionProblem problem;
-  problem.shape = {1, 3, 5, 1, 1, 4, 4};
+  AttentionProblem problem = problem_of({1, 3, 5, 1, 1, 4, 4});
   const WholeAttention whole = random_attention(random, problem);
   const auto message = [&](DType dtype, const Extents& shape) {
     const Tensor weights(dtype, shape, test_memory());

@@ -24,7 +24,7 @@ class WrappedNative final : public Implementation {
 
   [[nodiscard]] const std::vector<std::string>& names() const noexcept override { return names_; }
   [[nodiscard]] const Declaration& declares() const noexcept override { return declaration_; }
-  /// Those of the native kernel, to be changed before it is used.
+  /// The declarations of the native kernel, to be changed before it is used.
   [[nodiscard]] Declaration& declaration() noexcept { return declaration_; }
   /// Its kernels see the problem as it is when they are made, whatever comes with a call.
   void keep_problem() noexcept { keeps_problem_ = true; }

@@ -161,23 +161,17 @@ class Files(CompareTest):
         self.assertEqual(self.read("out", "comparison.md"), table.markdown(recorded()))
         self.assertEqual(results.load(self.path("in.json")).to_json(), recorded().to_json())
 
+    @unittest.skipUnless(importlib.util.find_spec("matplotlib"), "needs Matplotlib")
     def test_plot(self):
-        self.expect_success(self.draw(recorded()))
+        found = recorded()
+        self.expect_success(self.draw(found))
         root = ElementTree.fromstring(self.read("out", "comparison.svg"))
-        lines = {line.find(SVG + "title").text: line for line in root.iter(SVG + "polyline")}
-        self.assertEqual(set(lines), {"Annulus", "PyTorch all-gather", "PyTorch all-to-all",
-                                      "JAX ring", "local kernel"})
-        points = lambda name: lines[name].get("points").split()  # noqa: E731
-        self.assertEqual(len(points("Annulus")), 2)
-        self.assertEqual(len(points("JAX ring")), 1)
-        self.assertIn("stroke-dasharray", lines["local kernel"].attrib)
-        height = lambda name, i: float(points(name)[i].split(",")[1])  # noqa: E731
-        self.assertLess(height("JAX ring", 0), height("Annulus", 0))
-        self.assertLess(height("local kernel", 1), height("Annulus", 1))
-        texts = [text.text for text in root.iter(SVG + "text")]
-        self.assertIn("64/8 heads, causal", texts)
-        self.assertNotIn("64/8 heads, causal, forward", texts)
-        self.assertIn("32k", texts)
+        texts = ["".join(text.itertext()).strip() for text in root.iter(SVG + "text")]
+        self.assertLessEqual({"Annulus", "PyTorch all-gather", "PyTorch all-to-all", "JAX ring",
+                              "local kernel", "64/8 heads, causal", "8k", "32k"}, set(texts))
+        found.settings["backward"] = True
+        self.expect_success(self.draw(found))
+        self.assertTrue("64/8 heads, causal, backward" in self.read("out", "comparison.svg"))
 
     def test_nothing_measured(self):
         found = recorded()
@@ -185,7 +179,6 @@ class Files(CompareTest):
             entry.systems = {"annulus": [results.Round(error="no GPU")]}
         self.expect_success(self.draw(found))
         self.assertEqual(cells(self.read("out", "comparison.md"), 0)["Annulus"], "failed")
-        ElementTree.fromstring(self.read("out", "comparison.svg"))
 
     def test_damaged_file(self):
         for change, text in [(lambda data: data.pop("cases"), "lacks 'cases'"),
@@ -281,9 +274,6 @@ class Runs(CompareTest):
         # 14·64·8192²·128/2 operations in 7 ms on 2 GPUs.
         self.assertEqual(cells(both, 0)["Annulus"], "275")
         self.assertEqual(cells(both, 0)["JAX ring"], "failed")
-        titles = [text.text for text in
-                  ElementTree.fromstring(self.read("out", "comparison.svg")).iter(SVG + "text")]
-        self.assertIn("64/8 heads, causal, backward", titles)
 
     def test_cases_and_warming_of_backward(self):
         result = self.compare("--dry-run", "--gpus", "2", "--backward")

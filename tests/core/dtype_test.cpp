@@ -9,6 +9,8 @@
 #include <annulus/core/dtype.hpp>
 #include <annulus/core/error.hpp>
 
+#include "tests/support/thrown_by.hpp"
+
 namespace annulus {
 namespace {
 
@@ -151,14 +153,10 @@ TEST(DType, NamesParseBack) {
                             DType::bfloat16, DType::float32, DType::float64}) {
     EXPECT_EQ(parse_dtype(name_of(dtype)), dtype);
   }
-  try {
-    (void)parse_dtype("half");
-    FAIL() << "no error";
-  } catch (const ArgumentError& error) {
-    EXPECT_EQ(error.argument(), "dtype");
-    EXPECT_EQ(error.value(), "'half'");
-    EXPECT_THAT(error.expected(), ::testing::HasSubstr("bfloat16"));
-  }
+  const auto error = test::thrown_by<ArgumentError>([&] { (void)parse_dtype("half"); });
+  EXPECT_EQ(error.argument(), "dtype");
+  EXPECT_EQ(error.value(), "'half'");
+  EXPECT_THAT(error.expected(), ::testing::HasSubstr("bfloat16"));
 }
 
 TEST(DType, SizesAndRoundoff) {

@@ -9,6 +9,8 @@
 #include <annulus/core/environment.hpp>
 #include <annulus/core/error.hpp>
 
+#include "tests/support/thrown_by.hpp"
+
 namespace annulus {
 namespace {
 
@@ -53,13 +55,10 @@ TEST(Environment, Flags) {
     EXPECT_FALSE(environment_flag(Setting::kName)) << off;
   }
   const Setting setting("maybe");
-  try {
-    (void)environment_flag(Setting::kName);
-    FAIL() << "no error";
-  } catch (const ArgumentError& error) {
-    EXPECT_EQ(error.argument(), Setting::kName);
-    EXPECT_EQ(error.value(), "'maybe'");
-  }
+  const auto error =
+      test::thrown_by<ArgumentError>([&] { (void)environment_flag(Setting::kName); });
+  EXPECT_EQ(error.argument(), Setting::kName);
+  EXPECT_EQ(error.value(), "'maybe'");
 }
 
 }  // namespace

@@ -22,6 +22,8 @@
 #include <annulus/core/memory.hpp>
 #include <annulus/core/workspace.hpp>
 
+#include "tests/support/message_of.hpp"
+
 namespace annulus {
 namespace {
 
@@ -235,12 +237,7 @@ TEST(MemoryPool, GivesFreeBlocksBackBeforeItFails) {
 }
 
 std::string error_of(MemoryPool& pool, std::size_t bytes, std::string_view what) {
-  try {
-    (void)pool.allocate(bytes, what);
-  } catch (const LibraryError& error) {
-    return error.what();
-  }
-  return "no error";
+  return test::message_of<LibraryError>([&] { (void)pool.allocate(bytes, what); });
 }
 
 TEST(MemoryPool, SaysWhatItHadNoMemoryFor) {

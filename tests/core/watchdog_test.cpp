@@ -13,6 +13,8 @@
 #include <annulus/core/interruption.hpp>
 #include <annulus/core/watchdog.hpp>
 
+#include "tests/support/message_of.hpp"
+
 namespace annulus {
 namespace {
 
@@ -27,12 +29,11 @@ TEST(Watchdog, ReturnsOnceDone) {
 TEST(Watchdog, TimesOutWithTheDescription) {
   const Watchdog watchdog{Watchdog::Seconds(0.1)};
   const auto begin = std::chrono::steady_clock::now();
-  try {
-    watchdog.wait([] { return false; }, [] { return std::string("step 2: waiting for rank 1"); });
-    FAIL() << "no timeout";
-  } catch (const TimeoutError& error) {
-    EXPECT_STREQ(error.what(), "step 2: waiting for rank 1 (no progress for 0.1 s)");
-  }
+  EXPECT_EQ(test::message_of<TimeoutError>([&] {
+              watchdog.wait([] { return false; },
+                            [] { return std::string("step 2: waiting for rank 1"); });
+            }),
+            "step 2: waiting for rank 1 (no progress for 0.1 s)");
   const std::chrono::duration<double> waited = std::chrono::steady_clock::now() - begin;
   EXPECT_GE(waited.count(), 0.1);
 }
@@ -94,13 +95,11 @@ TEST(Watchdog, SilentRanksEndAWaitAndAreNamed) {
     std::vector<int> silent_ranks() override { return {7, 9}; }
   };
   const Watchdog watchdog(Watchdog::Seconds(0.1), std::make_shared<Beats>());
-  try {
-    watchdog.wait([] { return false; }, [] { return std::string("step 2"); },
-                  [] { return std::vector{7}; });
-    FAIL() << "no timeout";
-  } catch (const TimeoutError& error) {
-    EXPECT_STREQ(error.what(), "step 2 (no progress for 0.1 s); no heartbeat from rank 7, rank 9");
-  }
+  EXPECT_EQ(test::message_of<TimeoutError>([&] {
+              watchdog.wait([] { return false; }, [] { return std::string("step 2"); },
+                            [] { return std::vector{7}; });
+            }),
+            "step 2 (no progress for 0.1 s); no heartbeat from rank 7, rank 9");
 }
 
 class CountedBeats final : public Heartbeats {

@@ -9,6 +9,8 @@
 #include <annulus/mesh/agreement.hpp>
 
 #include "tests/mesh/world_group.hpp"
+#include "tests/support/message_of.hpp"
+#include "tests/support/thrown_by.hpp"
 
 namespace annulus {
 namespace {
@@ -64,12 +66,9 @@ TEST_F(AgreementTest, AllRanksFailAlike) {
 
 TEST_F(AgreementTest, TheSameErrorOfAllRanksKeepsItsFields) {
   const auto fail = [&](const auto& error) { collectively(*group_, [&] { throw error; }); };
-  try {
-    fail(ArgumentError("window", "-3", "-1 or more"));
-    FAIL() << "no error";
-  } catch (const ArgumentError& error) {
-    EXPECT_EQ(error.argument(), "window");
-  }
+  const auto error =
+      test::thrown_by<ArgumentError>([&] { fail(ArgumentError("window", "-3", "-1 or more")); });
+  EXPECT_EQ(error.argument(), "window");
   EXPECT_THROW(fail(FileError("q.npy", "no such file")), FileError);
   EXPECT_THROW(fail(UnsupportedError("no")), UnsupportedError);
 }
@@ -122,12 +121,9 @@ TEST_F(AgreementTest, OneLibraryErrorMakesItTheLibrarys) {
                                                 std::string("out of memory: ")));
   EXPECT_THAT(other.text, ::testing::HasSubstr("of the host's "));
   // The step says what the memory was for.
-  try {
-    collectively(*group_, "planning", [] { throw std::bad_alloc(); });
-    FAIL() << "no error";
-  } catch (const AgreedFailure& error) {
-    EXPECT_THAT(error.what(), ::testing::HasSubstr("planning: out of memory"));
-  }
+  EXPECT_THAT(test::message_of<AgreedFailure>(
+                  [&] { collectively(*group_, "planning", [] { throw std::bad_alloc(); }); }),
+              ::testing::HasSubstr("planning: out of memory"));
 }
 
 TEST_F(AgreementTest, AnEmptyOrLongMessageIsStillAnError) {

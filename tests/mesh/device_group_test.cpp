@@ -10,6 +10,7 @@
 
 #include "tests/mesh/device_group_fixture.hpp"
 #include "tests/support/environment_variable.hpp"
+#include "tests/support/message_of.hpp"
 
 namespace annulus::test {
 namespace {
@@ -54,15 +55,6 @@ class DeviceGroup : public DeviceGroupTest {
   }
 };
 
-std::string library_error_of(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const LibraryError& error) {
-    return error.what();
-  }
-  return "no error";
-}
-
 TEST_P(DeviceGroup, SaysWhatItIs) {
   EXPECT_EQ(group().rank(), rank());
   EXPECT_EQ(group().size(), size());
@@ -93,7 +85,7 @@ TEST_P(DeviceGroup, AnErrorBetweenNcclsCallsDoesNotTakeInLaterOnes) {
     const std::unique_ptr<Group> other = groups->make(host());
     const Buffer buffer = allocate(1);
     const int nobody = size();
-    EXPECT_THAT(library_error_of([&] {
+    EXPECT_THAT(message_of<LibraryError>([&] {
                   other->exchange(std::vector<Send>{{nobody, buffer.data(), 1}}, {}, stream(),
                                   {"a message to nobody"});
                 }),
@@ -290,11 +282,11 @@ TEST_P(DeviceGroup, SizesThatDifferAreTheErrorOfBothSides) {
   const Buffer buffer = allocate(16);
   std::string error = "not asked";
   if (rank() == 0) {
-    error = library_error_of([&] {
+    error = message_of<LibraryError>([&] {
       (void)group().prepare({{1, buffer.data(), 8}}, {}, {"key/value", 0});
     });
   } else if (rank() == 1) {
-    error = library_error_of([&] {
+    error = message_of<LibraryError>([&] {
       (void)group().prepare({}, {{0, buffer.data(), 16}}, {"key/value", 0});
     });
   }
@@ -311,12 +303,12 @@ TEST_P(DeviceGroup, AnErrorOfOneRankReachesItsPeer) {
   const Buffer buffer = allocate(16);
   const Bytes on_host(16);
   if (rank() == 0) {
-    EXPECT_THAT(library_error_of([&] {
+    EXPECT_THAT(message_of<LibraryError>([&] {
                   (void)group().prepare({{1, on_host.data(), 16}}, {}, {"key/value", 0});
                 }),
                 HasSubstr("is the buffer"));
   } else if (rank() == 1) {
-    EXPECT_THAT(library_error_of([&] {
+    EXPECT_THAT(message_of<LibraryError>([&] {
                   (void)group().prepare({}, {{0, buffer.data(), 16}}, {"key/value", 0});
                 }),
                 AllOf(HasSubstr("rank 0: "), HasSubstr("is the buffer")));
@@ -437,12 +429,9 @@ TEST_P(DeviceMesh, AutomaticTakesCompositeAcrossNodes) {
   EXPECT_EQ(transport_along({"node", "gpu"}), "composite");
   EXPECT_EQ(transport_along({"gpu"}), "peer");
   EXPECT_EQ(transport_along({"node"}), "nccl");
-  try {
-    (void)mesh.group(AxisNames{"node"}, device().place(), Transport::peer);
-    FAIL() << "no error";
-  } catch (const UnsupportedError& error) {
-    EXPECT_STREQ(error.what(), "transport peer: ranks 0 and 2 are on different nodes");
-  }
+  EXPECT_EQ(message_of<UnsupportedError>(
+                [&] { (void)mesh.group(AxisNames{"node"}, device().place(), Transport::peer); }),
+            "transport peer: ranks 0 and 2 are on different nodes");
 }
 
 INSTANTIATE_TEST_SUITE_P(Transports, DeviceMesh,
@@ -456,13 +445,10 @@ TEST(SharedGpu, IsRefusedByNcclWithAWayOut) {
   const std::unique_ptr<Device> device = make_cuda_device(0);
   Mesh mesh(MeshShape({{"sp", session().size()}}), session().world(), kWatchdog);
   const AxisNames axes{"sp"};
-  try {
-    (void)mesh.group(axes, device->place(), Transport::nccl);
-    FAIL() << "no error";
-  } catch (const UnsupportedError& error) {
-    EXPECT_THAT(error.what(), AllOf(HasSubstr("ranks 0 and 1 share a GPU"),
-                                    HasSubstr("--transport peer --share-gpus")));
-  }
+  EXPECT_THAT(
+      message_of<UnsupportedError>(
+          [&] { (void)mesh.group(axes, device->place(), Transport::nccl); }),
+      AllOf(HasSubstr("ranks 0 and 1 share a GPU"), HasSubstr("--transport peer --share-gpus")));
 }
 
 }  // namespace

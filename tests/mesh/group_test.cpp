@@ -18,6 +18,7 @@
 #include <annulus/core/host_stream.hpp>
 
 #include "tests/mesh/world_group.hpp"
+#include "tests/support/message_of.hpp"
 
 namespace annulus {
 namespace {
@@ -224,12 +225,7 @@ TEST_F(GroupTest, AMessageEndsWhenItIsComplete) {
 TEST_F(GroupTest, RefusesMessagesThatCannotMatch) {
   int value = 0;
   const auto text_of = [&](std::vector<Send> sends, std::vector<Receive> receives) {
-    try {
-      group_->exchange(sends, receives, stream_, {});
-    } catch (const InternalError& error) {
-      return std::string(error.what());
-    }
-    return std::string("no error");
+    return test::message_of<InternalError>([&] { group_->exchange(sends, receives, stream_, {}); });
   };
   EXPECT_THAT(text_of({{size_, &value, 4}}, {}), HasSubstr("rank " + std::to_string(size_)));
   EXPECT_THAT(text_of({}, {{-1, &value, 4}}), HasSubstr("rank -1"));
@@ -246,8 +242,7 @@ TEST_F(GroupTest, AMessageOfTheWrongLengthIsAnError) {
     const auto group = test::make_world_group();
     HostStream stream("communication", test::kWatchdog, nullptr);
     Bytes data(20);
-    std::string text = "no error";
-    try {
+    const std::string text = test::message_of<LibraryError>([&] {
       if (rank_ == 0) {
         const Send send{1, data.data(), 10};
         group->exchange({&send, 1}, {}, stream, {"key/value", 1});
@@ -256,15 +251,13 @@ TEST_F(GroupTest, AMessageOfTheWrongLengthIsAnError) {
         group->exchange({}, {&receive, 1}, stream, {"key/value", 1});
       }
       stream.synchronize();
-    } catch (const LibraryError& error) {
-      text = error.what();
-    }
+    });
     if (rank_ == 1) {
       EXPECT_THAT(text, HasSubstr("key/value"));
       EXPECT_THAT(text, HasSubstr("rank 0"));
       EXPECT_THAT(text, HasSubstr(std::to_string(expected)));
     } else {
-      EXPECT_EQ(text, "no error");
+      EXPECT_EQ(text, "nothing thrown");
     }
     group_->control().barrier();
   }
@@ -370,28 +363,23 @@ TEST_F(GroupTest, UnequalCountsAreAnError) {
 
 TEST_F(GroupTest, DifferentCallsAreAnErrorOfEveryRank) {
   if (size_ == 1) GTEST_SKIP() << "needs 2 ranks";
-  try {
-    if (rank_ == size_ - 1) {
-      (void)group_->control().max(std::vector{1.0});
-    } else {
-      (void)group_->control().sum(std::vector{1.0});
-    }
-    FAIL() << "no error";
-  } catch (const InternalError& error) {
-    EXPECT_THAT(error.what(), HasSubstr("rank " + std::to_string(size_ - 1)));
-  }
+  EXPECT_THAT(test::message_of<InternalError>([&] {
+                if (rank_ == size_ - 1) {
+                  (void)group_->control().max(std::vector{1.0});
+                } else {
+                  (void)group_->control().sum(std::vector{1.0});
+                }
+              }),
+              HasSubstr("rank " + std::to_string(size_ - 1)));
 }
 
 TEST_F(GroupTest, CallsForDifferentPurposesAreAnErrorOfEveryRank) {
   if (size_ == 1) GTEST_SKIP() << "needs 2 ranks";
   const char* what = rank_ == size_ - 1 ? "cores of the ranks" : "agreement on errors";
-  try {
-    (void)group_->control().gather_text("1", what);
-    FAIL() << "no error";
-  } catch (const InternalError& error) {
-    EXPECT_THAT(error.what(), AllOf(HasSubstr("rank " + std::to_string(size_ - 1)),
-                                    HasSubstr("cores of the ranks"), HasSubstr("agreement")));
-  }
+  EXPECT_THAT(
+      test::message_of<InternalError>([&] { (void)group_->control().gather_text("1", what); }),
+      AllOf(HasSubstr("rank " + std::to_string(size_ - 1)), HasSubstr("cores of the ranks"),
+            HasSubstr("agreement")));
 }
 
 TEST_F(GroupTest, ARankThatIsACallAheadIsAnErrorOfEveryRank) {
@@ -400,12 +388,8 @@ TEST_F(GroupTest, ARankThatIsACallAheadIsAnErrorOfEveryRank) {
   // Not freed: MPI could give its identity, and with it a part that nobody takes, to the next one.
   static const std::shared_ptr<Control> control = test::make_world_group()->shared_control();
   if (rank_ == size_ - 1) (void)control->collect_text("unasked", "texts");
-  try {
-    (void)control->gather_text("1");
-    FAIL() << "no error";
-  } catch (const InternalError& error) {
-    EXPECT_THAT(error.what(), HasSubstr(last + " is in another call"));
-  }
+  EXPECT_THAT(test::message_of<InternalError>([&] { (void)control->gather_text("1"); }),
+              HasSubstr(last + " is in another call"));
 }
 
 TEST_F(GroupTest, ControlCallsAndDataDoNotMix) {

@@ -7,6 +7,8 @@
 #include <annulus/core/error.hpp>
 #include <annulus/mesh/launched.hpp>
 
+#include "tests/support/message_of.hpp"
+
 namespace annulus {
 namespace {
 
@@ -43,25 +45,19 @@ TEST(LauncherDetection, LaunchersThatMpiUnderstands) {
 
 TEST(LauncherDetection, SrunWithoutPmiIsAnErrorThatPrintsTheFix) {
   for (const char* variable : {"SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"}) {
-    try {
-      (void)started({{"SLURM_PROCID", "2"}, {variable, "4"}});
-      FAIL() << "no error with " << variable;
-    } catch (const LibraryError& error) {
-      EXPECT_THAT(error.what(), AllOf(HasSubstr("4 tasks"), HasSubstr("srun --mpi=pmix"),
-                                      HasSubstr("mpirun -n 4")));
-    }
+    EXPECT_THAT(
+        test::message_of<LibraryError>([&] {
+          (void)started({{"SLURM_PROCID", "2"}, {variable, "4"}});
+        }),
+        AllOf(HasSubstr("4 tasks"), HasSubstr("srun --mpi=pmix"), HasSubstr("mpirun -n 4")));
   }
 }
 
 // As Kubernetes' PyTorchJob and many scripts set them; jobs of srun have them besides.
 TEST(LauncherDetection, PyTorchsVariablesAloneAreAnErrorThatPrintsTheFix) {
   Environment pytorch{{"MASTER_ADDR", "here"}, {"RANK", "1"}, {"WORLD_SIZE", "4"}};
-  try {
-    (void)started(pytorch);
-    FAIL() << "no error";
-  } catch (const LibraryError& error) {
-    EXPECT_THAT(error.what(), AllOf(HasSubstr("4 processes"), HasSubstr("mpirun -n 4")));
-  }
+  EXPECT_THAT(test::message_of<LibraryError>([&] { (void)started(pytorch); }),
+              AllOf(HasSubstr("4 processes"), HasSubstr("mpirun -n 4")));
   pytorch["PMIX_RANK"] = "1";
   EXPECT_TRUE(started(pytorch));
   EXPECT_FALSE(started({{"MASTER_ADDR", "here"}, {"RANK", "0"}, {"WORLD_SIZE", "1"}}));
@@ -72,12 +68,8 @@ TEST(LauncherDetection, TorchrunIsAnErrorThatPrintsTheFix) {
   const Environment torchrun{
       {"RANK", "1"},       {"GROUP_RANK", "0"},       {"WORLD_SIZE", "4"},
       {"LOCAL_RANK", "1"}, {"LOCAL_WORLD_SIZE", "4"}, {"MASTER_ADDR", "here"}};
-  try {
-    (void)started(torchrun);
-    FAIL() << "no error";
-  } catch (const LibraryError& error) {
-    EXPECT_THAT(error.what(), AllOf(HasSubstr("torchrun started 4"), HasSubstr("mpirun -n 4")));
-  }
+  EXPECT_THAT(test::message_of<LibraryError>([&] { (void)started(torchrun); }),
+              AllOf(HasSubstr("torchrun started 4"), HasSubstr("mpirun -n 4")));
   // srun gives every torchrun its variables, and that to all of its processes.
   for (const char* variable : {"PMIX_RANK", "PMI_RANK"}) {
     Environment under_srun{{"TORCHELASTIC_RUN_ID", "none"},
@@ -86,12 +78,8 @@ TEST(LauncherDetection, TorchrunIsAnErrorThatPrintsTheFix) {
                            {variable, "0"},
                            {"SLURM_PROCID", "0"},
                            {"SLURM_STEP_NUM_TASKS", "2"}};
-    try {
-      (void)started(under_srun);
-      FAIL() << "no error with " << variable;
-    } catch (const LibraryError& error) {
-      EXPECT_THAT(error.what(), AllOf(HasSubstr("torchrun started 8"), HasSubstr("mpirun -n 8")));
-    }
+    EXPECT_THAT(test::message_of<LibraryError>([&] { (void)started(under_srun); }),
+                AllOf(HasSubstr("torchrun started 8"), HasSubstr("mpirun -n 8")));
   }
   Environment alone = torchrun;
   alone["WORLD_SIZE"] = "1";
@@ -112,13 +100,8 @@ TEST(LauncherDetection, RanksThatMpiLeavesAloneAreAnErrorThatPrintsTheFix) {
         Environment{{"MV2_COMM_WORLD_RANK", "1"}, {"MV2_COMM_WORLD_SIZE", "4"}},
         Environment{{"PMI_RANK", "1"}, {"SLURM_PROCID", "1"}, {"SLURM_STEP_NUM_TASKS", "4"}}}) {
     EXPECT_NO_THROW(check(4, environment));
-    try {
-      check(1, environment);
-      FAIL() << "no error";
-    } catch (const LibraryError& error) {
-      EXPECT_THAT(error.what(),
-                  AllOf(HasSubstr("4 tasks"), HasSubstr("srun --mpi=pmix"), HasSubstr("mpirun")));
-    }
+    EXPECT_THAT(test::message_of<LibraryError>([&] { check(1, environment); }),
+                AllOf(HasSubstr("4 tasks"), HasSubstr("srun --mpi=pmix"), HasSubstr("mpirun")));
   }
 }
 

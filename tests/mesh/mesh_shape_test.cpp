@@ -10,6 +10,9 @@
 
 #include <annulus/mesh/mesh_shape.hpp>
 
+#include "tests/support/message_of.hpp"
+#include "tests/support/thrown_by.hpp"
+
 namespace annulus {
 namespace {
 
@@ -132,13 +135,10 @@ class MeshShapeErrors : public ::testing::TestWithParam<BadMesh> {};
 
 TEST_P(MeshShapeErrors, SayWhatWasExpected) {
   const auto& [text, ranks, expected] = GetParam();
-  try {
-    const MeshShape shape = MeshShape::parse(text, ranks);
-    FAIL() << "'" << text << "' gave " << to_string(shape);
-  } catch (const ArgumentError& error) {
-    EXPECT_EQ(error.argument(), "mesh") << text;
-    EXPECT_THAT(error.expected(), HasSubstr(expected)) << text;
-  }
+  const auto error = test::thrown_by<ArgumentError>(
+      [&text = text, &ranks = ranks] { (void)MeshShape::parse(text, ranks); });
+  EXPECT_EQ(error.argument(), "mesh") << text;
+  EXPECT_THAT(error.expected(), HasSubstr(expected)) << text;
 }
 
 INSTANTIATE_TEST_SUITE_P(
@@ -160,18 +160,13 @@ INSTANTIATE_TEST_SUITE_P(
         BadMesh{"a=65536,b=65536", 0, "below 2^31"}, BadMesh{"a=65536,b=65536,c=-1", 4, "2^31"}));
 
 TEST(MeshShape, ErrorsQuoteTheValue) {
-  try {
-    (void)MeshShape::parse("dp=2,sp=x", 4);
-    FAIL() << "no error";
-  } catch (const ArgumentError& error) {
-    EXPECT_EQ(error.value(), "'dp=2,sp=x'");
-  }
-  try {
-    const MeshShape shape(std::vector<MeshAxis>{{"sp", -3}});
-    FAIL() << "no error";
-  } catch (const ArgumentError& error) {
-    EXPECT_STREQ(error.what(), "mesh: got sp=-3, expected a size of 1 or more");
-  }
+  const auto error =
+      test::thrown_by<ArgumentError>([&] { (void)MeshShape::parse("dp=2,sp=x", 4); });
+  EXPECT_EQ(error.value(), "'dp=2,sp=x'");
+  EXPECT_EQ(test::message_of<ArgumentError>([&] {
+              const MeshShape shape(std::vector<MeshAxis>{{"sp", -3}});
+            }),
+            "mesh: got sp=-3, expected a size of 1 or more");
 }
 
 TEST(MeshShape, UnknownAxisNamesItAndTheAxes) {
@@ -181,12 +176,8 @@ TEST(MeshShape, UnknownAxisNamesItAndTheAxes) {
            [&] { (void)shape.axis_index("tp"); }, [&] { (void)shape.axis_size("tp"); },
            [&] { (void)shape.coordinate(0, "tp"); }, [&] { (void)shape.coordinate(0, axes); },
            [&] { (void)shape.size(axes); }, [&] { (void)shape.group(0, axes); }}) {
-    try {
-      call();
-      FAIL() << "no error";
-    } catch (const UnknownAxisError& error) {
-      EXPECT_THAT(error.what(), AllOf(HasSubstr("'tp'"), HasSubstr("dp, sp")));
-    }
+    EXPECT_THAT(test::message_of<UnknownAxisError>([&] { call(); }),
+                AllOf(HasSubstr("'tp'"), HasSubstr("dp, sp")));
   }
   EXPECT_THAT(UnknownAxisError("sp", MeshShape()).what(), HasSubstr("axes are none"));
 }

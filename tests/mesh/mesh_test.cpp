@@ -10,7 +10,9 @@
 #include <annulus/core/host_stream.hpp>
 #include <annulus/mesh/mesh.hpp>
 
+#include "tests/support/message_of.hpp"
 #include "tests/support/test_world.hpp"
+#include "tests/support/thrown_by.hpp"
 
 namespace annulus {
 namespace {
@@ -111,25 +113,21 @@ TEST(Mesh, OverASubCommunicator) {
 }
 
 TEST(Mesh, AWrongProductIsAnErrorOnEveryRank) {
-  try {
+  const auto error = test::thrown_by<ArgumentError>([&] {
     const Mesh mesh = make_mesh(MeshShape({{"dp", 3}, {"sp", world_size()}}));
-    FAIL() << "no error";
-  } catch (const ArgumentError& error) {
-    EXPECT_EQ(error.argument(), "mesh");
-    EXPECT_THAT(error.value(), HasSubstr("dp=3,sp=" + std::to_string(world_size())));
-    EXPECT_THAT(error.expected(), HasSubstr("product is " + std::to_string(world_size())));
-  }
+  });
+  EXPECT_EQ(error.argument(), "mesh");
+  EXPECT_THAT(error.value(), HasSubstr("dp=3,sp=" + std::to_string(world_size())));
+  EXPECT_THAT(error.expected(), HasSubstr("product is " + std::to_string(world_size())));
 }
 
 TEST(Mesh, DifferentShapesAreAnErrorOnEveryRank) {
   if (world_size() == 1) GTEST_SKIP() << "needs 2 ranks";
   const char* name = test::session().rank() == 1 ? "tp" : "sp";
-  try {
-    const Mesh mesh = make_mesh(MeshShape({{name, world_size()}}));
-    FAIL() << "no error";
-  } catch (const ArgumentError& error) {
-    EXPECT_THAT(error.what(), AllOf(HasSubstr("tp="), HasSubstr("on rank 1"), HasSubstr("sp=")));
-  }
+  EXPECT_THAT(test::message_of<ArgumentError>([&] {
+                const Mesh mesh = make_mesh(MeshShape({{name, world_size()}}));
+              }),
+              AllOf(HasSubstr("tp="), HasSubstr("on rank 1"), HasSubstr("sp=")));
 }
 
 TEST(Mesh, BadTuplesAreErrors) {
@@ -211,13 +209,9 @@ TEST(Communicator, NullMeansNothingToFree) {
 
 TEST(Mpi, ErrorsNameTheCallAndMpisText) {
   EXPECT_NO_THROW(check_mpi(MPI_SUCCESS, "MPI_Send"));
-  try {
-    check_mpi(MPI_ERR_TRUNCATE, "MPI_Recv");
-    FAIL() << "no error";
-  } catch (const MpiError& error) {
-    EXPECT_THAT(error.what(), HasSubstr("MPI_Recv: "));
-    EXPECT_EQ(error.exit_code(), ExitCode::failure);
-  }
+  const auto error = test::thrown_by<MpiError>([&] { check_mpi(MPI_ERR_TRUNCATE, "MPI_Recv"); });
+  EXPECT_THAT(error.what(), HasSubstr("MPI_Recv: "));
+  EXPECT_EQ(error.exit_code(), ExitCode::failure);
 }
 
 }  // namespace

@@ -13,6 +13,7 @@
 
 #include "tests/mesh/world_group.hpp"
 #include "tests/support/environment_variable.hpp"
+#include "tests/support/message_of.hpp"
 
 namespace annulus {
 namespace {
@@ -144,12 +145,8 @@ void expect_name_of_the_last(int step, const std::string& expected, const Call& 
   // number again.
   check_mpi(MPI_Comm_split(test::session().world(), 0, step * rank, &split), "MPI_Comm_split");
   if (!is_last) {
-    try {
-      call(split, hasty);
-      ADD_FAILURE() << "no timeout";
-    } catch (const TimeoutError& error) {
-      EXPECT_THAT(error.what(), HasSubstr(expected + " to arrive (no progress"));
-    }
+    EXPECT_THAT(test::message_of<TimeoutError>([&] { call(split, hasty); }),
+                HasSubstr(expected + " to arrive (no progress"));
   }
   patient->control().barrier();
   if (is_last) late(split, hasty);

@@ -15,6 +15,7 @@
 #include <annulus/mesh/mesh.hpp>
 
 #include "tests/mesh/world_group.hpp"
+#include "tests/support/message_of.hpp"
 
 namespace annulus {
 namespace {
@@ -26,15 +27,6 @@ using ::testing::StartsWith;
 
 const Watchdog kHasty{Watchdog::Seconds(1)};
 constexpr std::size_t kBytes = 3 << 19;  // 1.5 MiB: too much to leave before it is received
-
-std::string timeout_text(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const TimeoutError& error) {
-    return error.what();
-  }
-  return "no timeout";
-}
 
 // Rank 0 comes late; the patient group keeps the ranks in step around the timeouts.
 class TimeoutTest : public ::testing::Test {
@@ -52,7 +44,7 @@ TEST_F(TimeoutTest, AMissingSenderIsNamedWithStepAndBytes) {
   if (rank_ == 1) {
     group->exchange({}, {&receive, 1}, stream_, {"key/value", 2});
     EXPECT_THAT(
-        timeout_text([&] { stream_.synchronize(); }),
+        test::message_of<TimeoutError>([&] { stream_.synchronize(); }),
         StartsWith("step 2: waiting for 1.5 MiB of key/value from rank 0 (no progress for"));
   }
   patient_->control().barrier();
@@ -73,7 +65,7 @@ TEST_F(TimeoutTest, AMissingReceiverIsNamed) {
   if (rank_ == 1) {
     const Send send{0, data_.data(), kBytes};
     group->exchange({&send, 1}, {}, stream_, {"outputs", -1});
-    EXPECT_THAT(timeout_text([&] { stream_.synchronize(); }),
+    EXPECT_THAT(test::message_of<TimeoutError>([&] { stream_.synchronize(); }),
                 StartsWith("waiting for 1.5 MiB of outputs to be taken by rank 0"));
   }
   patient_->control().barrier();
@@ -92,7 +84,7 @@ TEST_F(TimeoutTest, RanksOfAGroupAreNamedByTheMesh) {
   if (group->rank() == 0) {
     const Receive receive{last, &value, sizeof(value)};
     group->exchange({}, {&receive, 1}, stream_, {"lengths", 7});
-    EXPECT_THAT(timeout_text([&] { stream_.synchronize(); }),
+    EXPECT_THAT(test::message_of<TimeoutError>([&] { stream_.synchronize(); }),
                 StartsWith("step 7: waiting for 4 B of lengths from rank 0 (no progress"));
   }
   patient_->control().barrier();
@@ -109,7 +101,7 @@ TEST_F(TimeoutTest, RanksOfTheMeshAreTranslatedToThoseOfMpirun) {
   const int last = size_ - 1;  // mpirun's rank 0
   if (group->rank() != last) {
     EXPECT_THAT(
-        timeout_text([&] { group->control().barrier(); }),
+        test::message_of<TimeoutError>([&] { group->control().barrier(); }),
         StartsWith("barrier: waiting for rank " + std::to_string(last) + " (mpirun rank 0)"));
   }
   patient_->control().barrier();
@@ -129,7 +121,7 @@ TEST_F(TimeoutTest, OnlyThePeersThatAreStillPendingAreNamed) {
       if (peer != 1) receives.push_back({peer, &values[static_cast<std::size_t>(peer)], 4});
     }
     group->exchange({}, receives, stream_, {"data", 0});
-    EXPECT_THAT(timeout_text([&] { stream_.synchronize(); }),
+    EXPECT_THAT(test::message_of<TimeoutError>([&] { stream_.synchronize(); }),
                 AllOf(HasSubstr("from rank 0"), Not(HasSubstr("from rank 2"))));
   }
   patient_->control().barrier();
@@ -169,7 +161,8 @@ TEST_F(TimeoutTest, ControlCallsSayWhichCallWaitedForWhom) {
     // A group of its own, as nothing is defined after a timeout but to leave.
     const auto group = test::make_world_group(kHasty);
     if (rank_ != 0) {
-      EXPECT_THAT(timeout_text([&] { call.run(group->control()); }), StartsWith(call.expected));
+      EXPECT_THAT(test::message_of<TimeoutError>([&] { call.run(group->control()); }),
+                  StartsWith(call.expected));
     }
     patient_->control().barrier();
   }
@@ -178,7 +171,7 @@ TEST_F(TimeoutTest, ControlCallsSayWhichCallWaitedForWhom) {
 TEST_F(TimeoutTest, AnAbsentReaderIsNamedWithTheBytesThatItShouldTake) {
   const auto group = test::make_world_group(kHasty);
   if (rank_ == 1) {
-    EXPECT_THAT(timeout_text([&] {
+    EXPECT_THAT(test::message_of<TimeoutError>([&] {
                   (void)group->control().collect_text(std::string(kBytes, 'x'), "traces");
                 }),
                 StartsWith("traces: waiting for rank 0 to take 1.5 MiB (no progress"));
@@ -238,7 +231,7 @@ TEST(Heartbeats, ARankThatHangsIsSilentInTheEnd) {
     std::this_thread::sleep_for(std::chrono::seconds(6));
   } else {
     const auto begin = std::chrono::steady_clock::now();
-    EXPECT_THAT(timeout_text([&] { mesh.world().barrier(); }),
+    EXPECT_THAT(test::message_of<TimeoutError>([&] { mesh.world().barrier(); }),
                 StartsWith("barrier: waiting for rank " + std::to_string(size - 1)));
     EXPECT_GE(std::chrono::steady_clock::now() - begin, std::chrono::milliseconds(1500));
   }
@@ -265,7 +258,7 @@ TEST(Heartbeats, ASilentPeerIsNoticedWhileAnotherRankComputes) {
     const auto begin = std::chrono::steady_clock::now();
     group.exchange({}, {&receive, 1}, stream, {"key/value", 2});
     const std::string name = "rank " + std::to_string(silent);
-    EXPECT_THAT(timeout_text([&] { stream.synchronize(); }),
+    EXPECT_THAT(test::message_of<TimeoutError>([&] { stream.synchronize(); }),
                 AllOf(StartsWith("step 2: waiting for 1.5 MiB of key/value from " + name +
                                  " (no progress for"),
                       HasSubstr("no heartbeat from " + name)));
@@ -288,7 +281,7 @@ TEST(Heartbeats, RanksThatWaitForEachOtherGiveUp) {
   group.exchange({}, {&receive, 1}, stream, {"key/value", 2});
   patient->control().barrier();
   const auto begin = std::chrono::steady_clock::now();
-  EXPECT_THAT(timeout_text([&] { stream.synchronize(); }),
+  EXPECT_THAT(test::message_of<TimeoutError>([&] { stream.synchronize(); }),
               AllOf(StartsWith("step 2: waiting for"), Not(HasSubstr("no heartbeat"))));
   EXPECT_LE(std::chrono::steady_clock::now() - begin, std::chrono::seconds(10));
   patient->control().barrier();

@@ -4,6 +4,8 @@
 #include <annulus/core/error.hpp>
 #include <annulus/mesh/transport.hpp>
 
+#include "tests/support/thrown_by.hpp"
+
 namespace annulus {
 namespace {
 
@@ -34,12 +36,8 @@ TEST(Transport, TraitsByNameAndByChoice) {
     EXPECT_EQ(name_of(traits->choice), traits->name);
   }
   EXPECT_THROW((void)transport_traits(Transport::automatic), InternalError);
-  try {
-    (void)transport_traits("pigeon");
-    FAIL() << "no error";
-  } catch (const ArgumentError& error) {
-    EXPECT_EQ(error.expected(), "self, mpi, peer, composite or nccl");
-  }
+  const auto error = test::thrown_by<ArgumentError>([&] { (void)transport_traits("pigeon"); });
+  EXPECT_EQ(error.expected(), "self, mpi, peer, composite or nccl");
 }
 
 TEST(Transport, TraitsSayWhatTheTransportsDo) {
@@ -63,13 +61,10 @@ TEST(Transport, TraitsSayWhatTheTransportsDo) {
 
 TEST(Transport, OtherNamesAreRefused) {
   for (const char* const name : {"", "NCCL", "automatic", "mpi", "peer "}) {
-    try {
-      static_cast<void>(parse_transport(name));
-      FAIL() << name;
-    } catch (const ArgumentError& error) {
-      EXPECT_THAT(error.value(), HasSubstr(name));
-      EXPECT_EQ(error.expected(), "auto, composite, nccl or peer");
-    }
+    const auto error =
+        test::thrown_by<ArgumentError>([&] { static_cast<void>(parse_transport(name)); });
+    EXPECT_THAT(error.value(), HasSubstr(name));
+    EXPECT_EQ(error.expected(), "auto, composite, nccl or peer");
   }
 }
 

@@ -7,6 +7,8 @@
 
 #include <annulus/partition/partition_spec.hpp>
 
+#include "tests/support/thrown_by.hpp"
+
 namespace annulus {
 namespace {
 
@@ -61,14 +63,11 @@ TEST(PartitionSpec, RefusesAnAxisTwice) {
   for (const std::string text : {"sp,sp", "sp+sp", "tp,sp+dp,-,dp+sp"}) {
     EXPECT_THROW((void)PartitionSpec::parse(text), DuplicateSpecError) << text;
   }
-  try {
-    (void)PartitionSpec::parse("tp,sp,-,sp");
-    FAIL();
-  } catch (const DuplicateSpecError& error) {
-    EXPECT_EQ(error.axis(), "sp");
-    EXPECT_THAT(error.what(), AllOf(HasSubstr("'tp,sp,-,sp'"), HasSubstr("'sp'")));
-    EXPECT_EQ(error.exit_code(), ExitCode::usage);
-  }
+  const auto error =
+      test::thrown_by<DuplicateSpecError>([&] { (void)PartitionSpec::parse("tp,sp,-,sp"); });
+  EXPECT_EQ(error.axis(), "sp");
+  EXPECT_THAT(error.what(), AllOf(HasSubstr("'tp,sp,-,sp'"), HasSubstr("'sp'")));
+  EXPECT_EQ(error.exit_code(), ExitCode::usage);
 }
 
 TEST(Validate, AcceptsWhatDivides) {
@@ -95,17 +94,15 @@ TEST(Validate, RefusesMoreEntriesThanDimensions) {
 }
 
 TEST(Validate, SaysWhatDoesNotDivide) {
-  try {
+  const auto error = test::thrown_by<IndivisibleError>([&] {
     validate(PartitionSpec::parse("dp,fsdp+tp"), kMesh, {8, 12});
-    FAIL();
-  } catch (const IndivisibleError& error) {
-    EXPECT_EQ(error.dimension(), 1);
-    EXPECT_EQ(error.size(), 12);
-    EXPECT_THAT(error.axes(), ElementsAre("fsdp", "tp"));
-    EXPECT_THAT(error.what(), AllOf(HasSubstr("dimension 1"), HasSubstr("size 12"),
-                                    HasSubstr("8 ranks"), HasSubstr("fsdp+tp")));
-    EXPECT_EQ(error.exit_code(), ExitCode::usage);
-  }
+  });
+  EXPECT_EQ(error.dimension(), 1);
+  EXPECT_EQ(error.size(), 12);
+  EXPECT_THAT(error.axes(), ElementsAre("fsdp", "tp"));
+  EXPECT_THAT(error.what(), AllOf(HasSubstr("dimension 1"), HasSubstr("size 12"),
+                                  HasSubstr("8 ranks"), HasSubstr("fsdp+tp")));
+  EXPECT_EQ(error.exit_code(), ExitCode::usage);
 }
 
 TEST(Validate, LetsSequencesBeUnevenAndKvHeadsBeFew) {

@@ -59,7 +59,7 @@ std::vector<Positions> brute_force(LayoutKind kind, std::int64_t length, int ran
   return held;
 }
 
-// Those of `granules` that a layout can have.
+// The `granules` that a layout can have.
 std::vector<std::int64_t> granules_of(LayoutKind kind, std::vector<std::int64_t> granules) {
   return kind == LayoutKind::striped ? std::vector<std::int64_t>{1} : granules;
 }

@@ -11,6 +11,7 @@
 #include <annulus/partition/shard_map.hpp>
 
 #include "random_sharding.hpp"
+#include "tests/support/message_of.hpp"
 #include "tests/support/test_world.hpp"
 
 namespace annulus {
@@ -18,7 +19,6 @@ namespace {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
-using ::testing::ThrowsMessage;
 
 using Shards = std::span<const ConstTensorView>;
 
@@ -66,6 +66,11 @@ class ShardMapTest : public ::testing::Test {
 
   std::vector<ShardedTensor> run(const ShardMap& map, const ShardedArguments& arguments) {
     return shard_map(mesh_, device_, *stream_, map, arguments);
+  }
+
+  template <class Error>
+  std::string error_of(const ShardMap& map, const ShardedArguments& arguments) {
+    return test::message_of<Error>([&] { (void)run(map, arguments); });
   }
 
   [[nodiscard]] bool last() const { return mesh_.rank() == mesh_.size() - 1; }
@@ -177,9 +182,8 @@ TEST_F(ShardMapTest, FindsWhatIsNotReplicated) {
   const int partner = axis == "dp" ? mesh_.size() - 1 - sp : 0;
   const std::string ranks =
       "rank " + std::to_string(mesh_.size() - 1) + " against rank " + std::to_string(partner);
-  EXPECT_THAT([&] { (void)run(map, {}); },
-              ThrowsMessage<UserError>(
-                  AllOf(HasSubstr("result 1"), HasSubstr("'" + axis + "'"), HasSubstr(ranks))));
+  EXPECT_THAT(error_of<UserError>(map, {}),
+              AllOf(HasSubstr("result 1"), HasSubstr("'" + axis + "'"), HasSubstr(ranks)));
   map.check_replication = false;
   EXPECT_NO_THROW((void)run(map, {}));
 }
@@ -192,11 +196,9 @@ TEST_F(ShardMapTest, AnAxisThatTheSpecNamesMayDiffer) {
   EXPECT_NO_THROW(
       (void)run({.body = body, .in_specs = {}, .out_specs = {PartitionSpec::parse("sp")}}, {}));
   if (mesh_.shape().axis_size("sp") == 1) return;
-  EXPECT_THAT(
-      [&] {
-        (void)run({.body = body, .in_specs = {}, .out_specs = {PartitionSpec::parse("dp")}}, {});
-      },
-      ThrowsMessage<UserError>(AllOf(HasSubstr("result 0"), HasSubstr("'sp'"))));
+  EXPECT_THAT(error_of<UserError>(
+                  {.body = body, .in_specs = {}, .out_specs = {PartitionSpec::parse("dp")}}, {}),
+              AllOf(HasSubstr("result 0"), HasSubstr("'sp'")));
 }
 
 TEST_F(ShardMapTest, OneBitIsADifference) {
@@ -220,18 +222,12 @@ TEST_F(ShardMapTest, CountsItsSpecs) {
   const ShardedTensor array = numbers(8, "-");
   const auto body = [&](Shards shards) { return one(copy_of(shards[0])); };
   const PartitionSpec whole;
-  EXPECT_THAT(
-      [&] {
-        (void)run({body, {whole, whole}, {whole}}, {array});
-      },
-      ThrowsMessage<UserError>(HasSubstr("in_specs: got 2 specs, expected one for each of 1 "
-                                         "arguments")));
-  EXPECT_THAT(
-      [&] {
-        (void)run({body, {whole}, {whole, whole}}, {array});
-      },
-      ThrowsMessage<UserError>(HasSubstr("out_specs: got 2 specs, expected one for each of 1 "
-                                         "results")));
+  EXPECT_THAT(error_of<UserError>({body, {whole, whole}, {whole}}, {array}),
+              HasSubstr("in_specs: got 2 specs, expected one for each of 1 "
+                        "arguments"));
+  EXPECT_THAT(error_of<UserError>({body, {whole}, {whole, whole}}, {array}),
+              HasSubstr("out_specs: got 2 specs, expected one for each of 1 "
+                        "results"));
 }
 
 TEST_F(ShardMapTest, AllRanksThrowWhatOneBodyThrows) {
@@ -240,20 +236,14 @@ TEST_F(ShardMapTest, AllRanksThrowWhatOneBodyThrows) {
     return one(single(1));
   };
   const PartitionSpec whole;
-  EXPECT_THAT(
-      [&] {
-        (void)run({user_error, {}, {whole}}, {});
-      },
-      ThrowsMessage<UserError>(HasSubstr(blame() + "window: got -3, expected -1 or more")));
+  EXPECT_THAT(error_of<UserError>({user_error, {}, {whole}}, {}),
+              HasSubstr(blame() + "window: got -3, expected -1 or more"));
   const auto other_error = [&](Shards) -> std::vector<Tensor> {
     if (last()) throw std::runtime_error("disk on fire");
     return one(single(1));
   };
-  EXPECT_THAT(
-      [&] {
-        (void)run({other_error, {}, {whole}}, {});
-      },
-      ThrowsMessage<LibraryError>(HasSubstr(blame() + "disk on fire")));
+  EXPECT_THAT(error_of<LibraryError>({other_error, {}, {whole}}, {}),
+              HasSubstr(blame() + "disk on fire"));
 }
 
 TEST_F(ShardMapTest, ResultsMustFitTogether) {
@@ -265,52 +255,36 @@ TEST_F(ShardMapTest, ResultsMustFitTogether) {
     result.fill_zero();
     return one(std::move(result));
   };
-  EXPECT_THAT(
-      [&] {
-        (void)run({dtypes, {}, {whole}}, {});
-      },
-      ThrowsMessage<UserError>(AllOf(HasSubstr(rank), HasSubstr("float32"))));
+  EXPECT_THAT(error_of<UserError>({dtypes, {}, {whole}}, {}),
+              AllOf(HasSubstr(rank), HasSubstr("float32")));
   const auto shapes = [&](Shards) {
     Tensor result(DType::int32, {last() ? 2 : 1}, device_.memory());
     result.fill_zero();
     return one(std::move(result));
   };
-  EXPECT_THAT(
-      [&] {
-        (void)run({shapes, {}, {whole}}, {});
-      },
-      ThrowsMessage<UserError>(AllOf(HasSubstr(rank), HasSubstr("[2]"))));
+  EXPECT_THAT(error_of<UserError>({shapes, {}, {whole}}, {}),
+              AllOf(HasSubstr(rank), HasSubstr("[2]")));
 }
 
 TEST_F(ShardMapTest, BadSpecsAreErrorsOnAllRanks) {
   const ShardedTensor array = numbers(8, "-");
   const auto body = [&](Shards shards) { return one(copy_of(shards[0])); };
   const PartitionSpec whole;
-  EXPECT_THAT(
-      [&] {
-        (void)run({body, {PartitionSpec::parse("tp")}, {whole}}, {array});
-      },
-      ThrowsMessage<UserError>(HasSubstr("unknown mesh axis 'tp'")));
-  EXPECT_THAT(
-      [&] {
-        (void)run({body, {PartitionSpec::parse("-,-,sp")}, {whole}}, {array});
-      },
-      ThrowsMessage<UserError>(HasSubstr("3 entries")));
-  EXPECT_THAT(
-      [&] {
-        (void)run({body, {whole}, {PartitionSpec::parse("-,-,sp")}}, {array});
-      },
-      ThrowsMessage<UserError>(HasSubstr("3 entries")));
+  EXPECT_THAT(error_of<UserError>({body, {PartitionSpec::parse("tp")}, {whole}}, {array}),
+              HasSubstr("unknown mesh axis 'tp'"));
+  EXPECT_THAT(error_of<UserError>({body, {PartitionSpec::parse("-,-,sp")}, {whole}}, {array}),
+              HasSubstr("3 entries"));
+  EXPECT_THAT(error_of<UserError>({body, {whole}, {PartitionSpec::parse("-,-,sp")}}, {array}),
+              HasSubstr("3 entries"));
 }
 
 TEST_F(ShardMapTest, ShardsMustHaveTheShapeOfTheirSharding) {
   const NamedSharding sharding(mesh_.shape(), PartitionSpec(), {2, 2});
-  EXPECT_THAT(
-      [&] {
-        const ShardedTensor tensor(sharding, mesh_.rank(),
-                                   Tensor(DType::int32, {2, 3}, device_.memory()));
-      },
-      ThrowsMessage<ArgumentError>(HasSubstr("shard: got shape [2, 3], expected [2, 2]")));
+  EXPECT_THAT(test::message_of<ArgumentError>([&] {
+                const ShardedTensor tensor(sharding, mesh_.rank(),
+                                           Tensor(DType::int32, {2, 3}, device_.memory()));
+              }),
+              HasSubstr("shard: got shape [2, 3], expected [2, 2]"));
 }
 
 }  // namespace

@@ -133,12 +133,12 @@ inline void expect_gradients(const Program& program, Mesh& mesh, Device& device,
   tensors.add(Content::key, shard_of(key, operands.key, rank));
   tensors.add(Content::value, shard_of(value, operands.value, rank));
   tensors.add(Content::output, shard_of(output, operands.output, rank));
-  tensors.add(Content::lse, scores_of(lse, operands.lse, rank));
+  tensors.add(Content::lse, shard_of(lse, operands.lse, rank));
   tensors.add(Content::grad_output, shard_of(grad_output, operands.output, rank));
   if (program.request.grad_lse) {
-    tensors.add(Content::grad_lse, scores_of(grad_lse, operands.lse, rank));
+    tensors.add(Content::grad_lse, shard_of(grad_lse, operands.lse, rank));
   }
-  if (problem.bias) tensors.add(Content::bias, scores_of(bias, *operands.bias, rank));
+  if (problem.bias) tensors.add(Content::bias, shard_of(bias, *operands.bias, rank));
   constexpr float kBefore = 0.5F;
   const auto add_gradient = [&](Content content, const NamedSharding& sharding, DType dtype) {
     const Extents shape = sharding.local_shape(rank);
@@ -166,9 +166,9 @@ inline void expect_gradients(const Program& program, Mesh& mesh, Device& device,
                                                     program.request.adds ? kBefore : NAN)));
   }
 
-  const PlanInput input = make_plan_input(problem, operands, {&implementation}, device.place(),
-                                    CostModel::for_place(device.place()), program.options,
-                                    program.request);
+  const PlanInput input =
+      make_plan_input(problem, operands, {&implementation}, device.place(),
+                      CostModel::for_place(device.place()), program.options, program.request);
   RankPlan plan = make_rank_plan(input, program.schedule, rank);
   std::vector<Group*> groups;
   for (const PlanGroup& group : plan.groups) {
@@ -192,8 +192,7 @@ inline void expect_gradients(const Program& program, Mesh& mesh, Device& device,
                              const OracleGradient& truth, const Extents& shape) {
       const auto of_rank = [&](const std::vector<double>& values) {
         const Tensor whole = rounded(DType::float32, shape, values);
-        return floats(content == Content::grad_bias ? scores_of(whole, sharding, rank)
-                                                    : shard_of(whole, sharding, rank));
+        return floats(shard_of(whole, sharding, rank));
       };
       const std::vector<float> wanted = of_rank(truth.values);
       const std::vector<float> magnitudes = of_rank(truth.magnitudes);

@@ -22,12 +22,12 @@
 #include "tests/attention/host_lists.hpp"
 #include "tests/ring/plan_player.hpp"
 #include "tests/ring/sequence_plan.hpp"
+#include "tests/support/message_of.hpp"
 
 namespace annulus::ring {
 namespace {
 
 using ::testing::HasSubstr;
-using ::testing::ThrowsMessage;
 
 constexpr double kMaximumUneven = 0.03;
 
@@ -288,7 +288,7 @@ TEST(Balance, DoesJusticeToEveryShardOfTheBatch) {
 }
 
 TEST(Balance, KeysOfTheirOwnAreAssignedByTheRowsThatSeeThem) {
-  // 1000 queries see the first 2000 of 8000 keys: every rank holds 500 of those.
+  // 1000 queries see the first 2000 of 8000 keys: every rank holds 500 of them.
   AttentionProblem problem;
   problem.shape = {1, 1000, 8000, 2, 1, 8, 8};
   problem.mask.set_kv_lengths({2000});
@@ -331,28 +331,24 @@ TEST(Balance, KeysLieLikeRowsOnTheSameAxesOnly) {
 
 TEST(Balance, RefusesWhatItCannotAssign) {
   const AttentionProblem problem = problem_of(64, {});
-  EXPECT_THAT(
-      [&] {
-        (void)assign_rows(problem, {2, 1}, 0);
-      },
-      ThrowsMessage<ArgumentError>(HasSubstr("sequence granule: got 0")));
-  EXPECT_THAT(
-      [&] {
-        (void)assign_columns(problem, {2, 1}, -1);
-      },
-      ThrowsMessage<ArgumentError>(HasSubstr("sequence granule: got -1")));
-  EXPECT_THAT(
-      [&] {
-        (void)assign_rows(problem_of(1 << 20, {}), {2, 1}, 31);
-      },
-      ThrowsMessage<ArgumentError>(HasSubstr("32 or more, for at most 32768 chunks")));
+  EXPECT_THAT(test::message_of<ArgumentError>([&] {
+                (void)assign_rows(problem, {2, 1}, 0);
+              }),
+              HasSubstr("sequence granule: got 0"));
+  EXPECT_THAT(test::message_of<ArgumentError>([&] {
+                (void)assign_columns(problem, {2, 1}, -1);
+              }),
+              HasSubstr("sequence granule: got -1"));
+  EXPECT_THAT(test::message_of<ArgumentError>([&] {
+                (void)assign_rows(problem_of(1 << 20, {}), {2, 1}, 31);
+              }),
+              HasSubstr("32 or more, for at most 32768 chunks"));
   const AttentionProblem endless = problem_of(std::int64_t{1} << 28, {});
   EXPECT_EQ(assign_rows(endless, {1, 1}).ranks(), 1);
-  EXPECT_THAT(
-      [&] {
-        (void)assign_rows(endless, {2, 1});
-      },
-      ThrowsMessage<UnsupportedError>(HasSubstr("fewer than 268435456 positions")));
+  EXPECT_THAT(test::message_of<UnsupportedError>([&] {
+                (void)assign_rows(endless, {2, 1});
+              }),
+              HasSubstr("fewer than 268435456 positions"));
   // The sharding refuses batches that do not divide.
   const MeshShape mesh({{"dp", 2}, {"sp", 2}});
   EXPECT_THROW((void)shard_operands(problem, mesh,

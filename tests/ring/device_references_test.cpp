@@ -34,7 +34,7 @@ TEST_P(DeviceReferences, AgreeAlongTheSequence) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Of, DeviceReferences, ::testing::ValuesIn(test::kReferences),
+INSTANTIATE_TEST_SUITE_P(Of, DeviceReferences, ::testing::ValuesIn(test::reference_names()),
                          reference_name);
 
 }  // namespace

@@ -1,4 +1,4 @@
-// Sums that depend neither on the order of their numbers nor on how these are shared out.
+// Sums that depend neither on the order of their numbers nor on how they are shared out.
 #include "exact_sum.hpp"
 
 #include <algorithm>

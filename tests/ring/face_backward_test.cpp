@@ -30,83 +30,11 @@ using ::testing::HasSubstr;
 
 constexpr float kBefore = 0.25F;  // what gradients are added to
 
-// One rank's tensors of a call of the backward pass, filled by global position.
-struct BackwardShards : Shards {
-  BackwardShards(const Attention& attention, int seed) : Shards(attention, seed) {
-    fill(grad_output, attention.output_shape(), attention.query_positions(), seed + 3);
-    grad_lse.assign(lse.size(), 0.5F);
-    clear();
-  }
-  void clear(float before = NAN) {
-    grad_query.assign(query.size(), before);
-    grad_key.assign(key.size(), before);
-    grad_value.assign(value.size(), before);
-  }
-  [[nodiscard]] BackwardTensors backward() {
-    return {query.data(),       key.data(),        value.data(),    output.data(),    lse.data(),
-            grad_output.data(), grad_query.data(), grad_key.data(), grad_value.data()};
-  }
-
-  std::vector<float> grad_output, grad_lse, grad_query, grad_key, grad_value;
-};
-
-// Compares a rank's part with the truth [B,L,H,W].
-void expect_part(const std::vector<float>& found, const Extents& shape,
-                 const PositionRanges& positions, std::int64_t length, const OracleGradient& truth,
-                 float before, const char* name) {
-  double error = 0;
-  double scale = 1e-30;
-  std::size_t i = 0;
-  for (std::int64_t b = 0; b < shape[0]; ++b) {
-    for (std::int64_t t = 0; t < shape[1]; ++t) {
-      const std::int64_t row = b * length + positions.global(LocalPosition(t)).value();
-      for (std::int64_t h = 0; h < shape[2]; ++h) {
-        for (std::int64_t d = 0; d < shape[3]; ++d, ++i) {
-          const auto at = static_cast<std::size_t>((row * shape[2] + h) * shape[3] + d);
-          const double off = found[i] - before - truth.values[at];
-          error += off * off;
-          scale += truth.magnitudes[at] * truth.magnitudes[at] + before * before;
-        }
-      }
-    }
-  }
-  // Twice the bound of the output: docs/semantics.md §6.
-  const double bound = 2 * 2e-6 * std::sqrt(std::log2(static_cast<double>(length)));
-  EXPECT_LE(std::sqrt(error), bound * std::sqrt(scale)) << name;
-}
-
-// `scores`: those of the whole problem.
-OracleGradients true_gradients(const AttentionOptions& options, int seed, bool with_grad_lse,
-                               const ScoreTensors& scores = {}) {
-  const AttentionShape& s = options.shape;
-  const auto whole = [](std::vector<float>& values, std::int64_t batch, std::int64_t length,
-                        std::int64_t heads, std::int64_t dim, int which) {
-    const Extents shape{batch, length, heads, dim};
-    Shards::fill(values, shape, PositionRanges::all(length), which);
-    return ConstTensorView(values.data(), DType::float32, shape);
-  };
-  std::vector<float> query, key, value, grad_output;
-  const std::vector<float> ones(static_cast<std::size_t>(s.batch * s.heads * s.query_length), 0.5F);
-  return oracle_gradients(
-      options, whole(query, s.batch, s.query_length, s.heads, s.head_dim, seed),
-      whole(key, s.batch, s.kv_length, s.kv_heads, s.head_dim, seed + 1),
-      whole(value, s.batch, s.kv_length, s.kv_heads, s.value_dim, seed + 2),
-      whole(grad_output, s.batch, s.query_length, s.heads, s.value_dim, seed + 3),
-      with_grad_lse
-          ? ConstTensorView(ones.data(), DType::float32, {s.batch, s.heads, s.query_length})
-          : ConstTensorView(),
-      PositionRanges::all(s.query_length), 0, 0, 0, scores);
-}
-
 void expect_gradients(const Attention& attention, const AttentionOptions& options,
-                      const BackwardShards& shards, const OracleGradients& truth, float before) {
-  const AttentionShape& s = options.shape;
-  expect_part(shards.grad_query, attention.query_shape(), attention.query_positions(),
-              s.query_length, truth.query, before, "grad query");
-  expect_part(shards.grad_key, attention.key_shape(), attention.key_positions(), s.kv_length,
-              truth.key, before, "grad key");
-  expect_part(shards.grad_value, attention.value_shape(), attention.key_positions(), s.kv_length,
-              truth.value, before, "grad value");
+                      const BackwardShards& shards, const OracleGradients& truth,
+                      float before = 0) {
+  expect_gradients(attention, options, shards.grad_query, shards.grad_key, shards.grad_value, truth,
+                   before);
 }
 
 void expect_gradients(const Attention& attention, const AttentionOptions& options,

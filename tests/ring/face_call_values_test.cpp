@@ -35,19 +35,13 @@ void expect_right_calls(Context& context, const AttentionOptions& options,
   for (const Values& values : calls) {
     SCOPED_TRACE("call " + std::to_string(seed - 3));
     const AttentionOptions called = values.applied(options);
-    Shards shards(attention, seed);
+    BackwardShards shards(attention, seed);
     AttentionTensors tensors = shards.tensors(true);
     tensors.call_values = values.views();
     attention.run(tensors);
     expect_right(attention, called, shards, seed, true);
     if (backward) {
-      std::vector<float> grad_output;
-      Shards::fill(grad_output, attention.output_shape(), attention.query_positions(), seed + 3);
-      std::vector<float> query(shards.query.size()), key(shards.key.size()),
-          value(shards.value.size());
-      BackwardTensors gradients{shards.query.data(),  shards.key.data(), shards.value.data(),
-                                shards.output.data(), shards.lse.data(), grad_output.data(),
-                                query.data(),         key.data(),        value.data()};
+      BackwardTensors gradients = shards.backward();
       gradients.call_values = values.views();
       std::vector<float> sinks;
       if (options.sinks) {
@@ -55,7 +49,8 @@ void expect_right_calls(Context& context, const AttentionOptions& options,
         gradients.grad_sinks = sinks.data();
       }
       attention.backward(gradients);
-      expect_right_gradient(attention, called, seed, query, key, value, sinks);
+      expect_right_gradient(attention, called, seed, shards.grad_query, shards.grad_key,
+                            shards.grad_value, sinks);
     }
     ++seed;
   }
@@ -129,7 +124,7 @@ TEST(CallValues, SeedsOfDropout) {
   expect_right_everywhere(options, {{}, {.seed = 9}, {.seed = 0xfeedfacecafebeefU}, {}});
 }
 
-// Those of the problem hold again where a call has none.
+// Sinks of the problem hold again where a call has none.
 TEST(CallValues, Sinks) {
   AttentionOptions options = causal(37);
   options.sinks = Sinks({4, 1}, {0, 1, -1, 0.5F});
@@ -203,17 +198,12 @@ TEST(CallValues, SetMaskOfOtherValuesPlansNothingAndAsksNobody) {
   Attention attention(context, options);
   const ring::RankPlan* const plan = &attention.rank_plan();
   const auto expect_right_now = [&](int seed) {
-    Shards shards(attention, seed);
+    BackwardShards shards(attention, seed);
     attention.run(shards.tensors(true));
     expect_right(attention, options, shards, seed, true);
-    std::vector<float> grad_output;
-    Shards::fill(grad_output, attention.output_shape(), attention.query_positions(), seed + 3);
-    std::vector<float> query(shards.query.size()), key(shards.key.size()),
-        value(shards.value.size());
-    attention.backward({shards.query.data(), shards.key.data(), shards.value.data(),
-                        shards.output.data(), shards.lse.data(), grad_output.data(), query.data(),
-                        key.data(), value.data()});
-    expect_right_gradient(attention, options, seed, query, key, value);
+    attention.backward(shards.backward());
+    expect_right_gradient(attention, options, seed, shards.grad_query, shards.grad_key,
+                          shards.grad_value);
   };
   if (context.rank() == context.size() - 1) {
     Mask mask = options.mask;

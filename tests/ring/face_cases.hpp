@@ -66,6 +66,26 @@ struct Shards {
   std::vector<float> query, key, value, output, lse;
 };
 
+/// One rank's tensors of a call of the backward pass, filled by global position.
+struct BackwardShards : Shards {
+  BackwardShards(const Attention& attention, int seed) : Shards(attention, seed) {
+    fill(grad_output, attention.output_shape(), attention.query_positions(), seed + 3);
+    grad_lse.assign(lse.size(), 0.5F);
+    clear();
+  }
+  void clear(float before = NAN) {
+    grad_query.assign(query.size(), before);
+    grad_key.assign(key.size(), before);
+    grad_value.assign(value.size(), before);
+  }
+  [[nodiscard]] BackwardTensors backward() {
+    return {query.data(),       key.data(),        value.data(),    output.data(),    lse.data(),
+            grad_output.data(), grad_query.data(), grad_key.data(), grad_value.data()};
+  }
+
+  std::vector<float> grad_output, grad_lse, grad_query, grad_key, grad_value;
+};
+
 // `scores` holds the rank's own rows.
 inline void expect_right(const Attention& attention, const AttentionOptions& options,
                          const Shards& shards, int seed, bool with_lse,
@@ -93,6 +113,13 @@ inline void expect_right(const Attention& attention, const AttentionOptions& opt
       ASSERT_NEAR(shards.lse[i], truth.lse[i], 1e-5) << i;
     }
   }
+}
+
+/// Runs once, with tensors of its own.
+inline void expect_right_run(Attention& attention, const AttentionOptions& options, int seed) {
+  Shards shards(attention, seed);
+  attention.run(shards.tensors(true));
+  expect_right(attention, options, shards, seed, true);
 }
 
 using Numbers = std::vector<std::int32_t>;
@@ -130,42 +157,74 @@ struct Values {
   }
 };
 
-/// Compares the rank's parts of the gradients.
-inline void expect_right_gradient(const Attention& attention, const AttentionOptions& options,
-                                  int seed, const std::vector<float>& grad_query,
-                                  const std::vector<float>& grad_key,
-                                  const std::vector<float>& grad_value,
-                                  const std::vector<float>& grad_sinks = {}) {
+/// `scores` belong to the whole problem.
+inline OracleGradients true_gradients(const AttentionOptions& options, int seed,
+                                      bool with_grad_lse = false, const ScoreTensors& scores = {}) {
   const AttentionShape& s = options.shape;
   const auto whole = [](std::vector<float>& values, const Extents& shape, int which) {
     Shards::fill(values, shape, PositionRanges::all(shape[1]), which);
     return ConstTensorView(values.data(), DType::float32, shape);
   };
   std::vector<float> query, key, value, grad_output;
-  const OracleGradients truth = oracle_gradients(
+  const std::vector<float> halves(static_cast<std::size_t>(s.batch * s.heads * s.query_length),
+                                  0.5F);
+  return oracle_gradients(
       options, whole(query, {s.batch, s.query_length, s.heads, s.head_dim}, seed),
       whole(key, {s.batch, s.kv_length, s.kv_heads, s.head_dim}, seed + 1),
       whole(value, {s.batch, s.kv_length, s.kv_heads, s.value_dim}, seed + 2),
-      whole(grad_output, {s.batch, s.query_length, s.heads, s.value_dim}, seed + 3), {},
-      PositionRanges::all(s.query_length));
-  const auto expect = [](const std::vector<float>& found, const Extents& shape,
-                         const PositionRanges& positions, std::int64_t length,
-                         const OracleGradient& of) {
-    std::size_t i = 0;
-    const std::int64_t row = shape[2] * shape[3];
-    for (std::int64_t b = 0; b < shape[0]; ++b) {
-      for (std::int64_t t = 0; t < shape[1]; ++t) {
-        const std::int64_t first = (b * length + positions.global(LocalPosition(t)).value()) * row;
-        for (std::int64_t at = first; at < first + row; ++at, ++i) {
-          ASSERT_NEAR(found[i], of.values[static_cast<std::size_t>(at)], 2e-5) << i;
-        }
+      whole(grad_output, {s.batch, s.query_length, s.heads, s.value_dim}, seed + 3),
+      with_grad_lse
+          ? ConstTensorView(halves.data(), DType::float32, {s.batch, s.heads, s.query_length})
+          : ConstTensorView(),
+      PositionRanges::all(s.query_length), 0, 0, 0, scores);
+}
+
+/// Compares a rank's part with the truth [B,L,H,W], to which `before` was added.
+inline void expect_part(const std::vector<float>& found, const Extents& shape,
+                        const PositionRanges& positions, std::int64_t length,
+                        const OracleGradient& truth, float before, const char* name) {
+  double error = 0;
+  double scale = 1e-30;
+  std::size_t i = 0;
+  const std::int64_t row = shape[2] * shape[3];
+  for (std::int64_t b = 0; b < shape[0]; ++b) {
+    for (std::int64_t t = 0; t < shape[1]; ++t) {
+      const std::int64_t first = (b * length + positions.global(LocalPosition(t)).value()) * row;
+      for (std::int64_t at = first; at < first + row; ++at, ++i) {
+        const auto of = static_cast<std::size_t>(at);
+        const double off = found[i] - before - truth.values[of];
+        error += off * off;
+        scale += truth.magnitudes[of] * truth.magnitudes[of] + before * before;
       }
     }
-  };
-  expect(grad_query, attention.query_shape(), attention.query_positions(), s.query_length,
-         truth.query);
-  expect(grad_key, attention.key_shape(), attention.key_positions(), s.kv_length, truth.key);
-  expect(grad_value, attention.value_shape(), attention.key_positions(), s.kv_length, truth.value);
+  }
+  // Twice the bound of the output: docs/semantics.md §6.
+  const double bound = 2 * 2e-6 * std::sqrt(std::log2(static_cast<double>(length)));
+  EXPECT_LE(std::sqrt(error), bound * std::sqrt(scale)) << name;
+}
+
+/// Compares the rank's parts of the gradients.
+inline void expect_gradients(const Attention& attention, const AttentionOptions& options,
+                             const std::vector<float>& grad_query,
+                             const std::vector<float>& grad_key,
+                             const std::vector<float>& grad_value, const OracleGradients& truth,
+                             float before = 0) {
+  const AttentionShape& s = options.shape;
+  expect_part(grad_query, attention.query_shape(), attention.query_positions(), s.query_length,
+              truth.query, before, "grad query");
+  expect_part(grad_key, attention.key_shape(), attention.key_positions(), s.kv_length, truth.key,
+              before, "grad key");
+  expect_part(grad_value, attention.value_shape(), attention.key_positions(), s.kv_length,
+              truth.value, before, "grad value");
+}
+
+inline void expect_right_gradient(const Attention& attention, const AttentionOptions& options,
+                                  int seed, const std::vector<float>& grad_query,
+                                  const std::vector<float>& grad_key,
+                                  const std::vector<float>& grad_value,
+                                  const std::vector<float>& grad_sinks = {}) {
+  const OracleGradients truth = true_gradients(options, seed);
+  expect_gradients(attention, options, grad_query, grad_key, grad_value, truth);
   for (std::size_t i = 0; i < grad_sinks.size(); ++i) {
     ASSERT_NEAR(grad_sinks[i], truth.sinks.values[i], 2e-5) << "sink " << i;
   }

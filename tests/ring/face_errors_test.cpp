@@ -138,9 +138,7 @@ TEST(Face, OneRanksContextOptionsOtherwise) {
         Context context(world(), mine);
         const AttentionOptions options = causal(37);
         Attention attention(context, options);
-        Shards shards(attention, 1);
-        attention.run(shards.tensors(true));
-        expect_right(attention, options, shards, 1, true);
+        expect_right_run(attention, options, 1);
       });
 }
 
@@ -236,9 +234,7 @@ TEST(Face, OneRanksAttentionOptionsOtherwise) {
           {"tracer", [&](auto& o) { o.tracer = &tracer; }, "traced"},
       },
       options, [&](const AttentionOptions& mine) { Attention(context, mine); });
-  Shards shards(before, 1);
-  before.run(shards.tensors(true));
-  expect_right(before, options, shards, 1, true);
+  expect_right_run(before, options, 1);
 }
 
 // One rank has no memory left for the LSE that its caller does not want.
@@ -262,12 +258,7 @@ TEST(Face, MemoryThatARunNeedsIsAgreedOn) {
   }
   char somewhere = 0;  // nobody comes to look
   const AttentionTensors tensors{&somewhere, &somewhere, &somewhere, &somewhere, nullptr};
-  std::string text = "none";
-  try {
-    attention.run(tensors);
-  } catch (const AgreedFailure& failure) {
-    text = failure.what();
-  }
+  const std::string text = test::message_of<AgreedFailure>([&] { attention.run(tensors); });
   ASSERT_EQ(setrlimit(RLIMIT_AS, &before), 0);
   EXPECT_THAT(text, HasSubstr("no memory"));
 }

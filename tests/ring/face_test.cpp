@@ -43,9 +43,7 @@ TEST(Face, Modifiers) {
   options.dropout.emplace(0.3, 8);
   options.sinks = Sinks({4, 2}, {0, 1, 2, 3, -1, -2, 5, 0.5F});
   Attention attention(context, options);
-  Shards shards(attention, 3);
-  attention.run(shards.tensors(true));
-  expect_right(attention, options, shards, 3, true);
+  expect_right_run(attention, options, 3);
 }
 
 TEST(Face, MetadataSayWhatAndWhere) {
@@ -71,9 +69,7 @@ TEST(Face, MetadataSayWhatAndWhere) {
   expected.dropout.emplace(0.25, 8);
   Attention attention(context, options);
   EXPECT_EQ(attention.plan_input().operands.key.shards(1), context.size());
-  Shards shards(attention, 3);
-  attention.run(shards.tensors(true));
-  expect_right(attention, expected, shards, 3, true);
+  expect_right_run(attention, expected, 3);
 }
 
 TEST(Face, RulesOfTheModeDecideTheSpecs) {
@@ -99,9 +95,7 @@ TEST(Face, StrategiesChooseTheSchedule) {
   {
     Attention attention(context, options);
     EXPECT_EQ(attention.schedule().schedule, ring::Schedule::ring);
-    Shards shards(attention, 3);
-    attention.run(shards.tensors(true));
-    expect_right(attention, options, shards, 3, true);
+    expect_right_run(attention, options, 3);
   }
   options.schedule = "allgather";
   EXPECT_THAT(test::message_of<UserError>([&] { Attention(context, options); }),
@@ -110,15 +104,6 @@ TEST(Face, StrategiesChooseTheSchedule) {
   options.implementation = "autoregressive_decodeattn";
   EXPECT_THAT(test::message_of<UserError>([&] { Attention(context, options); }),
               HasSubstr("T = 64"));
-}
-
-TEST(Face, AFloat64SoftmaxIsRefusedByKernelsThatHaveNone) {
-  Context context(world(), on_host());
-  AttentionOptions options = causal(64);
-  options.implementation = "native";
-  options.softmax_dtype = DType::float64;
-  EXPECT_THAT(test::message_of<UserError>([&] { Attention(context, options); }),
-              HasSubstr("does not honour float64"));
 }
 
 // Checks that the weights times the values of all ranks are the output.
@@ -382,9 +367,7 @@ TEST(Face, UnevenDocumentsAreBalancedByDefault) {
     options.mask = packed(cut);
     attention.set_mask(options.mask);
     EXPECT_EQ(attention.query_positions(), positions);
-    Shards shards(attention, cut);
-    attention.run(shards.tensors(true));
-    expect_right(attention, options, shards, cut, true);
+    expect_right_run(attention, options, cut);
   }
 }
 
@@ -400,9 +383,7 @@ TEST(Face, ManyObjectsShareAContextInTurn) {
   }
   for (int round = 0; round < 2; ++round) {
     for (std::size_t i = 0; i < layers.size(); ++i) {
-      Shards shards(*layers[i], round);
-      layers[i]->run(shards.tensors(true));
-      expect_right(*layers[i], options[i], shards, round, true);
+      expect_right_run(*layers[i], options[i], round);
     }
   }
 }
@@ -422,9 +403,7 @@ TEST(Face, ManyObjectsOfOneShapeTakeTheMemoryOfOne) {
   EXPECT_GT(of_one, 0U);
   EXPECT_EQ(in_use() - before, of_one);
   for (std::size_t i = 0; i < layers.size(); i += 21) {
-    Shards shards(*layers[i], static_cast<int>(i));
-    layers[i]->run(shards.tensors(true));
-    expect_right(*layers[i], options, shards, static_cast<int>(i), true);
+    expect_right_run(*layers[i], options, static_cast<int>(i));
   }
   layers.clear();
   EXPECT_EQ(in_use(), before);
@@ -438,9 +417,7 @@ TEST(Face, MasksAreReplacedFromCallToCall) {
   const auto expect_right_with = [&](const Mask& mask, int seed) {
     options.mask = mask;
     attention.set_mask(mask);
-    Shards shards(attention, seed);
-    attention.run(shards.tensors(true));
-    expect_right(attention, options, shards, seed, true);
+    expect_right_run(attention, options, seed);
   };
   Mask lengths;
   lengths.set_causal(true);
@@ -474,9 +451,7 @@ TEST(Face, AMaskThatDoesNotFitChangesNothing) {
   if (context.size() > 1) {
     EXPECT_THROW(attention.set_mask(differing), UserError);
   }
-  Shards shards(attention, 4);
-  attention.run(shards.tensors(true));
-  expect_right(attention, options, shards, 4, true);
+  expect_right_run(attention, options, 4);
 }
 
 TEST(Face, OneRankNeedsNoMpi) {
@@ -484,9 +459,7 @@ TEST(Face, OneRankNeedsNoMpi) {
   EXPECT_EQ(context.size(), 1);
   const AttentionOptions options = causal(33);
   Attention attention(context, options);
-  Shards shards(attention, 9);
-  attention.run(shards.tensors(true));
-  expect_right(attention, options, shards, 9, true);
+  expect_right_run(attention, options, 9);
 }
 
 }  // namespace

@@ -346,7 +346,7 @@ TEST(ShardingRulesJson, ErrorsNameTheEntry) {
   }
   EXPECT_EQ(message(R"({"batch": "dp", "head": 3})"),
             "--sharding-rules, entry 'head': got 3, expected a mesh axis such as \"tp\", a list of "
-            "mesh axes, null for none, or an object with one of these for each mode");
+            "mesh axes, null for none, or an object with such an entry for each mode");
   EXPECT_THAT(message(R"({"head": {"train": [3]}})"),
               StartsWith("--sharding-rules, entry 'head.train': got [3], expected a mesh axis"));
   EXPECT_THAT(

@@ -16,7 +16,7 @@
 
 namespace annulus::ring {
 
-/// What the ranks of a plan that is being played hold, and what they must hold in the end: the
+/// The state of the ranks of a plan that is being played, and the state that must result: the
 /// global position and head of every token in place of its query, key and value, and the blocks
 /// that it contains in place of every result or gradient.
 class PlayedPlan {

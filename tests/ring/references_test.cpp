@@ -33,7 +33,7 @@ TEST_P(ShardedReferences, AgreeAlongTheSequence) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Of, ShardedReferences, ::testing::ValuesIn(test::kReferences),
+INSTANTIATE_TEST_SUITE_P(Of, ShardedReferences, ::testing::ValuesIn(test::reference_names()),
                          reference_name);
 
 // The cases that JAX sharded over 8 devices.

@@ -118,7 +118,7 @@ Computed computed(Attention& attention, const AttentionOptions& options, const A
   if (operands.dense_mask) tensors.mask = mask.data();
   attention.run(tensors);
   if (!asked.backward) return {results, {}};
-  // What gradients are added to, if they are.
+  // The value that gradients are added to, if any.
   std::vector<Named> gradients{
       {"grad query", operands.query, dtype, input(operands.query, dtype, 8)},
       {"grad key", operands.key, dtype, input(operands.key, dtype, 8)},

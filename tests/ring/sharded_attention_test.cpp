@@ -113,16 +113,6 @@ TEST_F(ShardedAttentionTest, LeavesItsInputsAlone) {
   }
 }
 
-TEST_F(ShardedAttentionTest, SchedulesAgree) {
-  const CaseShards ring = computed();
-  options_.schedule = "allgather";
-  const CaseShards allgather = computed();
-  options_.schedule = "auto";
-  const CaseShards chosen = computed();
-  expect_close(ring, allgather);
-  expect_close(ring, chosen);
-}
-
 TEST_F(ShardedAttentionTest, SmallGathersAgreeWithLargeOnes) {
   options_.schedule = "allgather";
   const CaseShards large = computed();

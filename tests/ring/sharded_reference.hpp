@@ -18,7 +18,8 @@
 
 namespace annulus::ring {
 
-/// The part of a tensor [b,t,n,d] at the positions of `sharding` that a rank holds.
+/// The part of a tensor that a rank holds, which has the positions of `sharding` along the first
+/// three dimensions, and all of the last.
 inline Tensor shard_of(const Tensor& whole, const NamedSharding& sharding, int rank) {
   Tensor local(whole.dtype(), sharding.local_shape(rank), test::test_memory());
   const std::vector<PositionRanges> index = sharding.index(rank);
@@ -39,31 +40,8 @@ inline Tensor shard_of(const Tensor& whole, const NamedSharding& sharding, int r
   return local;
 }
 
-/// The part of a bias or a mask [B,N,T,S] that a rank holds.
-inline Tensor scores_of(const Tensor& whole, const NamedSharding& sharding, int rank) {
-  // Like shard_of(), with rows and heads swapped, and with the keys as the last dimension.
-  Tensor local(whole.dtype(), sharding.local_shape(rank), test::test_memory());
-  const std::vector<PositionRanges> index = sharding.index(rank);
-  for (std::int64_t b = 0; b < local.shape()[0]; ++b) {
-    for (std::int64_t n = 0; n < local.shape()[1]; ++n) {
-      for (std::int64_t t = 0; t < local.shape()[2]; ++t) {
-        ConstTensorView from = whole.view();
-        TensorView to = local.view();
-        const std::array position{b, n, t};
-        for (int dim = 0; dim < 3; ++dim) {
-          const auto at = static_cast<std::size_t>(dim);
-          from = from.slice(dim, index[at].global(LocalPosition(position[at])).value(), 1);
-          to = to.slice(dim, position[at], 1);
-        }
-        copy(from, to);
-      }
-    }
-  }
-  return local;
-}
-
 /// A case of tests/attention/references, computed by the ranks of the program.
-class ShardedReference : public ::testing::TestWithParam<const char*> {
+class ShardedReference : public ::testing::TestWithParam<std::string> {
  protected:
   const test::ReferenceCase reference_ = test::read_reference(GetParam());
   const AttentionProblem problem_ = reference_.computed();
@@ -92,11 +70,11 @@ class ShardedReference : public ::testing::TestWithParam<const char*> {
     Tensor bias;
     Tensor mask;
     if (operands.bias) {
-      bias = scores_of(reference_.computed_bias(), *operands.bias, rank);
+      bias = shard_of(reference_.computed_bias(), *operands.bias, rank);
       tensors.bias = bias.view();
     }
     if (operands.dense_mask) {
-      mask = scores_of(reference_.computed_mask(), *operands.dense_mask, rank);
+      mask = shard_of(reference_.computed_mask(), *operands.dense_mask, rank);
       tensors.mask = mask.view();
     }
     verification::DeviceTensors moved(tensors, device, mesh.watchdog());
@@ -119,7 +97,7 @@ class ShardedReference : public ::testing::TestWithParam<const char*> {
 };
 
 [[nodiscard]] inline std::string reference_name(
-    const ::testing::TestParamInfo<const char*>& instance) {
+    const ::testing::TestParamInfo<std::string>& instance) {
   return instance.param;
 }
 

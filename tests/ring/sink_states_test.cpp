@@ -31,7 +31,7 @@ class HeldOperations final : public LocalOperations {
       run();
     }
   }
-  // What sinks do not need.
+  // Operations that sinks do not need.
   void combine(std::span<const PartialState> /*parts*/, const SoftmaxState& /*result*/,
                SoftmaxForm /*form*/, Stream& /*stream*/) const override {
     FAIL();

@@ -161,7 +161,7 @@ class Hosts:
         return self._hosts[0].words(program, "--host", names, "--bind-to", "none")
 
     def environment(self):
-        """What mpirun needs in its environment."""
+        """The variables that mpirun needs."""
         settings = {"plm": "rsh", "plm_rsh_agent": self._agent, "btl": "tcp,self,vader",
                     "btl_tcp_if_include": NETWORK, "oob_tcp_if_include": NETWORK,
                     "btl_vader_backing_directory": self._folder,

@@ -159,8 +159,8 @@ void read(const Reader& /*reader*/, const Json& json, AttentionMode& value) {
 
 AxisNames axes_of(const Json& json) {
   constexpr const char* kExpected =
-      "a mesh axis such as \"tp\", a list of mesh axes, null for none, or an object with one of "
-      "these for each mode";
+      "a mesh axis such as \"tp\", a list of mesh axes, null for none, or an object with such "
+      "an entry for each mode";
   if (json.is_null()) return {};
   AxisNames axes;
   for (const Json& name : json.is_array() ? json : Json::array({json})) {

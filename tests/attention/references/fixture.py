@@ -17,7 +17,7 @@ CASES = HERE / "cases"
 
 
 def pinned_versions(*packages: str) -> dict[str, str]:
-    """Those that requirements.txt pins; refuses to go on with others."""
+    """The versions that requirements.txt pins; refuses to go on with others."""
     lines = (HERE / "requirements.txt").read_text(encoding="utf-8").splitlines()
     pins = dict(line.split("==") for line in lines if line and not line.startswith("#"))
     for package in packages:
@@ -64,7 +64,7 @@ def operands(case: str, shape: Shape, dtype: str = "float32",
 
 
 def positions(shape: Shape) -> tuple[np.ndarray, np.ndarray]:
-    """Of rows and columns, as they broadcast to [T,S]."""
+    """Positions of rows and columns, as they broadcast to [T,S]."""
     return np.arange(shape.rows)[:, None], np.arange(shape.columns or shape.rows)[None, :]
 
 

@@ -155,7 +155,7 @@ def biases() -> None:
 
 
 def others() -> None:
-    """What JAX's tests do not have."""
+    """Cases that JAX's tests lack."""
     of_nn("jax_scale", "A scale, more keys than queries, another value head",
           Shape(rows=19, columns=30), options={"causal": True, "causal-offset": 11, "scale": 0.7},
           mask=(positions(Shape(rows=19, columns=30))[1]

@@ -57,7 +57,7 @@ COMMANDS = {
 
 
 def is_complete(name, text):
-    """Whether a report was written to its end."""
+    """True if a report was written to its end."""
     if name.endswith(".json"):
         return bool(json.loads(text))
     lines = text.split("\n")

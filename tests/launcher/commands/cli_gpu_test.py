@@ -42,7 +42,7 @@ def on_gpus(ranks, transport=None):
 
 
 def implementations_for(dtype):
-    """What may compute shapes that fast kernels take."""
+    """The kernels that may compute shapes that fast kernels take."""
     fast = {name for name in (["flash_attn2"] if dtype == "float32" else ["sdpa", "flash_attn2"])
             if info()["implementations"].get(name, "no").startswith("yes")}
     return fast or {"native"}

@@ -40,7 +40,7 @@ class Terminal(CliTest):
         return text, output
 
     def long_enough(self, pattern, words_for, sizes):
-        """What the smallest size shows that takes so long that the pattern is found three times, and the finds.
+        """The output of the smallest size that takes so long that the pattern is found three times, and the finds.
 
         How long a size takes is the machine's affair, and short work shows nothing.
         """

@@ -1,5 +1,5 @@
-"""Results of JAX and ejkernel (tests/attention/references): annulus run gives the same, and the
-NumPy program that checks the other tests agrees with them."""
+"""Results of JAX and ejkernel (tests/attention/references): the NumPy program that checks the other
+tests agrees with them. Kernels are compared in tests/ring/references_test.cpp."""
 
 import glob
 import json
@@ -13,7 +13,6 @@ from cli_support import CHECKER, OPERANDS, TIMEOUT, CliTest, main, read_safetens
 
 CASES = os.path.join(os.path.dirname(__file__), "../../attention/references/cases")
 OPERAND_NAMES = ["query", "key", "value"]
-RESULT_NAMES = ["output", "lse"]
 
 
 def names():
@@ -62,70 +61,8 @@ class Case:
             self.tensors["lse"] = np.where(lse < -2e38, np.float32(-np.inf), lse)
 
 
-class Program(CliTest):
-    """annulus run from the fixture's files gives the reference's output."""
-
-    def expect_same(self, case, output_bound=5e-6, lse_bound=1e-5):
-        output, expected = np.load(self.path("output.npy")), case.tensors["output"]
-        self.assertEqual(output.dtype, expected.dtype)
-        if output.dtype == np.uint16:
-            output, expected = ((bits.astype(np.uint32) << 16).view(np.float32)
-                                for bits in (output, expected))
-        np.testing.assert_allclose(output, expected, rtol=0, atol=output_bound)
-        if "lse" in case.tensors:
-            np.testing.assert_allclose(np.load(self.path("lse.npy")), case.tensors["lse"], rtol=0,
-                                       atol=lse_bound)
-
-    def run_and_compare(self, name, inputs, ranks, how=(), **bounds):
-        case = Case(name)
-        words = [*(["--input", case.file] if inputs == "safetensors" else OPERANDS), *case.words()]
-        if inputs == "npy":
-            for tensor, array in case.tensors.items():
-                if tensor not in RESULT_NAMES:
-                    self.save(f"{tensor}.npy", array)
-                    if tensor not in OPERAND_NAMES:
-                        words += ["--" + tensor.replace("_", "-"), f"{tensor}.npy"]
-        for count in ranks:
-            with self.subTest(ranks=count):
-                self.expect_success(self.annulus("run", *words, *how, "--output", "output.npy",
-                                                 "--lse", "lse.npy", ranks=count))
-                self.expect_same(case, **bounds)
-                os.remove(self.path("output.npy"))
-                os.remove(self.path("lse.npy"))
-
-    def test_packed_documents_of_a_safetensors_file(self):
-        self.run_and_compare("jax_packed", "safetensors", [None, 3])
-
-    def test_bottom_right_from_npy_files(self):
-        self.run_and_compare("jax_bottom_right", "npy", [None, 4])
-
-    def test_padded_keys_from_npy_files(self):
-        self.run_and_compare("jax_kv_lengths", "npy", [2], how=["--sequence-layout", "striped"])
-
-    def test_sinks(self):
-        self.run_and_compare("ejkernel_sinks_by_head", "safetensors", [None, 3])
-
-    def test_bias_and_mask(self):
-        self.run_and_compare("jax_bias_and_mask", "npy", [None, 4])
-        self.run_and_compare("jax_mask", "safetensors", [3])
-        self.run_and_compare("ejkernel_bias_wins", "npy", [2], how=["--bias-policy", "bias_wins"])
-
-    def test_ring_over_eight_ranks(self):
-        self.run_and_compare("ejkernel_ring", "safetensors", [8],
-                             how=["--mesh", "sp=8", "--schedule", "ring",
-                                  "--sequence-layout", "contiguous"])
-
-    def test_batch_sequence_and_heads(self):
-        self.run_and_compare("jax_shard_map_gathered", "npy", [8], how=["--mesh", "dp=2,sp=2,tp=2"])
-
-    def test_bfloat16(self):
-        # The reference rounds its LSE to bfloat16.
-        self.run_and_compare("jax_causal_bfloat16", "npy", [2], how=["--dtype", "bfloat16"],
-                             output_bound=3e-2, lse_bound=4e-2)
-
-
 class Checker(CliTest):
-    """scripts/check_attention.py agrees with the references, too."""
+    """scripts/check_attention.py agrees with the references."""
 
     def verdict(self, case):
         """The checker's exit code for the reference's results."""

@@ -17,7 +17,7 @@ class Tuning(CliTest):
         self.save_operands(rows=256)
 
     def run_it(self, *words, environment=None, ranks=RANKS):
-        """What --explain says, by key, and the bytes of the results."""
+        """The lines of --explain, by key, and the bytes of the results."""
         result = self.annulus(*RUN, *words, "--explain", "--json", "report.json", ranks=ranks,
                               environment={"HOME": self.directory, "XDG_CACHE_HOME": "",
                                            **(environment or {})})
@@ -57,13 +57,6 @@ class Tuning(CliTest):
             self.assertEqual(self.read("tuning.json"), kept)
             self.assertNotIn("warning", errors)
 
-    def test_another_problem_is_tuned_anew(self):
-        self.run_it(*MEASURE)
-        meta, _, _ = self.run_it(*MEASURE, "--soft-cap", "3")
-        self.assertIn("has no entry for this problem", meta["choice not made by cache in file"])
-        self.assertTrue(meta["choice made by"].startswith("measurement: "))
-        self.assertEqual(len(self.entries()), 2)
-
     def test_off_is_the_default_and_knows_no_file(self):
         meta, defaults, _ = self.run_it()
         self.assertEqual(meta["choice made by"], "heuristics: tuning is off")
@@ -83,54 +76,6 @@ class Tuning(CliTest):
             entry["choice"] = {"schedule": "allgather" if used != "allgather" else "ring"}
         self.write("tuning.json", json.dumps(cache).encode())
 
-    def test_a_lost_cache_changes_no_byte(self):
-        """Of a job that measures nothing."""
-        _, defaults, _ = self.run_it()
-        self.run_it(*MEASURE)
-        whole = self.read("tuning.json")
-        for broken in [whole[:-40], whole[:40], b"", None]:
-            if broken is None:
-                os.remove(self.path("tuning.json"))
-            else:
-                self.write("tuning.json", broken)
-            for policy, cache in [("off", []), ("cached", CACHE)]:
-                meta, results, errors = self.run_it("--tuning", policy, *cache)
-                self.assertTrue(meta["choice made by"].startswith("heuristics: "))
-                self.assertEqual(results, defaults)
-                self.assertEqual("annulus: warning: --tuning-cache tuning.json" in errors,
-                                 policy == "cached" and bool(broken))
-            if broken is not None:
-                self.assertEqual(self.read("tuning.json"), broken)
-
-    def test_a_lost_cache_is_measured_anew_and_right(self):
-        """The choice may be another one, and its roundings too: right is what the checker accepts."""
-        self.run_it(*MEASURE)
-        whole = self.read("tuning.json")
-        for broken in [whole[:-40], None]:
-            if broken is None:
-                os.remove(self.path("tuning.json"))
-            else:
-                self.write("tuning.json", broken)
-            meta, measured, errors = self.run_it(*MEASURE)
-            self.assertTrue(meta["choice made by"].startswith("measurement: "))
-            self.assertEqual(errors.count("warning"), 0 if broken is None else 1)
-            self.expect_right_files([*OPERANDS, *OUTPUT, "--lse", "lse.npy"], ["--causal"])
-            # And as long as it is there, it gives the same bits.
-            for policy in ["cached", "measure"]:
-                meta, again, _ = self.run_it("--tuning", policy, *CACHE)
-                self.assertTrue(meta["choice made by"].startswith("cache in file: "))
-                self.assertEqual(again, measured)
-
-    def test_what_is_named_is_the_same_with_any_cache(self):
-        named = ["--schedule", "ring", "--impl", "native"]
-        _, defaults, _ = self.run_it(*named)
-        self.run_it(*MEASURE)
-        self.choose_another()
-        for words in [MEASURE, ["--tuning", "cached", *CACHE]]:
-            meta, results, _ = self.run_it(*named, *words)
-            self.assertTrue(meta["choice made by"].startswith("the caller: "))
-            self.assertEqual(results, defaults)
-
     def test_a_broken_cache_is_set_aside(self):
         broken = b'{"schema": "annulus.tuning", "version": 1, nonsense'
         self.write("tuning.json", broken)
@@ -141,53 +86,10 @@ class Tuning(CliTest):
         self.assertEqual(self.read("tuning.json.broken-1"), broken)
         self.assertEqual(len(self.entries()), 1)
 
-    def test_a_cache_of_an_older_version_is_not_used_and_stays(self):
-        _, defaults, _ = self.run_it()
-        self.run_it(*MEASURE)
-        self.choose_another()
-        older = self.read("tuning.json").replace(b'"version": 1', b'"version": 0')
-        self.write("tuning.json", older)
-        for policy, link in [("cached", "heuristics: "), ("measure", "measurement: ")]:
-            meta, results, errors = self.run_it("--tuning", policy, *CACHE)
-            self.assertTrue(meta["choice made by"].startswith(link), meta["choice made by"])
-            self.assertEqual(errors.count("annulus: warning: --tuning-cache tuning.json"), 1, errors)
-            self.assertEqual(self.read("tuning.json"), older)
-            if policy == "cached":
-                self.assertEqual(results, defaults)
-
-    def test_a_file_that_is_no_cache_stays(self):
-        self.write("notes.json", b'{"dropout": 0.5}')
-        for policy in ["cached", "measure"]:
-            result = self.annulus(*RUN, "--tuning", policy, "--tuning-cache", "notes.json",
-                                  ranks=RANKS)
-            self.expect_error(result, 2, "--tuning-cache: got notes.json, which holds no tuning cache")
-        self.assertEqual(self.read("notes.json"), b'{"dropout": 0.5}')
-        self.expect_no_files("output.npy", "notes.json.broken-1")
-
-    def test_a_cache_is_an_output_where_it_is_written(self):
-        for file in ["query.npy", "output.npy"]:
-            result = self.annulus(*RUN, "--tuning", "measure", "--tuning-cache", file, ranks=RANKS)
-            self.expect_error(result, 2, "is the same file as", "--tuning-cache " + file)
-
-    def test_a_cache_that_cannot_be_written_is_a_warning(self):
-        os.mkdir(self.path("tuning.json.lock"))
-        meta, _, errors = self.run_it(*MEASURE)
-        self.assertTrue(meta["choice made by"].startswith("measurement: "))
-        self.assertIn("annulus: warning: --tuning-cache tuning.json", errors)
-
-    def test_a_folder_that_is_not_there_is_not_made(self):
-        self.write("file", b"")
-        for folder in ["file", "no"]:
-            result = self.annulus(*RUN, "--tuning", "measure", "--tuning-cache",
-                                  folder + "/tuning.json", ranks=RANKS)
-            self.expect_error(result, 2, f"--tuning-cache: got {folder}/tuning.json",
-                              "not an existing directory")
-        self.expect_no_files("no", "output.npy")
-
     def test_every_choice_computes_right(self):
         self.run_it(*MEASURE)
         candidates = self.entries()[0]["candidates"]
-        # Those that were too slow to be timed can be chosen too; others are impossible.
+        # Candidates that were too slow to be timed can be chosen too; others are impossible.
         possible = [one["choice"] for one in candidates
                     if one.get("passed_over", "predicted").startswith(("predicted", "only"))]
         self.assertGreater(len({choice["schedule"] for choice in possible}), 2)
@@ -235,10 +137,6 @@ class Tuning(CliTest):
     def test_random_problems_are_right_when_they_are_tuned(self):
         self.expect_success(self.annulus("verify", "--random", "12", "--seed", "3", *MEASURE,
                                          ranks=RANKS))
-
-    def test_a_wrong_policy_is_named(self):
-        self.expect_error(self.annulus(*RUN, "--tuning", "on"), 2, "--tuning: got 'on'",
-                          "off, cached, measure")
 
 
 if __name__ == "__main__":

@@ -22,21 +22,6 @@ class Help(CliTest):
             self.assertIn(name, result.stdout)
         self.assertEqual(self.annulus("--version").stdout.split()[0], "annulus")
 
-    def test_every_command_lists_just_its_options(self):
-        own = {"run": "--output", "verify": "--random", "bench": "--iters", "plan": "--show-ranks"}
-        for name in COMMANDS:
-            result = self.annulus(name, "--help")
-            self.expect_success(result)
-            self.assertIn("usage:", result.stdout)
-            for owner, option in own.items():
-                self.assertEqual(option + " " in result.stdout, owner == name, (name, option))
-
-    def test_help_is_a_word_too(self):
-        for name in COMMANDS:
-            self.assertEqual(self.annulus("help", name).stdout, self.annulus(name, "--help").stdout)
-        self.assertEqual(self.annulus("help").stdout, self.annulus("--help").stdout)
-        self.expect_error(self.annulus("help", "paln"), 2, "'paln'", "plan")
-
     def test_printed_once_under_mpirun(self):
         result = self.annulus("run", "--help", ranks=2)
         self.expect_success(result)
@@ -44,14 +29,6 @@ class Help(CliTest):
 
 
 class Options(CliTest):
-    def test_nothing_given(self):
-        self.expect_error(self.annulus(), 2, "command: got nothing")
-
-    def test_unknown_command_and_option(self):
-        self.expect_error(self.annulus("paln"), 2, "'paln'", "plan")
-        self.expect_error(self.annulus("run", "--quary", "q.npy"), 2, "--quary", "--query")
-        self.expect_error(self.annulus("run", "--shape", "1,2,3,4,5,6"), 2, "not of annulus run")
-
     def save_metadata(self, **fields):
         with open(self.path("metadata.json"), "w") as file:
             json.dump(fields, file)
@@ -77,39 +54,6 @@ class Options(CliTest):
         self.assertTrue(np.array_equal(np.load(self.path("output.npy")),
                                        np.load(self.path("same.npy"))))
 
-    def test_metadata_for_every_command(self):
-        given = self.save_metadata(soft_cap=2, softmax_scale=0.5)
-        shape = ["--shape", "1,32,32,2,2,8"]
-        for words, ranks in [(["verify", *shape], 2), (["bench", *shape, "--iters", "1"], 2)]:
-            result = self.annulus(*words, *given, "--json", "-", ranks=ranks)
-            self.expect_success(result)
-            self.assertIn("--soft-cap=2", json.loads(result.stdout)["meta"]["options"])
-        result = self.annulus(*PLAN, *given)
-        self.expect_success(result)
-        self.assertIn("soft cap 2", result.stdout)
-
-    def test_metadata_that_are_wrong(self):
-        self.save_operands()
-        words = ["run", *OPERANDS, *OUTPUT]
-        result = self.annulus(*words, *self.save_metadata(sofmax_scale=2))
-        self.expect_success(result)
-        self.assertEqual(result.stderr.count("annulus: warning: "), 1)
-        self.assertIn("metadata.json: unknown key 'sofmax_scale' is ignored", result.stderr)
-        result = self.annulus(*words, *self.save_metadata(softmax_scale="2"))
-        self.expect_error(result, 2, "--metadata: softmax_scale in metadata.json", "a number")
-        result = self.annulus(*words, *self.save_metadata(runtime_dtype="float16"))
-        self.expect_error(result, 2, "float16")
-        rules = self.save_metadata(sharding_rules={"head": "tp"})
-        self.expect_error(self.annulus(*words, *rules), 2, "--sharding-rules, entry 'head': ",
-                          "'tp'", "sp")
-        result = self.annulus(*words, *self.save_metadata(sequence_axis_name="ctx", mesh="sp=1"))
-        self.expect_error(result, 2, "--sequence-axis", "'ctx'")
-        result = self.annulus("verify", "--random", "1", *self.save_metadata(soft_cap=2))
-        self.expect_error(result, 2, "--soft-cap 2: drawn at random")
-        defaults = self.save_metadata(runtime_softmax_dtype="float32", sequence_axis_name="sp")
-        self.expect_success(self.annulus("verify", "--random", "1", *defaults))
-        self.expect_error(self.annulus(*words, "--metadata", "none.json"), 2, "--metadata none.json")
-
     def test_a_full_dump_of_metadata_says_what_nothing_says(self):
         self.save_operands()
         given = self.save_metadata(
@@ -123,31 +67,6 @@ class Options(CliTest):
             self.expect_success(result)
             self.assertNotIn("warning", result.stderr)
         self.assertTrue(np.array_equal(np.load(self.path("a.npy")), np.load(self.path("b.npy"))))
-
-    def test_strategies(self):
-        self.save_operands()
-        words = ["run", *OPERANDS, *OUTPUT]
-        result = self.annulus(*words, "--impl", "ring", "--json", "-", ranks=2)
-        self.expect_success(result)
-        (row,) = json.loads(result.stdout)["rows"]
-        self.assertEqual((row["schedule"], row["impl"]), ("ring", "native"))
-        result = self.annulus(*words, "--impl", "ring", "--schedule", "allgather", ranks=2)
-        self.expect_error(result, 2, "--schedule: got allgather", "ring")
-        result = self.annulus(*words, "--impl", "autoregressive_decodeattn")
-        self.expect_error(result, 2, "--impl autoregressive_decodeattn", "T = 64")
-        result = self.annulus("verify", "--shape", "1,1,64,4,2,16", "--impl",
-                              "autoregressive_decodeattn", ranks=2)
-        self.expect_success(result)
-        self.expect_success(self.annulus("verify", "--shape", "1,64,64,4,2,16", "--impl", "ring",
-                                         ranks=2))
-        result = self.annulus("verify", "--random", "1", "--impl", "ring")
-        self.expect_error(result, 2, "--impl ring", "drawn at random")
-        result = self.annulus(*PLAN, "--impl", "ring")
-        self.expect_success(result)
-        self.assertIn("# schedule: ring", result.stdout)
-        listed = self.annulus("info").stdout
-        for name in ["ring", "autoregressive_decodeattn", "ANNULUS_METADATA_<KEY>"]:
-            self.assertIn(name, listed)
 
     def test_verify_takes_the_ulysses_degree(self):
         errors = set()
@@ -167,28 +86,6 @@ class Options(CliTest):
         result = self.annulus("run", *OPERANDS, *OUTPUT, environment={"ANNULUS_FORCE_NATIVE": "x"})
         self.expect_error(result, 2, "ANNULUS_FORCE_NATIVE: got 'x'")
 
-    def test_a_float64_softmax_is_refused(self):
-        self.save_operands()
-        result = self.annulus("run", *OPERANDS, *OUTPUT, "--softmax-dtype", "float64", "--impl", "native")
-        self.expect_error(result, 2, "does not honour float64")
-
-    def test_float64(self):
-        shape = ["--shape", "1,33,40,4,2,8", "--dtype", "float64", "--causal"]
-        for command in [["verify"], ["bench", "--iters", "1", "--warmup", "0"]]:
-            result = self.annulus(*command, *shape, "--device", "cpu", "--json", "-", ranks=3)
-            self.expect_success(result)
-            (row,) = json.loads(result.stdout)["rows"]
-            self.assertEqual((row["dtype"], row["impl"]), ("float64", "vanilla"))
-            self.assertLess(row["error"], 1e-14)
-        result = self.annulus("plan", "--mesh", "sp=4", *shape)
-        self.expect_success(result)
-        self.assertIn("vanilla", result.stdout)
-        self.expect_error(self.annulus("verify", *shape, "--impl", "native"), 2,
-                          "--impl native", "does not honour float64")
-        # No kernel of a GPU has it.
-        result = self.annulus("plan", "--mesh", "sp=4", *shape, "--device", "cuda")
-        self.expect_error(result, 2, "vanilla", "computes on CPUs only")
-
     def test_implementation_that_cannot(self):
         self.save_operands()
         result = self.annulus("run", *OPERANDS, *OUTPUT, "--impl", "sdpa")
@@ -205,11 +102,6 @@ class Options(CliTest):
                 result = self.annulus(*words, "--schedule", "local", ranks=ranks)
                 self.expect_error(result, 2, "annulus: error: --schedule: schedule local cannot run: ",
                                   "sharded along sp")
-
-    def test_axis_twice_in_a_spec(self):
-        for option in ["--query-spec", "--kv-spec"]:
-            result = self.annulus(*PLAN, option, "sp,sp,-,-")
-            self.expect_error(result, 2, f"annulus: error: {option}: ", "sp,sp,-,-")
 
     def test_transport_without_gpus(self):
         words = ["bench", "--shape", "1,64,64,4,2,16"]
@@ -237,35 +129,10 @@ class Options(CliTest):
         self.expect_error(self.annulus("run", "--window", "x", ranks=3), 2,
                           "annulus: error: --window: got 'x'")
 
-    def test_config_file(self):
-        self.save_operands()
-        with open(self.path("run.cfg"), "w") as file:
-            file.write("# the operands\nquery = query.npy\nkey = key.npy\nvalue = value.npy\n"
-                       "output = output.npy\ncausal = true\nwindow = 3\nshow-ranks = 2\n")
-        result = self.annulus("run", "--config", "run.cfg", "--window", "5,0", "--json", "-",
-                              environment={"ANNULUS_WINDOW": "7", "ANNULUS_SCALE": "0.5"})
-        self.expect_success(result)
-        meta = json.loads(result.stdout)["meta"]
-        self.assertIn("--window=5,0", meta["options"])
-        self.assertIn("--scale=0.5", meta["options"])
-        self.assertIn("--causal=true", meta["options"])
-        self.assertTrue(os.path.exists(self.path("output.npy")))
-        self.expect_error(self.annulus("run", "--config", "no.cfg"), 2, "no.cfg")
-
     def test_endless_files(self):
         for words in [["--config", "/dev/zero"], ["--cost-model", "/dev/zero"]]:
             result = self.annulus("plan", "--mesh", "sp=2", "--shape", "1,8,8,1,1,8", *words)
             self.expect_error(result, 2, " ".join(words) + ": is longer than 4 MiB")
-
-    def test_damaged_config_file(self):
-        for content, text in [(b"mesh = sp=4\n\x00\x1b[2J\xff\n", "line 2: is not text"),
-                              (b"[plan]\nmesh = sp=4\n", "line 1: a [section]"),
-                              (b"mesh = sp=4\n\xff\xfe = 3\n", "line 2: expected name = value")]:
-            with self.subTest(text):
-                with open(self.path("bad.cfg"), "wb") as file:
-                    file.write(content)
-                result = self.annulus("plan", "--config", "bad.cfg", "--shape", "1,8,8,1,1,8")
-                self.expect_error(result, 2, "--config bad.cfg: " + text)
 
     def test_axis_that_shards_nothing_warns_once(self):
         result = self.annulus("plan", "--mesh", "ps=4", "--shape", "1,8,8,1,1,8", ranks=2)
@@ -275,54 +142,12 @@ class Options(CliTest):
                       result.stderr)
         self.assertNotIn("warning", self.annulus(*PLAN).stderr)
 
-    def test_unknown_log_level_warns(self):
-        result = self.annulus(*PLAN, environment={"ANNULUS_LOG_LEVEL": "loud"})
-        self.expect_success(result)
-        self.assertIn("annulus: warning: ANNULUS_LOG_LEVEL: got 'loud'", result.stderr)
-
-    def test_unknown_variable_warns(self):
-        result = self.annulus(*PLAN, environment={"ANNULUS_MASH": "sp=4"})
-        self.expect_success(result)
-        self.assertIn("annulus: warning: environment variable ANNULUS_MASH", result.stderr)
-
-    def test_mesh_that_does_not_fit_the_ranks(self):
-        self.save_operands()
-        result = self.annulus("run", *OPERANDS, *OUTPUT, "--mesh", "sp=3", ranks=2)
-        self.expect_error(result, 2, "--mesh", "sp=3", "2", "mpirun -n 3 annulus run ...")
-
     def test_wrong_numbers_are_4(self):
         # The draws are legal: failing to compute them is as bad as computing them wrongly.
         result = self.annulus("verify", "--random", "1", "--impl", "sdpa",
                               environment={"CUDA_VISIBLE_DEVICES": ""}, ranks=2)
         self.assertEqual(result.returncode, 4, result.stdout + result.stderr)
         self.assertIn("# Verdict: FAILED (0 of 1 within bounds, 1 not computed", result.stdout)
-
-    def test_what_is_drawn_cannot_be_given(self):
-        for option, value in [("--sinks", "random:1"), ("--dropout", "0.1"), ("--soft-cap", "2")]:
-            result = self.annulus("verify", "--random", "1", option, value)
-            self.expect_error(result, 2, f"{option} {value}: drawn at random")
-
-    def test_dropout_that_an_implementation_does_not_honour(self):
-        self.save_operands()
-        result = self.annulus("run", *OPERANDS, *OUTPUT, "--impl", "sdpa", "--dropout", "0.1")
-        self.expect_error(result, 2, "--impl sdpa", "does not honour dropout")
-
-    def test_causal_mask_that_hides_the_last_keys_warns(self):
-        words = ["plan", "--mesh", "sp=4", "--shape", "1,16,1k,8,2,64", "--causal"]
-        result = self.annulus(*words)
-        self.expect_success(result)
-        self.assertEqual(result.stderr.count("annulus: warning: "), 1)
-        self.assertIn("--causal-offset bottom-right", result.stderr)
-        for offset in ["bottom-right", "0"]:
-            self.assertNotIn("warning", self.annulus(*words, "--causal-offset", offset).stderr)
-
-    def test_environment_over_file(self):
-        with open(self.path("plan.cfg"), "w") as file:
-            file.write("mesh = sp=2\nshape = 1,8,8,1,1,8\n")
-        result = self.annulus("plan", "--config", "plan.cfg", "--json", "-",
-                              environment={"ANNULUS_MESH": "sp=3"})
-        self.expect_success(result)
-        self.assertEqual(len(json.loads(result.stdout)["ranks"]), 3)
 
 
 class Numbers(CliTest):
@@ -345,16 +170,6 @@ class Numbers(CliTest):
         self.save("cu.npy", np.array([0, 8], np.int32))
         result = self.annulus("verify", "--shape", "256M,1M,1M,1k,1k,64", "--cu-seqlens", "cu.npy")
         self.expect_error(result, 2, "--shape: got B=", "2^60")
-
-    def test_scale_and_cap_beyond_float32(self):
-        words = ["verify", "--shape", "1,8,8,1,1,8"]
-        for option, value in [("--scale", "1e300"), ("--soft-cap", "1e300"), ("--soft-cap", "1e-300")]:
-            with self.subTest(option + value):
-                self.expect_error(self.annulus(*words, option, value), 2, option + ": got 1e", "float32")
-
-    def test_sweep_factor(self):
-        result = self.annulus("bench", "--sweep", "64k:1M:281474976710656")
-        self.expect_error(result, 2, "--sweep: got", "FACTOR")
 
 
 class Reports(CliTest):
@@ -414,13 +229,6 @@ class Reports(CliTest):
                 if words[0] != "plan":
                     self.assertGreater(max(map(len, table("--wide"))), 120)
 
-    def test_legend(self):
-        result = self.run_reported("--legend")
-        self.assertIn("# rate: 2 N (D + Dv) operations per visible pair", result.stdout)
-        self.assertNotIn("# bookkeeping: ", result.stdout)
-        result = self.run_reported("--legend", "--wide")
-        self.assertIn("# bookkeeping: largest share", result.stdout)
-
     def test_json_and_csv_files(self):
         self.run_reported("--json", "report.json", "--csv", "report.csv", ranks=2)
         with open(self.path("report.json")) as file:
@@ -436,21 +244,6 @@ class Reports(CliTest):
         self.assertEqual(float(line["time (ms)"]), row["time"])
         for name in ["date", "commit", "libraries", "options", "ranks", "device name"]:
             self.assertEqual(line[name], str(row[name]))
-
-    def test_csv_rows_are_added(self):
-        for _ in range(2):
-            self.run_reported("--csv", "report.csv", "--json", "report.json")
-        with open(self.path("report.csv"), newline="") as file:
-            lines = list(csv.DictReader(file))
-        self.assertEqual(len(lines), 2)
-        self.assertEqual([line["mesh"] for line in lines], ["sp=1", "sp=1"])
-        with open(self.path("report.csv"), newline="") as file:
-            before = file.read()
-        bench = ["bench", "--shape", "1,8,8,1,1,8", "--csv", "report.csv"]
-        self.expect_error(self.annulus(*bench), 2, "--csv report.csv: cannot be added to: column ", "expected '")
-        with open(self.path("report.csv"), newline="") as file:
-            self.assertEqual(file.read(), before)
-        self.expect_no_files()
 
     def test_standard_output(self):
         self.check_report(json.loads(self.run_reported("--json", "-").stdout))
@@ -487,17 +280,6 @@ class Reports(CliTest):
                           and (span["pid"], span["tid"]) == (end["pid"], end["tid"])
                           and span["ts"] <= end["ts"] <= span["ts"] + span["dur"]]
                 self.assertTrue(around)
-
-    def test_trace_says_what_it_is_about(self):
-        self.run_reported("--trace", "trace.json", ranks=2)
-        with open(self.path("trace.json")) as file:
-            about = json.load(file)["otherData"]
-        self.assertIn("T=64", about["problem"])
-        self.assertIn("causal", about["problem"])
-        self.assertIn("--trace=trace.json", about["options"])
-        self.assertIn("2 ranks", about["mesh"])
-        for name in ["version", "commit", "date", "device name"]:
-            self.assertTrue(about[name], name)
 
     def test_trace_of_bench(self):
         result = self.annulus("bench", "--sweep", "32:64", "--iters", "2", "--trace", "trace.json", ranks=2)
@@ -638,14 +420,6 @@ class Plan(CliTest):
         self.assertLess(chosen["of dense"], 10)
         self.assertLessEqual(chosen["messages"], 8 * 7)
 
-    def test_uneven_documents_are_balanced_by_default(self):
-        self.save("cu.npy", np.array([0, 100, 5000, 5100, 8192], np.int32))
-        result = self.annulus("plan", "--mesh", "sp=4", "--shape", "1,8k,8k,8,2,64", "--causal",
-                              "--cu-seqlens", "cu.npy")
-        self.expect_success(result)
-        (chosen,) = [line.split() for line in result.stdout.splitlines() if line.split()[1:2] == ["yes"]]
-        self.assertEqual(chosen[0], "balanced")
-
     def test_json_of_many_ranks_is_short(self):
         result = self.annulus("plan", "--mesh", "sp=65", "--shape", "1,64k,64k,8,2,64", "--json", "-")
         self.expect_success(result)
@@ -730,24 +504,6 @@ class Plan(CliTest):
         self.expect_success(result)
         self.assertEqual(result.stdout, self.annulus(*PLAN).stdout)
 
-    def test_a_whole_sequence_is_contiguous(self):
-        words = ["plan", "--shape", "1,1,1k,8,8,64", "--causal", "--causal-offset", "bottom-right"]
-        self.assertIn("layout contiguous", self.annulus(*words, "--mesh", "tp=4").stdout)
-        self.assertIn("layout zigzag", self.annulus(*words, "--mesh", "sp=4").stdout)
-
-    def test_specs_of_bias_and_mask(self):
-        words = ["--mesh", "sp=2,tp=2", "--shape", "1,64,64,4,2,16", "--bias", "random:1", "--mask",
-                 "random:0.5"]
-        result = self.annulus("plan", *words)
-        self.expect_success(result)
-        self.assertIn("\n# bias: [1, 4, 64, 64] on sp=2,tp=2 as -,tp,sp", result.stdout)
-        self.assertIn("\n# mask: [1, 1, 64, 64] on sp=2,tp=2 as -,-,sp", result.stdout)
-        self.save_operands()
-        result = self.annulus("run", *OPERANDS, *OUTPUT, *words[:2], *words[4:], "--json", "-", ranks=4)
-        self.expect_success(result)
-        self.assertIn(", key/value -,sp,tp,-, bias -,tp,sp,-, mask -,-,sp,-",
-                      json.loads(result.stdout)["meta"]["problem"])
-
     def test_errors(self):
         self.expect_error(self.annulus("plan", "--mesh", "sp=4"), 2, "--shape: got nothing")
         self.expect_error(self.annulus("plan", "--shape", "1,8,8,1,1,8"), 2, "--mesh: got nothing")
@@ -808,7 +564,7 @@ class Nodes(CliTest):
             self.assertIn("# rank order: by node: mpirun's ranks 0, 2, 1, 3\n", result.stdout)
 
     def bytes_between_nodes(self, schedule):
-        """What ranks 0 and 1 on the one hand, and 2 and 3 on the other, send each other in a run."""
+        """Bytes that ranks 0 and 1 on the one hand, and 2 and 3 on the other, send each other."""
         result = self.on_nodes("run", *OPERANDS, *OUTPUT, "--schedule", schedule, "--rank-order",
                                "mpirun", "--trace", "trace.json", nodes=("one", "one", "two", "two"))
         self.expect_success(result)
@@ -837,10 +593,6 @@ class Nodes(CliTest):
             with open(self.path("output.npy"), "rb") as file:
                 outputs.append(file.read())
         self.assertEqual(*outputs)
-
-    def test_bad_name(self):
-        self.expect_error(self.on_nodes("info", nodes=("one", "a b")), 2,
-                          "rank 1: ANNULUS_NODE: got 'a b'", "letters")
 
 
 if __name__ == "__main__":

@@ -48,7 +48,7 @@ TEST(Verify, RandomProblemsPass) {
               ::testing::ContainsRegex("# computed by: native [0-9]+(, [a-z]+ [0-9]+)*\n"));
 }
 
-// Also those that are drawn for vanilla, in float32.
+// Also problems that are drawn for vanilla, in float32.
 TEST(Verify, RandomProblemsPassWithAnotherImplementation) {
   const Outcome outcome = verify({"--random", "25", "--seed", "5", "--impl", "native"});
   EXPECT_EQ(outcome.code, ExitCode::success) << outcome.out;

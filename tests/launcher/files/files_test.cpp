@@ -17,6 +17,7 @@
 
 #include "tests/launcher/files/files_test_support.hpp"
 #include "tests/support/message_of.hpp"
+#include "tests/support/thrown_by.hpp"
 
 namespace annulus::files {
 namespace {
@@ -176,14 +177,10 @@ struct Malformed {
 void expect_refused(const std::string& path, const Malformed& malformed) {
   SCOPED_TRACE(malformed.name);
   test::write_bytes(path, malformed.bytes);
-  try {
-    const ArrayFile file(path, "x");
-    ADD_FAILURE() << "accepted as " << to_string(file.shape());
-  } catch (const FileError& error) {
-    EXPECT_EQ(error.path(), path);
-    EXPECT_THAT(error.what(), HasSubstr(path));
-    EXPECT_THAT(error.what(), HasSubstr(malformed.message));
-  }
+  const auto error = test::thrown_by<FileError>([&] { const ArrayFile file(path, "x"); });
+  EXPECT_EQ(error.path(), path);
+  EXPECT_THAT(error.what(), HasSubstr(path));
+  EXPECT_THAT(error.what(), HasSubstr(malformed.message));
 }
 
 TEST_F(Files, RefusesMalformedNpy) {

@@ -14,6 +14,7 @@
 #include <annulus/mesh/group.hpp>
 
 #include "tests/launcher/files/files_test_support.hpp"
+#include "tests/support/for_each_index.hpp"
 
 namespace annulus::files {
 namespace {

@@ -10,6 +10,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <annulus/core/error.hpp>
@@ -20,6 +21,8 @@
 #include <annulus/partition/sequence_layout.hpp>
 
 #include "tests/launcher/files/files_test_support.hpp"
+#include "tests/support/for_each_index.hpp"
+#include "tests/support/message_of.hpp"
 #include "tests/support/test_world.hpp"
 
 namespace annulus::files {
@@ -186,15 +189,11 @@ class FileLimit {
 
 TEST_F(Writer, TakesItsSpaceAtOnce) {
   const FileLimit limit(rank() == 0);
-  try {
-    const ArrayWriter writer(world(), file("a.npy"), {{"", DType::int32, kShape}},
-                             "--output a.npy");
-    ADD_FAILURE() << "created";
-  } catch (const LibraryError& error) {
-    EXPECT_NE(std::string(error.what()).find("--output a.npy: needs 3.594 KiB: File too large"),
-              std::string::npos)
-        << error.what();
-  }
+  EXPECT_THAT(test::message_of<LibraryError>([&] {
+                const ArrayWriter writer(world(), file("a.npy"), {{"", DType::int32, kShape}},
+                                         "--output a.npy");
+              }),
+              ::testing::HasSubstr("--output a.npy: needs 3.594 KiB: File too large"));
   EXPECT_TRUE(files().empty());
 }
 
@@ -239,12 +238,8 @@ TEST_F(Writer, AFullDiskIsASystemError) {
     const FileLimit limit(is_last());
     write_own(writer);
   }
-  try {
-    writer.commit();
-    ADD_FAILURE() << "committed";
-  } catch (const LibraryError& error) {
-    EXPECT_NE(std::string(error.what()).find("File too large"), std::string::npos) << error.what();
-  }
+  EXPECT_THAT(test::message_of<LibraryError>([&] { writer.commit(); }),
+              ::testing::HasSubstr("File too large"));
   EXPECT_TRUE(files().empty());
 }
 

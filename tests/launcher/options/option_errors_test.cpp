@@ -1,6 +1,7 @@
 // Tests of what options refuse, and how.
 #include <algorithm>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <gmock/gmock.h>
@@ -135,6 +136,7 @@ const std::vector<BadValue> kBadValues{
     BadValue{{"bench", "--warm-seconds", "0"}, "a positive finite number"},
     BadValue{{"bench", "--sweep", "8:4"}, "BEGIN <= END"},
     BadValue{{"bench", "--sweep", "4:8:1"}, "FACTOR from 2 to 16384"},
+    BadValue{{"bench", "--sweep", "64k:1M:281474976710656"}, "FACTOR from 2 to 16384"},
     BadValue{{"bench", "--sweep", "0:8"}, "1 <= BEGIN"},
     BadValue{{"plan", "--ranks-per-node", "0"}, "from 1"},
     BadValue{{"plan", "--simulate", "perhaps"}, "true or false"},
@@ -202,12 +204,15 @@ TEST(OptionErrors, OptionFileErrors) {
     EXPECT_THAT(error_of({"plan", "--config", config.path()}),
                 AllOf(HasSubstr("windoww"), HasSubstr("--window")));
   }
-  {
-    const OptionFile config("mesh = sp=2\nmesh = sp=4\n");
-    EXPECT_THAT(error_of({"plan", "--config", config.path()}), HasSubstr("given twice"));
+  for (const auto& [content, expected] :
+       {std::pair<std::string, const char*>{"mesh = sp=2\nmesh = sp=4\n", "given twice"},
+        {"config = other.cfg\n", "further --config"},
+        {std::string("mesh = sp=4\n\0\x1b[2J\n", 17), "line 2: is not text"},
+        {"[plan]\nmesh = sp=4\n", "line 1: a [section]"},
+        {"mesh = sp=4\n\xff\xfe = 3\n", "line 2: expected name = value"}}) {
+    const OptionFile config(content);
+    EXPECT_THAT(error_of({"plan", "--config", config.path()}), HasSubstr(expected));
   }
-  const OptionFile config("config = other.cfg\n");
-  EXPECT_THAT(error_of({"plan", "--config", config.path()}), HasSubstr("further --config"));
 }
 
 TEST(OptionErrors, UnknownOptionsAreNamedWithTheNearest) {
@@ -298,8 +303,6 @@ TEST(OptionErrors, OptionsWithoutAnEffectAreRefused) {
       {{"plan", "--ranks", "2"}, "--ranks 2", "without", "--recommend or --scaling"},
       {{"plan", "--memory", "8G"}, "--memory 8G", "without", "--recommend"},
       {{"plan", "--trace", "t.json"}, "--trace t.json", "without", "--simulate"},
-      {{"plan", "--picture", "p.svg"}, "--picture p.svg", "without", "--simulate or --scaling"},
-      {{"bench", "--picture", "p.svg"}, "--picture p.svg", "without", "--scaling"},
       {{"plan", "--csv", "p.csv"}, "--csv p.csv", "without", "--recommend or --scaling"},
       {{"bench", "--tokens-per-rank", "1k"}, "--tokens-per-rank 1k", "without", "--scaling"},
       {{"run", "--seed", "4"}, "--seed 4", "nothing is drawn", random},

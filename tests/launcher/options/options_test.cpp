@@ -200,12 +200,6 @@ TEST(Options, SweepsAndRandomCases) {
   EXPECT_EQ(random.index, 7);
 }
 
-TEST(Options, PicturesAreSvg) {
-  EXPECT_EQ(parse({"plan", "--simulate", "--picture", "p.svg"}).picture, "p.svg");
-  EXPECT_THAT(error_of({"plan", "--simulate", "--picture", "ring.png"}),
-              AllOf(HasSubstr("--picture"), HasSubstr("'ring.png'"), HasSubstr(".svg")));
-}
-
 TEST(Options, TransportsBetweenGpus) {
   EXPECT_EQ(parse({"bench"}).transport, Transport::automatic);
   EXPECT_EQ(parse({"run", "--transport", "nccl"}).transport, Transport::nccl);

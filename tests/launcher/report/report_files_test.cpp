@@ -13,6 +13,8 @@
 
 #include <annulus/core/error.hpp>
 
+#include "tests/support/message_of.hpp"
+
 namespace annulus::launcher {
 namespace {
 
@@ -90,12 +92,9 @@ TEST_F(ReportFilesTest, AnImpossibleNameFailsAtOnce) {
 TEST_F(ReportFilesTest, LinksInACircleAreAnImpossibleName) {
   std::filesystem::create_symlink("b.csv", path("a.csv"));
   std::filesystem::create_symlink("a.csv", path("b.csv"));
-  try {
-    const ReportFiles files("", path("a.csv"), report_of());
-    FAIL() << "no error";
-  } catch (const UserError& error) {
-    EXPECT_THAT(error.what(), HasSubstr("--csv " + path("a.csv")));
-  }
+  EXPECT_THAT(
+      test::message_of<UserError>([&] { const ReportFiles files("", path("a.csv"), report_of()); }),
+      HasSubstr("--csv " + path("a.csv")));
 }
 
 TEST_F(ReportFilesTest, CsvRowsAreAddedToThoseOfTheSameColumns) {
@@ -122,13 +121,10 @@ TEST_F(ReportFilesTest, ACsvFileThatAnEditorSavedIsAddedTo) {
 TEST_F(ReportFilesTest, OtherColumnsAreRefusedBeforeTheWork) {
   report_to("", path("a.csv"));
   const std::string before = content("a.csv");
-  try {
-    const ReportFiles files("", path("a.csv"), report_of("s"));
-    FAIL() << "no error";
-  } catch (const UserError& error) {
-    EXPECT_THAT(error.what(), HasSubstr("--csv " + path("a.csv")));
-    EXPECT_THAT(error.what(), HasSubstr("column 4 is 'time (ms)', expected 'time (s)'"));
-  }
+  EXPECT_THAT(test::message_of<UserError>(
+                  [&] { const ReportFiles files("", path("a.csv"), report_of("s")); }),
+              AllOf(HasSubstr("--csv " + path("a.csv")),
+                    HasSubstr("column 4 is 'time (ms)', expected 'time (s)'")));
   write("b.csv", "schema,commit,shape\n");
   EXPECT_THROW(ReportFiles("", path("b.csv"), report_of()), UserError);
   write("c.csv", std::string(1 << 20, 'x'));

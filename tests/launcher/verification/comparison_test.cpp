@@ -43,10 +43,16 @@ class Comparison : public ::testing::Test {
 
   float* outputs() { return output_.view().as<float>(); }
   float* lses() { return lse_.view().as<float>(); }
-  Accuracy result() {
+  virtual Accuracy result() {
     return accuracy(compare(problem_, truth_, output_.view(), lse_.view()), *self_);
   }
   bool passes() { return result().within(accuracy_bound(DType::float32, 64)); }
+  // The same of the right answer with this change.
+  bool passes_with(const auto& change) {
+    SetUp();
+    change();
+    return passes();
+  }
 
   HostMemoryPool memory_;
   AttentionProblem problem_;
@@ -118,14 +124,10 @@ TEST_F(Comparison, OneWrongLseFails) {
 
 TEST_F(Comparison, NanFailsWhereverItIs) {
   for (const int i : {0, 7, 21}) {
-    SetUp();
-    outputs()[i] = kNan;
-    EXPECT_FALSE(passes()) << "output " << i;
+    EXPECT_FALSE(passes_with([&] { outputs()[i] = kNan; })) << "output " << i;
   }
   for (const int i : {0, 5}) {
-    SetUp();
-    lses()[i] = kNan;
-    EXPECT_FALSE(passes()) << "LSE " << i;
+    EXPECT_FALSE(passes_with([&] { lses()[i] = kNan; })) << "LSE " << i;
   }
   // Neither before nor after a larger deviation is it lost.
   SetUp();
@@ -179,14 +181,9 @@ TEST_F(Comparison, AnInfinityIsRightWhereTheOracleHasIt) {
 }
 
 TEST_F(Comparison, ARowThatSeesNothingMustBeExactlyEmpty) {
-  outputs()[20] = 1e-30F;
-  EXPECT_FALSE(passes());
-  SetUp();
-  lses()[5] = -100;
-  EXPECT_FALSE(passes());
-  SetUp();
-  lses()[1] = -kInfinity;
-  EXPECT_FALSE(passes());
+  EXPECT_FALSE(passes_with([&] { outputs()[20] = 1e-30F; }));
+  EXPECT_FALSE(passes_with([&] { lses()[5] = -100; }));
+  EXPECT_FALSE(passes_with([&] { lses()[1] = -kInfinity; }));
 }
 
 TEST_F(Comparison, AnAnswerThatIsZeroThroughoutIsRightOnlyIfTheTruthIs) {
@@ -324,11 +321,10 @@ class UnnormalisedComparison : public Comparison {
 
   float* maxima() { return maximum_.view().as<float>(); }
   float* sums() { return sum_.view().as<float>(); }
-  Accuracy result() {
+  Accuracy result() override {
     return accuracy(compare(problem_, truth_, output_.view(), maximum_.view(), sum_.view()),
                     *self_);
   }
-  bool passes() { return result().within(accuracy_bound(DType::float32, 64)); }
 
   Tensor maximum_{DType::float32, {1, 2, 3}, memory_};
   Tensor sum_{DType::float32, {1, 2, 3}, memory_};
@@ -340,14 +336,9 @@ TEST_F(UnnormalisedComparison, TheRightAnswerPasses) {
 }
 
 TEST_F(UnnormalisedComparison, OneWrongNumberFails) {
-  outputs()[7] *= 1.001F;
-  EXPECT_FALSE(passes());
-  SetUp();
-  sums()[2] *= 1.001F;
-  EXPECT_FALSE(passes());
-  SetUp();
-  maxima()[4] += 1e-3F;
-  EXPECT_FALSE(passes());
+  EXPECT_FALSE(passes_with([&] { outputs()[7] *= 1.001F; }));
+  EXPECT_FALSE(passes_with([&] { sums()[2] *= 1.001F; }));
+  EXPECT_FALSE(passes_with([&] { maxima()[4] += 1e-3F; }));
   // A result that is only right by another reference is wrong too.
   SetUp();
   maxima()[0] -= std::log(2.0F);
@@ -358,34 +349,22 @@ TEST_F(UnnormalisedComparison, OneWrongNumberFails) {
 }
 
 TEST_F(UnnormalisedComparison, NanFailsWhereverItIs) {
-  maxima()[1] = kNan;
-  EXPECT_FALSE(passes());
-  SetUp();
-  sums()[1] = kNan;
-  EXPECT_FALSE(passes());
-  SetUp();
-  outputs()[1] = kNan;
-  EXPECT_FALSE(passes());
+  for (float* number : {&maxima()[1], &sums()[1], &outputs()[1]}) {
+    EXPECT_FALSE(passes_with([&] { *number = kNan; }));
+  }
 }
 
 TEST_F(UnnormalisedComparison, ARowThatMustBeNanIsNanInAllResults) {
-  const auto spoil = [&] {
-    SetUp();
-    for (std::size_t d = 4; d < 8; ++d) truth_.output[d] = kWideNan;
-    truth_.lse[3] = truth_.maximum[3] = kWideNan;
-    for (int d = 4; d < 8; ++d) outputs()[d] = kNan;
-    maxima()[3] = sums()[3] = kNan;
-  };
-  spoil();
+  for (std::size_t d = 4; d < 8; ++d) truth_.output[d] = kWideNan;
+  truth_.lse[3] = truth_.maximum[3] = kWideNan;
+  for (int d = 4; d < 8; ++d) outputs()[d] = kNan;
+  maxima()[3] = sums()[3] = kNan;
   EXPECT_TRUE(passes());
-  outputs()[5] = 1;
-  EXPECT_FALSE(passes());
-  spoil();
-  maxima()[3] = 1;
-  EXPECT_FALSE(passes());
-  spoil();
-  sums()[3] = 1;
-  EXPECT_FALSE(passes());
+  for (float* number : {&outputs()[5], &maxima()[3], &sums()[3]}) {
+    *number = 1;
+    EXPECT_FALSE(passes());
+    *number = kNan;
+  }
 }
 
 TEST_F(UnnormalisedComparison, ARowThatSeesNothingMustBeExactlyEmpty) {
@@ -396,9 +375,7 @@ TEST_F(UnnormalisedComparison, ARowThatSeesNothingMustBeExactlyEmpty) {
     sums()[5] = sum;
     EXPECT_FALSE(passes()) << maximum << ' ' << sum;
   }
-  SetUp();
-  outputs()[20] = 1e-30F;
-  EXPECT_FALSE(passes());
+  EXPECT_FALSE(passes_with([&] { outputs()[20] = 1e-30F; }));
   SetUp();
   maxima()[1] = -kInfinity;
   sums()[1] = 0;

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <map>
 #include <set>
+#include <sstream>
 #include <string>
 
 #include <fmt/format.h>
@@ -360,163 +361,46 @@ std::set<std::string> features(const RandomProblem& drawn) {
   return found;
 }
 
+constexpr const char* kFeatures =  // separated by bars
+    "B = 0|B > 1|T = 0|S = 0|T = 1|S = 1|T > S|T < S|T = S|T prime|S prime|T < shards|"
+    "S < shards|T uneven|S uneven|MHA|MQA|GQA|shared kv heads|Dv != D|odd D|D = 64|float64|"
+    "float32|float16|bfloat16|scale|prefix|prefix by batch|offset by batch|sink tokens|"
+    "chunk|packings top-left|packings bottom-right|soft cap|shared sinks|"
+    "sinks of sharded heads|sinks + soft cap|dropout|dropout + sinks|"
+    "dropout of sharded keys|unnormalised|unnormalised + sinks|unnormalised + dropout|"
+    "unnormalised, of sharded keys|causal|causal, offset 0|negative offset|positive offset|"
+    "bottom right|right window|left window|two-sided window|padding ids|"
+    "segments in any order|documents|documents that differ by batch|0 masks|1 masks|"
+    "2 masks|3 masks|causal + window|causal + segments|causal + q_lengths|"
+    "causal + kv_lengths|segments + window|q_lengths + window|kv_lengths + window|"
+    "q_lengths + segments|kv_lengths + segments|kv_lengths + q_lengths|blocks + causal|"
+    "blocks + window|blocks + segments|blocks + kv_lengths|blocks + q_lengths|"
+    "dense + kv_lengths|bias + causal|bias + window|bias + segments|bias + q_lengths|"
+    "bias + kv_lengths|bias + blocks|bias + dense|blocks + dense|causal + dense|"
+    "dense + q_lengths|dense + segments|dense + window|bias of batches|bias of heads|"
+    "bias of rows|bias of keys|bias of batches, broadcast|bias of heads, broadcast|"
+    "bias of rows, broadcast|bias of keys, broadcast|bias of sharded rows|"
+    "bias of sharded heads|bias of rows, ulysses|bias of rows, hybrid|bias of rows, pass_q|"
+    "bias + sinks|bias + dropout|bias + soft cap|dense mask of batches|dense mask of heads|"
+    "dense mask of rows|dense mask of keys|dense mask of batches, broadcast|"
+    "dense mask of heads, broadcast|dense mask of rows, broadcast|"
+    "dense mask of keys, broadcast|dense mask of sharded rows|dense mask of sharded heads|"
+    "dense mask of rows, ulysses|dense mask of rows, hybrid|dense mask of rows, pass_q|"
+    "dense mask + sinks|dense mask + dropout|blocks by head|blocks by batch|blocks for all|"
+    "sharded sequences|replicated query|whole key/value|tuple of sequence axes|"
+    "different sequence axes|sharded heads|sharded batch|copies of the output|contiguous|"
+    "zigzag|striped|balanced|keys: contiguous|keys: zigzag|keys: striped|keys: balanced|"
+    "granule|non-finite columns|a non-finite query|vanilla|softmax in float64|"
+    "softmax in float64, of sharded keys|schedule local|schedule ring|schedule allgather|"
+    "schedule auto|small gather";
+
 TEST(RandomProblem, CoversEverythingIn500Draws) {
   std::map<std::string, int> counts;
   for (int index = 0; index < 500; ++index) {
     for (const std::string& feature : features(draw_problem(1, index, 8))) ++counts[feature];
   }
-  for (const char* feature : {"B = 0",
-                              "B > 1",
-                              "T = 0",
-                              "S = 0",
-                              "T = 1",
-                              "S = 1",
-                              "T > S",
-                              "T < S",
-                              "T = S",
-                              "T prime",
-                              "S prime",
-                              "T < shards",
-                              "S < shards",
-                              "T uneven",
-                              "S uneven",
-                              "MHA",
-                              "MQA",
-                              "GQA",
-                              "shared kv heads",
-                              "Dv != D",
-                              "odd D",
-                              "D = 64",
-                              "float64",
-                              "float32",
-                              "float16",
-                              "bfloat16",
-                              "scale",
-                              "prefix",
-                              "prefix by batch",
-                              "offset by batch",
-                              "sink tokens",
-                              "chunk",
-                              "packings top-left",
-                              "packings bottom-right",
-                              "soft cap",
-                              "shared sinks",
-                              "sinks of sharded heads",
-                              "sinks + soft cap",
-                              "dropout",
-                              "dropout + sinks",
-                              "dropout of sharded keys",
-                              "unnormalised",
-                              "unnormalised + sinks",
-                              "unnormalised + dropout",
-                              "unnormalised, of sharded keys",
-                              "causal",
-                              "causal, offset 0",
-                              "negative offset",
-                              "positive offset",
-                              "bottom right",
-                              "right window",
-                              "left window",
-                              "two-sided window",
-                              "padding ids",
-                              "segments in any order",
-                              "documents",
-                              "documents that differ by batch",
-                              "0 masks",
-                              "1 masks",
-                              "2 masks",
-                              "3 masks",
-                              "causal + window",
-                              "causal + segments",
-                              "causal + q_lengths",
-                              "causal + kv_lengths",
-                              "segments + window",
-                              "q_lengths + window",
-                              "kv_lengths + window",
-                              "q_lengths + segments",
-                              "kv_lengths + segments",
-                              "kv_lengths + q_lengths",
-                              "blocks + causal",
-                              "blocks + window",
-                              "blocks + segments",
-                              "blocks + kv_lengths",
-                              "blocks + q_lengths",
-                              "dense + kv_lengths",
-                              "bias + causal",
-                              "bias + window",
-                              "bias + segments",
-                              "bias + q_lengths",
-                              "bias + kv_lengths",
-                              "bias + blocks",
-                              "bias + dense",
-                              "blocks + dense",
-                              "causal + dense",
-                              "dense + q_lengths",
-                              "dense + segments",
-                              "dense + window",
-                              "bias of batches",
-                              "bias of heads",
-                              "bias of rows",
-                              "bias of keys",
-                              "bias of batches, broadcast",
-                              "bias of heads, broadcast",
-                              "bias of rows, broadcast",
-                              "bias of keys, broadcast",
-                              "bias of sharded rows",
-                              "bias of sharded heads",
-                              "bias of rows, ulysses",
-                              "bias of rows, hybrid",
-                              "bias of rows, pass_q",
-                              "bias + sinks",
-                              "bias + dropout",
-                              "bias + soft cap",
-                              "dense mask of batches",
-                              "dense mask of heads",
-                              "dense mask of rows",
-                              "dense mask of keys",
-                              "dense mask of batches, broadcast",
-                              "dense mask of heads, broadcast",
-                              "dense mask of rows, broadcast",
-                              "dense mask of keys, broadcast",
-                              "dense mask of sharded rows",
-                              "dense mask of sharded heads",
-                              "dense mask of rows, ulysses",
-                              "dense mask of rows, hybrid",
-                              "dense mask of rows, pass_q",
-                              "dense mask + sinks",
-                              "dense mask + dropout",
-                              "blocks by head",
-                              "blocks by batch",
-                              "blocks for all",
-                              "sharded sequences",
-                              "replicated query",
-                              "whole key/value",
-                              "tuple of sequence axes",
-                              "different sequence axes",
-                              "sharded heads",
-                              "sharded batch",
-                              "copies of the output",
-                              "contiguous",
-                              "zigzag",
-                              "striped",
-                              "balanced",
-                              "keys: contiguous",
-                              "keys: zigzag",
-                              "keys: striped",
-                              "keys: balanced",
-                              "granule",
-                              "non-finite columns",
-                              "a non-finite query",
-                              "vanilla",
-                              "softmax in float64",
-                              "softmax in float64, of sharded keys",
-                              "schedule local",
-                              "schedule ring",
-                              "schedule allgather",
-                              "schedule auto",
-                              "small gather"}) {
-    EXPECT_GT(counts[feature], 0) << feature;
-  }
+  std::istringstream names(kFeatures);
+  for (std::string name; std::getline(names, name, '|');) EXPECT_GT(counts[name], 0) << name;
   EXPECT_GT(counts["sharded sequences"], 250) << "the point of it all";
   // All 20 ways to write 8 as a product of the four axes, and some of them without the ones.
   std::set<std::map<std::string, int>> factorizations;

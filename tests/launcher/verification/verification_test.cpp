@@ -51,6 +51,19 @@ class VerifySharded : public ::testing::Test {
   static float& first_output(const SoftmaxState& result) {
     return result.output.at<float>({0, 0, 0, 0});
   }
+  // Calls visit(element, batch, dimension) for all elements of a tensor [B,T,N,D].
+  static void for_all(const auto& tensor, const auto& visit) {
+    const Extents& shape = tensor.shape();
+    for (std::int64_t b = 0; b < shape[0]; ++b) {
+      for (std::int64_t t = 0; t < shape[1]; ++t) {
+        for (std::int64_t n = 0; n < shape[2]; ++n) {
+          for (std::int64_t d = 0; d < shape[3]; ++d) {
+            visit(tensor.template at<float>({b, t, n, d}), b, d);
+          }
+        }
+      }
+    }
+  }
 
   Context context_;
   ShardedCase case_;
@@ -170,13 +183,7 @@ TEST_F(VerifySharded, FailsALossByShardingAlone) {
   const std::int64_t whole = case_.problem.shape.kv_length;
   const Verification found = verify_with([&](const AttentionBlock& block, const auto& result) {
     if (block.columns.size() == whole) return;
-    for (std::int64_t t = 0; t < result.output.size(1); ++t) {
-      for (std::int64_t n = 0; n < result.output.size(2); ++n) {
-        for (std::int64_t d = 0; d < result.output.size(3); ++d) {
-          result.output.template at<float>({0, t, n, d}) *= 1 + 2e-6F;
-        }
-      }
-    }
+    for_all(result.output, [](float& output, auto...) { output *= 1 + 2e-6F; });
   });
   EXPECT_TRUE(found.sharded.within(found.bound));
   EXPECT_THAT(found.failure(), HasSubstr("unsharded"));
@@ -242,20 +249,6 @@ class VerifyNonFinite : public VerifySharded {
     case_.problem.mask.set_kv_lengths({30, 40});
     case_.fills = with_non_finite_entries(case_.problem, {}, case_.seed, Place::Kind::host);
   }
-
-  // Calls change(element, dimension) for all outputs.
-  static void for_outputs(const SoftmaxState& result, const auto& change) {
-    const Extents& shape = result.output.shape();
-    for (std::int64_t b = 0; b < shape[0]; ++b) {
-      for (std::int64_t t = 0; t < shape[1]; ++t) {
-        for (std::int64_t n = 0; n < shape[2]; ++n) {
-          for (std::int64_t d = 0; d < shape[3]; ++d) {
-            change(result.output.at<float>({b, t, n, d}), b, d);
-          }
-        }
-      }
-    }
-  }
 };
 
 TEST_F(VerifyNonFinite, PassesWhatIsRight) {
@@ -264,7 +257,7 @@ TEST_F(VerifyNonFinite, PassesWhatIsRight) {
 
 TEST_F(VerifyNonFinite, FailsAKernelThatMultipliesHiddenValuesIn) {
   const auto spoil = [](const AttentionBlock& block, const SoftmaxState& result) {
-    for_outputs(result, [&](float& output, std::int64_t b, std::int64_t d) {
+    for_all(result.output, [&](float& output, std::int64_t b, std::int64_t d) {
       for (std::int64_t j = 0; j < block.value.size(1); ++j) {
         output += 0 * block.value.at<float>({b, j, 0, d});
       }
@@ -277,7 +270,7 @@ TEST_F(VerifyNonFinite, FailsAKernelThatMultipliesHiddenValuesIn) {
 
 TEST_F(VerifyNonFinite, FailsAKernelThatHidesANanThatRowsSee) {
   const Verification found = verify_with([](const auto&, const SoftmaxState& result) {
-    for_outputs(result, [](float& output, std::int64_t, std::int64_t) {
+    for_all(result.output, [](float& output, std::int64_t, std::int64_t) {
       if (std::isnan(output)) output = 0;
     });
   });
@@ -298,14 +291,8 @@ TEST_F(VerifyNonFinite, FailsAKernelThatSpreadsWhatAQueryHolds) {
   case_.fills = with_non_finite_entries(case_.problem, {}, case_.seed, Place::Kind::host);
   ASSERT_TRUE(case_.fills.query);
   const auto spread = [](const AttentionBlock& block, const SoftmaxState& result) {
-    for_outputs(result, [&](float& output, std::int64_t b, std::int64_t) {
-      for (std::int64_t t = 0; t < block.query.size(1); ++t) {
-        for (std::int64_t n = 0; n < block.query.size(2); ++n) {
-          for (std::int64_t d = 0; d < block.query.size(3); ++d) {
-            output += 0 * block.query.at<float>({b, t, n, d});
-          }
-        }
-      }
+    for_all(result.output, [&](float& output, std::int64_t b, std::int64_t) {
+      for_all(block.query.slice(0, b, 1), [&](float query, auto...) { output += 0 * query; });
     });
   };
   EXPECT_FALSE(verify_with(spread).failure().empty());

@@ -59,7 +59,7 @@ TEST(TuningCandidates, AreAllPlansThatCanBeMade) {
   EXPECT_GT(groups.size(), 1U);
 }
 
-// The variants are those that auto looks at.
+// The variants that auto looks at.
 TEST(TuningCandidates, AreTheVariantsOfThePlanner) {
   PlannedCall call(8);
   const PlanInput input = call.input();

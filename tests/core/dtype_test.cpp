@@ -151,6 +151,8 @@ TEST(DType, NamesParseBack) {
                             DType::bfloat16, DType::float32, DType::float64}) {
     EXPECT_EQ(parse_dtype(name_of(dtype)), dtype);
   }
+  EXPECT_EQ(parse_dtype("bf16"), DType::bfloat16);
+  EXPECT_EQ(parse_dtype("fp64"), DType::float64);
   try {
     (void)parse_dtype("half");
     FAIL() << "no error";

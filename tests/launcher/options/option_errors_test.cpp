@@ -132,7 +132,7 @@ const std::vector<BadValue> kBadValues{
     BadValue{{"verify", "--random-case", "5:-1"}, "SEED:INDEX"},
     BadValue{{"bench", "--iters", "0"}, "from 1"},
     BadValue{{"bench", "--warmup", "99999999999"}, "from 0"},
-    BadValue{{"bench", "--warm-seconds", "0"}, "a positive finite number"},
+    BadValue{{"bench", "--warm-seconds", "0"}, "a positive time"},
     BadValue{{"bench", "--sweep", "8:4"}, "BEGIN <= END"},
     BadValue{{"bench", "--sweep", "4:8:1"}, "FACTOR from 2 to 16384"},
     BadValue{{"bench", "--sweep", "0:8"}, "1 <= BEGIN"},

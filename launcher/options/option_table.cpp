@@ -588,7 +588,7 @@ void add_running(TableBuilder& table) {
   table.add(
       "model-config", "FILE", kPlanned, text_into(&Options::model_config),
       "config.json of a Hugging Face model: its mask (causal, sliding window, chunks), scale, soft "
-      "cap, and where tensors are made its dtype and heads, so that --shape B,T,S is enough; "
+      "cap, and where tensors are made its dtype and heads, so that a shape B,T,S is enough; "
       "overridden by the command line and --metadata");
   table.add(
       "layer", "N", kPlanned,

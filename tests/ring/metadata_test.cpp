@@ -192,7 +192,7 @@ TEST(Metadata, ValuesOfAnotherTypeOrRangeNameKeyAndSource) {
         BadField{"mesh", "\"\"", "axes"},
         BadField{"mesh", "[4]", "a string, or null"},
         BadField{"sharding_rules", "[]", "object"},
-        BadField{"backend", "\"gpu\"", "auto, cpu or cuda"},
+        BadField{"backend", "\"tpu\"", "auto, cpu or cuda"},
         BadField{"mode", "\"training\"", "prefill"},
         BadField{"implementation", "\"\"", "registry"}}) {
     const std::string text = std::string("{\"") + bad.json + "\": " + bad.value + "}";

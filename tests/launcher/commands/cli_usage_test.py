@@ -463,8 +463,9 @@ class Reports(CliTest):
             self.assertRegex(result.stdout, r"# memory: [\d.]+ \w+ of rank 0: query ")
             self.assertIn("# Verdict: dry run: nothing was computed or written", result.stdout)
             self.assertFalse(os.path.exists(self.path("output.npy")))
-        self.expect_error(self.annulus("run", *OPERANDS, *OUTPUT, "--dry-run", "--schedule", "ring"),
-                          2, "schedule ring cannot run")
+        wrong = ["--mesh", "dp=1", "--schedule", "ring"]
+        self.expect_error(self.annulus("run", *OPERANDS, *OUTPUT, "--dry-run", *wrong), 2,
+                          "--schedule: schedule ring cannot run")
 
     def test_explain_leads_with_the_choice(self):
         self.save_operands()

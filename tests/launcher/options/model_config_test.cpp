@@ -120,7 +120,7 @@ TEST(ModelConfig, GivesOptionsThatTheCommandLineOverrides) {
   EXPECT_EQ(parse(joined(words, {"--layer", "2", "--window", "7"})).window->left, 7);
   EXPECT_THAT(error_of(words), HasSubstr("--layer: got nothing, expected one of 0 to 25"));
   EXPECT_THAT(error_of(joined(words, {"--layer", "26"})), HasSubstr("--layer: got 26"));
-  EXPECT_THAT(error_of({"plan", "--shape", "1,8k,8k", "--layer", "2"}),
+  EXPECT_THAT(error_of({"plan", "--shape", "1,8k,8k,8,4,256", "--layer", "2"}),
               HasSubstr("--layer 2: has no effect without --model-config"));
   EXPECT_THAT(error_of({"plan", "--shape", "1,8k,8k,8,8,256", "--model-config", config.path(),
                         "--layer", "1"}),

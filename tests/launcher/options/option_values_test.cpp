@@ -1,8 +1,12 @@
 // Spellings of values: dtypes, devices, bytes, times, and what a misspelt one is answered.
 #include "launcher/options/option_values.hpp"
 
+#include <algorithm>
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+
+#include <annulus/ring/metadata.hpp>
 
 #include "launcher/options/nearest.hpp"
 #include "tests/launcher/options/parsing.hpp"

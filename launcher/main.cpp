@@ -124,12 +124,13 @@ void set_log_rank(const MpiSession& session) {
 ExitCode run_program(MpiSession& session, const std::vector<std::string>& words) {
   const bool leader = session.rank() == 0;  // it stays first in any order
   std::string help;
-  const std::optional<launcher::Options> options = agree_on_options(session, words, help);
+  std::optional<launcher::Options> options = agree_on_options(session, words, help);
   if (!options) {
     // Without a command, the usage is an error message.
     if (leader) (words.empty() ? std::cerr : std::cout) << help << std::flush;
     return words.empty() ? ExitCode::usage : ExitCode::success;
   }
+  options->build = launcher::commit();
   if (leader) launcher::print_warnings(options->warnings);
   if (options->rank_order == "node") {
     session.number_by_node(Watchdog(Watchdog::Seconds(options->timeout)));

@@ -123,6 +123,7 @@ struct Options {
   DType grad_wire = DType::float32;  ///< or bfloat16
   std::string cost_model;            ///< file, for predictions
   std::string tuning_cache;          ///< empty: ring::default_tuning_file()
+  std::string build;                 ///< see ring::TuningOptions; no option
 
   // Running.
   double timeout = Watchdog::kDefault.count();  ///< seconds

@@ -452,6 +452,7 @@ ring::TuningOptions tuning_options(const Options& options) {
   ring::TuningOptions tuning;
   tuning.policy = options.tuning;
   tuning.file = options.tuning_cache;
+  tuning.build = options.build;
   if (!options.tuning_cache.empty()) tuning.shown = "--tuning-cache";
   return tuning;
 }

@@ -36,7 +36,7 @@ bool Dropout::drops(std::int64_t batch, std::int64_t head, GlobalPosition row,
 }
 
 std::string to_string(const Dropout& dropout) {
-  return fmt::format("dropout {}, seed {}", dropout.probability(), dropout.seed());
+  return fmt::format("dropout {:.5g}, seed {}", dropout.probability(), dropout.seed());
 }
 
 }  // namespace annulus

@@ -48,8 +48,9 @@ std::string modifiers_text(const AttentionProblem& problem) {
 
 std::string mask_and_modifiers_text(const AttentionProblem& problem) {
   const std::string modifiers = modifiers_text(problem);
-  const std::string mask = to_string(problem.mask);
-  // Beside a dense mask, "none" would be wrong.
+  std::string mask = to_string(problem.mask);
+  if (mask == "none") mask = "no mask";
+  // Beside a dense mask, "no mask" would be wrong.
   if (problem.dense_mask && !problem.mask.hides_any()) return modifiers;
   return modifiers == "none" ? mask : mask + ", " + modifiers;
 }

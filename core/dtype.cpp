@@ -46,8 +46,15 @@ double unit_roundoff(DType dtype) noexcept {
 }
 
 DType parse_dtype(std::string_view name) {
+  constexpr std::array kShort{std::pair(std::string_view("bf16"), DType::bfloat16),
+                              std::pair(std::string_view("fp16"), DType::float16),
+                              std::pair(std::string_view("fp32"), DType::float32),
+                              std::pair(std::string_view("fp64"), DType::float64)};
   for (const auto& info : kInfos) {
     if (info.name == name) return info.dtype;
+  }
+  for (const auto& [alias, dtype] : kShort) {
+    if (alias == name) return dtype;
   }
   std::string known;
   for (const auto& info : kInfos) {

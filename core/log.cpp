@@ -1,4 +1,6 @@
+#include <cctype>
 #include <memory>
+#include <string>
 
 #include <spdlog/logger.h>
 #include <spdlog/sinks/stdout_sinks.h>
@@ -13,8 +15,9 @@ namespace {
 std::shared_ptr<spdlog::logger> make_logger() {
   auto logger = std::make_shared<spdlog::logger>("annulus",
                                                  std::make_shared<spdlog::sinks::stderr_sink_mt>());
-  // spdlog turns an unknown level into "off".
-  logger->set_level(spdlog::level::from_str(environment("ANNULUS_LOG_LEVEL")));
+  std::string level = environment("ANNULUS_LOG_LEVEL");
+  for (char& c : level) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+  logger->set_level(spdlog::level::from_str(level));  // off for an unknown level
   logger->set_pattern("[annulus %H:%M:%S.%e %l] %v");
   return logger;
 }

@@ -1,7 +1,6 @@
 #include <algorithm>
 #include <array>
 #include <cctype>
-#include <charconv>
 #include <csignal>
 #include <cstddef>
 #include <cstdlib>
@@ -23,6 +22,7 @@
 #include "launcher/commands/commands.hpp"
 #include "launcher/commands/interruption.hpp"
 #include "launcher/commit.hpp"
+#include "launcher/options/option_values.hpp"
 #include "launcher/report/warnings.hpp"
 #include "launcher/setup/same_on_ranks.hpp"
 
@@ -59,10 +59,7 @@ Watchdog::Seconds start_timeout(const std::vector<std::string>& words) {
     if (words[i].starts_with(std::string(kOption) + "="))
       text = words[i].substr(kOption.size() + 1);
   }
-  double seconds = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), seconds);
-  const bool good = error == std::errc() && end == text.data() + text.size() && seconds > 0;
-  return Watchdog::Seconds(good ? seconds : launcher::Options().timeout);
+  return Watchdog::Seconds(launcher::seconds_of_text(text).value_or(launcher::Options().timeout));
 }
 
 // True for help, for the version, and if no command was given.
@@ -127,11 +124,13 @@ void set_log_rank(const MpiSession& session) {
 ExitCode run_program(MpiSession& session, const std::vector<std::string>& words) {
   const bool leader = session.rank() == 0;  // it stays first in any order
   std::string help;
-  const std::optional<launcher::Options> options = agree_on_options(session, words, help);
+  std::optional<launcher::Options> options = agree_on_options(session, words, help);
   if (!options) {
-    if (leader) std::cout << help << std::flush;
-    return ExitCode::success;
+    // Without a command, the usage is an error message.
+    if (leader) (words.empty() ? std::cerr : std::cout) << help << std::flush;
+    return words.empty() ? ExitCode::usage : ExitCode::success;
   }
+  options->build = launcher::commit();
   if (leader) launcher::print_warnings(options->warnings);
   if (options->rank_order == "node") {
     session.number_by_node(Watchdog(Watchdog::Seconds(options->timeout)));

@@ -102,7 +102,12 @@ class Comparison {
               "--reproducible run has no such limits"
             : "";
     const auto same = [&](const Candidate& one) { return one.refused == first; };
-    if (std::all_of(candidates_.begin(), candidates_.end(), same)) return first + remedy;
+    if (std::all_of(candidates_.begin(), candidates_.end(), same)) {
+      const bool named = candidates_.size() == 1;
+      return (named ? fmt::format("schedule {}: ", variant_text(candidates_.front().variant))
+                    : "") +
+             first + remedy;
+    }
     std::string text = "no schedule can run";
     for (const Candidate& one : candidates_) {
       text += fmt::format("; {}: {}", variant_text(one.variant), one.refused);

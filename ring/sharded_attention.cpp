@@ -36,7 +36,7 @@ std::string exact_modifiers(AttentionProblem problem) {
   return text;
 }
 
-// A digest of all that ranks must agree on. Ranks that differ would exchange mismatched messages,
+// All that ranks must agree on, a line each. Ranks that differ would exchange mismatched messages,
 // or compute one tensor in two ways.
 std::string fingerprint(const PlanInput& input, const ShardedAttentionOptions& options) {
   const AttentionProblem& problem = input.problem;
@@ -46,31 +46,49 @@ std::string fingerprint(const PlanInput& input, const ShardedAttentionOptions& o
     candidates += (candidates.empty() ? "" : "+") + candidate->names().front();
   }
   return fmt::format(
-      "{} {}, {}, mask {} ({:016x}), query {}, key/value {}, schedule {}, implementations {}, "
-      "{}ulysses degree {}, inner size {}, gather bytes {}, head group bytes {}, result bytes {}, "
-      "prefetch bytes {}, {}, {}, LSE {}{}, costs "
-      "{:016x}, transport {}, {}, {}{}",
+      "shape {}\n{}\nmodifiers {}\nmask {} ({:016x})\nquery {}\nkey/value {}\nschedule {}\n"
+      "implementations {}\npreferred {}\nulysses degree {}\ninner size {}\ngather bytes {}\n"
+      "head group bytes {}\nresult bytes {}\nprefetch bytes {}\n{}\n{}\nLSE {}\n"
+      "gradients sent in {}\ncosts by CPU or cost model {:016x}\ntransport "
+      "{}\n{}\n{}\n{}",
       to_string(problem.shape), annulus::name_of(problem.dtype), exact_modifiers(problem),
       to_string(problem.mask), problem.mask.digest(), to_string(input.operands.query),
       to_string(input.operands.key), options.schedule, candidates,
-      plan.preferred.empty() ? "" : plan.preferred + " preferred, ", plan.ulysses_degree,
-      plan.inner_size, plan.gather_bytes, plan.head_group_bytes, plan.result_bytes,
-      plan.prefetch_bytes, plan.direct ? "direct" : "from neighbours",
+      plan.preferred.empty() ? "none" : plan.preferred, plan.ulysses_degree, plan.inner_size,
+      plan.gather_bytes, plan.head_group_bytes, plan.result_bytes, plan.prefetch_bytes,
+      plan.direct ? "direct" : "from neighbours",
       plan.await_columns ? "awaiting columns" : "awaiting none", annulus::name_of(plan.lse_dtype),
-      plan.grad_wire == DType::float32
-          ? ""
-          : fmt::format(", gradients sent in {}", annulus::name_of(plan.grad_wire)),
-      std::hash<std::string>()(input.prices.to_text()), name_of(options.transport),
-      options.runner.replay ? "replayed" : "not replayed",
+      annulus::name_of(plan.grad_wire), std::hash<std::string>()(input.prices.to_text()),
+      name_of(options.transport), options.runner.replay ? "replayed" : "not replayed",
       options.runner.tracer == nullptr ? "not traced" : "traced",
-      input.backward ? ", backward, " + request_text(*input.backward) : "");
+      input.backward ? "backward, " + request_text(*input.backward) : "forward");
+}
+
+// The lines of two fingerprints that differ. Costs follow from the problem, too, so they matter
+// only if nothing else differs.
+std::pair<std::string, std::string> differences(const std::string& mine, const std::string& other) {
+  std::pair<std::string, std::string> differ;
+  std::pair<std::string, std::string> costs;
+  std::istringstream lines(mine);
+  std::istringstream others(other);
+  for (std::string a, b; std::getline(lines, a) && std::getline(others, b);) {
+    if (a == b) continue;
+    if (a.starts_with("costs ")) {
+      costs = {a, b};
+      continue;
+    }
+    differ.first += (differ.first.empty() ? "" : ", ") + a;
+    differ.second += (differ.second.empty() ? "" : ", ") + b;
+  }
+  return differ.first.empty() ? costs : differ;
 }
 
 void check_same_plan(Control& control, const std::string& mine) {
   const auto other = control.first_difference(mine, "what to compute");
   if (!other) return;
-  throw ArgumentError(fmt::format("attention on rank {}", other->rank), other->text,
-                      "what rank 0 computes, " + other->expected);
+  const auto [found, expected] = differences(other->text, other->expected);
+  throw ArgumentError(fmt::format("attention on rank {}", other->rank), found,
+                      "what rank 0 computes, " + expected);
 }
 
 // Unnormalised outputs and attention weights have no gradients, and a gradient of sinks or a bias

@@ -9,6 +9,7 @@ are computed block by block, so memory stays small. Prints the relative Frobeniu
 output beside its bound, and the largest share that the error of an output row or its LSE has of the
 row's own bound (docs/semantics.md, section 6). An output of --normalize-output false is divided by
 --sum first, --maximum + log(--sum) is its LSE, and the maximum has the bound of the LSE.
+With --grad-output, gradients by query, key and value are checked too (attention_gradients.py).
 Exit code: 0 within the bounds, 4 over, 2 usage.
 """
 
@@ -20,6 +21,8 @@ import sys
 from dataclasses import dataclass
 
 import numpy as np
+
+from attention_gradients import NAMES, Gradients
 
 SAFETENSORS_DTYPES = {
     "BOOL": "?", "U8": "u1", "I32": "<i4", "F16": "<f2", "BF16": "<u2", "F32": "<f4",
@@ -89,6 +92,10 @@ def parse_arguments():
     parser.add_argument("--normalize-output", choices=["true", "false"], default="true")
     parser.add_argument("--maximum", help="with --normalize-output false: to check, float32 [B,N,T]")
     parser.add_argument("--sum", help="likewise")
+    parser.add_argument("--grad-output", help="gradient of the loss by the output")
+    parser.add_argument("--grad-lse", help="gradient by the LSE, float32 [B,N,T] (default: 0)")
+    for name in NAMES:
+        parser.add_argument(f"--grad-{name}", help="a gradient to check, with --grad-output")
     parser.add_argument("--layout", choices=["bthd", "bhtd"], default="bthd")
     parser.add_argument("--causal", action="store_true")
     parser.add_argument("--causal-offset", default="0", metavar="N|top-left|bottom-right|FILE")
@@ -119,6 +126,11 @@ def parse_arguments():
         usage_error("--normalize-output false comes with --maximum and --sum, and only that")
     if unnormalised and arguments.lse is not None:
         usage_error("--lse: an output of --normalize-output false has --maximum and --sum instead")
+    if unnormalised and arguments.grad_output:
+        usage_error("--grad-output: an output of --normalize-output false has no gradients")
+    for name in ("lse", *NAMES):
+        if getattr(arguments, f"grad_{name}") and not arguments.grad_output:
+            usage_error(f"--grad-{name} needs --grad-output")
     return arguments
 
 
@@ -299,8 +311,8 @@ class Problem:
         word = np.choose(j % 32 // 8, words)
         return (word >> np.asarray(j % 2 * 16, np.uint64) & np.uint64(0xFFFF)) < self.dropout
 
-    def attention(self, b, n, key, value, begin, end):
-        """The Expected of rows [begin, end) of one head."""
+    def probabilities(self, b, n, key, begin, end):
+        """The Probabilities of rows [begin, end) of one head, and what Expected says of them."""
         low, high = self.column_range(b, begin, end)
         rows, columns = np.arange(begin, end), np.arange(low, high)
         query = finite(self.query[b, begin:end, n], "query")
@@ -310,6 +322,7 @@ class Problem:
         if self.soft_cap is not None:
             logits = self.soft_cap * np.tanh(logits / self.soft_cap)
             capped = np.abs(logits)
+        before_bias = logits.copy() if self.soft_cap is not None else logits
         bias = np.zeros((1, 1))
         if self.bias is not None:
             bias = self.bias[b, n, begin:end, low:high].astype(np.float64)
@@ -329,13 +342,37 @@ class Problem:
         total = weights.sum(axis=1) + np.exp(sinks - shift).sum(axis=1)
         with np.errstate(divide="ignore"):
             lse = np.log(total) + shift[:, 0]
+        kept = np.ones((1, 1))
         if self.dropout > 0:
-            weights *= ~self.dropped(b, n, rows, columns) / (1 - self.dropout / 65536)
+            kept = ~self.dropped(b, n, rows, columns) / (1 - self.dropout / 65536)
         weights /= np.where(total > 0, total, 1)[:, None]
-        norms = np.linalg.norm(value[low:high], axis=1)
-        return Expected(weights @ value[low:high], lse, largest[:, 0],
-                        np.linalg.norm(weights * norms, axis=1), weights @ norms,
-                        abs(self.scale) * dots, capped, biases)
+        return Probabilities((begin, end), (low, high), query, weights, kept, before_bias, lse,
+                             largest[:, 0], abs(self.scale) * dots, capped, biases)
+
+    @staticmethod
+    def attention(parts, value):
+        """The Expected of these rows."""
+        weights, value = parts.probabilities * parts.kept, value[slice(*parts.columns)]
+        norms = np.linalg.norm(value, axis=1)
+        return Expected(weights @ value, parts.lse, parts.maximum,
+                        np.linalg.norm(weights * norms, axis=1), weights @ norms, parts.dot,
+                        parts.largest_capped, parts.bias)
+
+
+@dataclass
+class Probabilities:
+    """Of some rows of a head, over the columns that they may see."""
+    rows: tuple
+    columns: tuple
+    query: np.ndarray
+    probabilities: np.ndarray
+    kept: np.ndarray            # 0 or 1/(1 - p) by dropout
+    capped: np.ndarray          # logits under a soft cap, before the bias
+    lse: np.ndarray
+    maximum: np.ndarray
+    dot: np.ndarray             # as in Expected, like the next two
+    largest_capped: np.ndarray
+    bias: np.ndarray
 
 
 @dataclass
@@ -457,7 +494,30 @@ class Results:
         comparison.add_output(output, expected)
 
 
-def compare(problem, results):
+def gradients_of(arguments, problem):
+    """None without --grad-output."""
+    if not arguments.grad_output:
+        return None
+    shapes = dict(zip(NAMES, (problem.query.shape, problem.key.shape, problem.value.shape)))
+
+    def array(path, name, shape):
+        if path is None:
+            return None
+        found = load(path, name)
+        found = found if name == "grad_lse" else problem.to_bthd(found)
+        if found.shape != shape:
+            usage_error(f"{path}: shape {found.shape}, expected {shape}")
+        return found
+
+    output = (*problem.query.shape[:3], problem.value_width)
+    return Gradients(
+        {name: array(getattr(arguments, f"grad_{name}"), f"grad_{name}", shapes[name])
+         for name in NAMES},
+        array(arguments.grad_output, "grad_output", output),
+        array(arguments.grad_lse, "grad_lse", (problem.batch, problem.heads, problem.rows)))
+
+
+def compare(problem, results, gradients):
     comparison = Comparison(Bounds(problem, normalised=results.sum is None))
     # About 32 MiB per block of logits, of which a few exist at once.
     block = max(1, (1 << 22) // max(problem.columns, 1))
@@ -466,11 +526,18 @@ def compare(problem, results):
             key = finite(problem.key[b, :, kv_head], "key")
             value = finite(problem.value[b, :, kv_head], "value")
             group = problem.heads // problem.kv_heads
+            if gradients is not None:
+                gradients.begin_kv_head(key, value)
             for n in range(kv_head * group, (kv_head + 1) * group):
                 for begin in range(0, problem.rows, block):
                     end = min(begin + block, problem.rows)
-                    expected = problem.attention(b, n, key, value, begin, end)
-                    results.add_to(comparison, b, n, slice(begin, end), expected)
+                    parts = problem.probabilities(b, n, key, begin, end)
+                    results.add_to(comparison, b, n, slice(begin, end),
+                                   problem.attention(parts, value))
+                    if gradients is not None:
+                        gradients.add_rows(problem, b, n, parts, widened)
+            if gradients is not None:
+                gradients.end_kv_head(b, kv_head, widened)
     return comparison
 
 
@@ -478,7 +545,8 @@ def main():
     arguments = parse_arguments()
     problem = Problem(arguments)
     results = Results(arguments, problem)
-    comparison = compare(problem, results)
+    gradients = gradients_of(arguments, problem)
+    comparison = compare(problem, results, gradients)
     output_bound = comparison.bounds.output
     error = comparison.relative_error()
     good = error <= output_bound
@@ -494,6 +562,10 @@ def main():
         right = share <= 1
         good = good and right
         print(f"{name} largest error, of a row's bound {share:.3f}  {'ok' if right else 'WRONG'}")
+    for name, share in gradients.shares(output_bound) if gradients is not None else ():
+        right = share <= 1
+        good = good and right
+        print(f"grad_{name:<5} error, of its bound {share:.3f}  {'ok' if right else 'WRONG'}")
     return 0 if good else 4
 
 

@@ -16,6 +16,7 @@
 #include <annulus/ring/context.hpp>
 #include <annulus/ring/sharded_attention.hpp>
 #include <annulus/verification/device_tensors.hpp>
+#include <annulus/verification/for_tensor.hpp>
 #include <annulus/verification/gradient_shards.hpp>
 #include <annulus/verification/sampled_rows.hpp>
 #include <annulus/verification/verification.hpp>
@@ -37,6 +38,7 @@
 #include "launcher/report/trace_file.hpp"
 #include "launcher/report/warnings.hpp"
 #include "launcher/setup/cost_model_option.hpp"
+#include "launcher/setup/hints.hpp"
 #include "launcher/setup/open_context.hpp"
 #include "launcher/setup/problem_setup.hpp"
 
@@ -99,12 +101,17 @@ class Bench {
     if (wants_backward()) attention.prepare_backward();  // so that errors show early
     const ring::ShardedOperands& operands = attention.operands();
     log_choices(problem, attention, mesh_);
-    progress_.aside([&] { print_warnings(attention.decision().warnings); });
+    progress_.aside([&] {
+      print_warnings(attention.decision().warnings);
+      if (cases_ == 0 && mesh_.rank() == 0) print_warnings(unused_options(attention));
+    });
     if (attention.decision().by == ring::DecidedBy::measurement) device_.memory().reset_peak();
     const verification::CaseShards shards = collectively(world, [&] {
       const Computing computing = world.computing();
-      return verification::CaseShards(operands, problem.dtype, options_.seed, mesh_.rank(), host,
-                                      ranks_.threads(), setup.fills, problem.normalize_output);
+      return verification::for_tensor("--shape " + shape_cell(shape), [&] {
+        return verification::CaseShards(operands, problem.dtype, options_.seed, mesh_.rank(), host,
+                                        ranks_.threads(), setup.fills, problem.normalize_output);
+      });
     });
     verification::DeviceTensors moved = collectively(world, [&] {
       return verification::DeviceTensors(shards.local_tensors(), device_, mesh_.watchdog());
@@ -167,6 +174,13 @@ class Bench {
   }
 
  private:
+  [[nodiscard]] std::vector<std::string> unused_options(const Attention& attention) const {
+    if (!wants_backward()) return hints_of_choice(options_, {attention.schedule().schedule});
+    const ring::ShardedAttention& backward = *attention.backward_pass();
+    return hints_of_choice(options_, {attention.schedule().schedule, backward.schedule().schedule},
+                           backward.adds_rounded_gradients());
+  }
+
   [[nodiscard]] bool wants_backward() const { return options_.backward.value_or(false); }
 
   // Tracing would keep a device from replaying, so series of its calls are not traced.
@@ -365,11 +379,17 @@ ExitCode bench_command(const CommandContext& context) {
   });
   std::optional<TraceFile> trace;
   if (!options.trace.empty()) trace.emplace(options.trace, mesh.world());
-  if (files && !files->replace_table()) report.follow(context.out);
+  if (files && !files->replace_table()) {
+    report.follow(context.out, typical_bench_row(report, shapes, ranks->place()));
+  }
   Bench bench(context, *ranks, report);
   for (const AttentionShape& shape : shapes) {
     begin_step("annulus bench was timing " + to_string(shape));
     bench.run(shape);
+    // An interruption, or an error of a later case, leaves the rows so far.
+    collectively(mesh.world(), [&] {
+      if (files) files->keep(report, context.out);
+    });
   }
   bench.end_progress();
   report.set_verdict(bench.verdict(), bench.passed());

@@ -16,6 +16,7 @@ namespace annulus::launcher {
 namespace {
 
 constexpr double kMiB = 1 << 20;
+constexpr const char* kRateUnit = "GFLOP/s/rank";
 
 // The columns of --backward.
 std::vector<Column> backward_columns(const std::string& rate) {
@@ -78,7 +79,7 @@ Row backward_cells(const BenchMeasurement& measured, int ranks) {
 Report make_bench_report(const CommandContext& context, const Mesh& mesh, Place place,
                          int threads) {
   const Options& options = context.options;
-  const std::string rate = "GFLOP/s/rank";
+  const std::string rate = kRateUnit;
   std::vector<Column> columns{
       {"shape", kShapeUnit, 18},
       {"mask", "", 0, 9},
@@ -126,6 +127,29 @@ Report make_bench_report(const CommandContext& context, const Mesh& mesh, Place 
   report.add_meta("mesh", mesh_text(mesh, threads, place));
   add_rank_order(report, context.session);
   return report;
+}
+
+Row typical_bench_row(const Report& report, const std::vector<AttentionShape>& shapes,
+                      Place place) {
+  const std::vector<Column>& columns = report.columns();
+  Row row(columns.size(), kNothing);
+  for (std::size_t i = 0; i < columns.size(); ++i) {
+    const std::string& name = columns[i].name;
+    if (name == "shape") {
+      for (const AttentionShape& shape : shapes) {
+        if (shape_cell(shape).size() > row[i].size()) row[i] = shape_cell(shape);
+      }
+    } else if (name == "schedule") {
+      row[i] = ring::name_of(ring::Schedule::double_ring);
+    } else if (name == "impl") {
+      row[i] = place.is_host() ? "native" : "flash_attn2";
+    } else if (columns[i].unit == kRateUnit) {
+      row[i] = place.is_host() ? "100.00" : "600000.00";  // the latter shows TFLOP/s
+    } else if (columns[i].unit.starts_with("ms")) {
+      row[i] = "1000.000";
+    }
+  }
+  return row;
 }
 
 void add_bench_row(Report& report, const ProblemSetup& setup, const Attention& attention,

@@ -2,6 +2,7 @@
 
 #include <optional>
 #include <string>
+#include <vector>
 
 #include <annulus/attention/accuracy.hpp>
 #include <annulus/core/place.hpp>
@@ -48,6 +49,9 @@ struct BenchMeasurement : PassMeasurement {
 /// The report of annulus bench, without rows.
 [[nodiscard]] Report make_bench_report(const CommandContext& context, const Mesh& mesh, Place place,
                                        int threads);
+/// A row as wide as those of these cases may be, by which the table is laid out before the first.
+[[nodiscard]] Row typical_bench_row(const Report& report, const std::vector<AttentionShape>& shapes,
+                                    Place place);
 void add_bench_row(Report& report, const ProblemSetup& setup, const Attention& attention,
                    const BenchMeasurement& measured, int ranks);
 

@@ -3,10 +3,13 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <cerrno>
 #include <csignal>
 #include <cstddef>
 #include <cstring>
+#include <string>
 #include <unistd.h>
+#include <utility>
 
 #include <annulus/core/temporary_file.hpp>
 
@@ -29,6 +32,21 @@ struct Step {
 std::array<Step, 2> steps;
 std::atomic<std::size_t> current = 0;
 std::atomic<bool> speaking = false;
+
+/// As with steps, the next text is made beside the current one.
+std::array<std::string, 2> last_words;
+std::atomic<const std::string*> last_word = nullptr;
+static_assert(std::atomic<const std::string*>::is_always_lock_free);
+
+// Pipes take long texts in pieces.
+void write_all(std::string_view text) noexcept {
+  while (!text.empty()) {
+    const ::ssize_t count = ::write(STDOUT_FILENO, text.data(), text.size());
+    if (count < 0 && errno == EINTR) continue;
+    if (count <= 0) return;
+    text.remove_prefix(static_cast<std::size_t>(count));
+  }
+}
 static_assert(std::atomic<std::size_t>::is_always_lock_free);
 
 /// A line that grows without allocating.
@@ -48,6 +66,7 @@ class Line {
 
 extern "C" void interrupt(int signal) {
   files::remove_temporary_files();
+  if (const std::string* const text = last_word.load(); text != nullptr) write_all(*text);
   if (speaking) {
     Line line;
     line.add("annulus: interrupted by ");
@@ -91,6 +110,12 @@ void begin_step(std::string_view what) noexcept {
 std::string_view current_step() noexcept {
   const Step& step = steps[current];
   return {step.text.data(), step.size};
+}
+
+void print_when_interrupted(std::string text) {
+  std::string& next = last_word == last_words.data() ? last_words[1] : last_words[0];
+  next = std::move(text);
+  last_word = next.empty() ? nullptr : &next;
 }
 
 void end_steps() noexcept {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <string>
 #include <string_view>
 
 namespace annulus::launcher {
@@ -15,6 +16,10 @@ void handle_interruptions(bool speaks);
 void begin_step(std::string_view what) noexcept;
 /// The current step, for messages; empty before the first. Valid until the next begin_step().
 [[nodiscard]] std::string_view current_step() noexcept;
+/// A signal now prints this text on standard output before it ends the process, in place of an
+/// earlier one; "" for none.
+void print_when_interrupted(std::string text);
+
 /// From now on a signal ends the process without a message. (mpirun sends SIGTERM to ranks that
 /// leave later than one with an error.)
 void end_steps() noexcept;

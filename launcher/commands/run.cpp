@@ -9,6 +9,7 @@
 #include <fmt/format.h>
 
 #include <annulus/attention/attention_weights.hpp>
+#include <annulus/core/bytes.hpp>
 #include <annulus/core/device.hpp>
 #include <annulus/core/log.hpp>
 #include <annulus/core/trace.hpp>
@@ -36,6 +37,7 @@
 #include "launcher/report/warnings.hpp"
 #include "launcher/setup/cost_model_option.hpp"
 #include "launcher/setup/gradient_files.hpp"
+#include "launcher/setup/hints.hpp"
 #include "launcher/setup/input_tensors.hpp"
 #include "launcher/setup/open_context.hpp"
 #include "launcher/setup/output_files.hpp"
@@ -49,9 +51,11 @@ namespace {
 // The most ranks whose steps --explain prints; more would bury the rest.
 constexpr int kExplainedRanks = 8;
 
-/// The measurements of a call over all ranks; the same on every rank.
+/// The measurements of a call over all ranks, the median one of --repeat; the same on every rank.
 struct Measurement {
   double seconds = 0;          ///< of the slowest rank
+  double least_seconds = 0;    ///< of the fastest call of --repeat
+  double most_seconds = 0;     ///< of the slowest
   double exposed_seconds = 0;  ///< longest wait of a rank for transfers
   double bookkeeping = 0;      ///< largest share of a rank's time that was neither kernel nor wait
   double flops = 0;            ///< of the problem, each visible pair counted once
@@ -70,11 +74,22 @@ Measurement measure(const TraceSummary& summary, const ring::RankPlan& plan, dou
   const double bytes =
       mesh.world().sum(std::array{static_cast<double>(plan.bytes_received())}, "received bytes")[0];
   return {.seconds = most[0] * 1e-9,
+          .least_seconds = most[0] * 1e-9,
+          .most_seconds = most[0] * 1e-9,
           .exposed_seconds = most[1] * 1e-9,
           .bookkeeping = most[2],
           .flops = flops,
           .bytes = bytes,
           .peak_memory = most[3]};
+}
+
+// The call with the median time, and the times of the fastest and the slowest.
+Measurement median_of(std::vector<Measurement> calls) {
+  std::ranges::sort(calls, {}, &Measurement::seconds);
+  Measurement median = calls[(calls.size() - 1) / 2];
+  median.least_seconds = calls.front().seconds;
+  median.most_seconds = calls.back().seconds;
+  return median;
 }
 
 // Collective over the mesh.
@@ -99,7 +114,10 @@ Report make_report(const CommandContext& context, const ProblemSetup& setup, con
        {"layout", "", 8, 1},
        {"impl", "", 6},
        {"transport", "", 0, 4},
-       {"time", "ms", 8, 0, "of the slowest rank, without reading and writing files"},
+       {"time", "ms", 8, 0,
+        "of the slowest rank, without reading and writing files; the median of --repeat"},
+       {"least", "ms", 0, options.repeat > 1 ? 0 : 10, "the fastest call of --repeat"},
+       {"most", "ms", 0, options.repeat > 1 ? 0 : 10, "the slowest call"},
        {"rate", "GFLOP/s", 9, 0,
         fmt::format("2 N ({}) operations per visible pair, divided by time, all ranks together",
                     options.forward_output.empty() ? "D + Dv" : "3 D + 2 Dv")},
@@ -122,24 +140,77 @@ void add_result(Report& report, const ProblemSetup& setup, ring::Schedule schedu
                 const Measurement& measured) {
   constexpr double kMiB = 1 << 20;
   const double rate = measured.seconds > 0 ? measured.flops / measured.seconds * 1e-9 : 0;
-  report.add_row({shape_cell(setup.problem.shape), mask_cell(setup.problem),
-                  std::string(annulus::name_of(setup.problem.dtype)), mesh_cell(setup.mesh),
-                  std::string(ring::name_of(schedule)), ring::layout_text(setup.layout),
-                  implementations, transport, milliseconds_cell(measured.seconds),
-                  fmt::format("{:.2f}", rate), fmt::format("{:.3f}", measured.bytes / kMiB),
-                  milliseconds_cell(measured.exposed_seconds),
-                  fmt::format("{:.1f}", measured.bookkeeping * 100),
-                  fmt::format("{:.1f}", measured.peak_memory / kMiB)});
+  report.add_row(
+      {shape_cell(setup.problem.shape), mask_cell(setup.problem),
+       std::string(annulus::name_of(setup.problem.dtype)), mesh_cell(setup.mesh),
+       std::string(ring::name_of(schedule)), ring::layout_text(setup.layout), implementations,
+       transport, milliseconds_cell(measured.seconds), milliseconds_cell(measured.least_seconds),
+       milliseconds_cell(measured.most_seconds), fmt::format("{:.2f}", rate),
+       fmt::format("{:.3f}", measured.bytes / kMiB), milliseconds_cell(measured.exposed_seconds),
+       fmt::format("{:.1f}", measured.bookkeeping * 100),
+       fmt::format("{:.1f}", measured.peak_memory / kMiB)});
 }
 
 // The figures of a pass that has no row of its own.
 std::string pass_text(const ring::ShardedAttention& attention, const Measurement& measured) {
   constexpr double kMiB = 1 << 20;
-  return fmt::format("{} by {}, {} ms, {:.2f} GFLOP/s, {:.3f} MiB moved, {} ms waiting",
+  const bool repeated = measured.most_seconds > measured.least_seconds;
+  const std::string spread =
+      repeated ? fmt::format(" ({} to {})", milliseconds_cell(measured.least_seconds),
+                             milliseconds_cell(measured.most_seconds))
+               : "";
+  return fmt::format("{} by {}, {}{} ms, {:.2f} GFLOP/s, {:.3f} MiB moved, {} ms waiting",
                      ring::name_of(attention.schedule().schedule),
                      attention.implementations_of_ranks(), milliseconds_cell(measured.seconds),
-                     measured.seconds > 0 ? measured.flops / measured.seconds * 1e-9 : 0,
+                     spread, measured.seconds > 0 ? measured.flops / measured.seconds * 1e-9 : 0,
                      measured.bytes / kMiB, milliseconds_cell(measured.exposed_seconds));
+}
+
+// "query 2 MiB, key 1 MiB, ...": a rank's shards, and what the plan adds.
+std::string memory_text(const Attention& attention, int rank) {
+  const ring::ShardedOperands& operands = attention.operands();
+  std::string text;
+  double total = 0;
+  const auto add = [&](const char* name, double bytes) {
+    total += bytes;
+    text += fmt::format("{}{} {}", text.empty() ? "" : ", ", name,
+                        human_bytes(static_cast<std::size_t>(bytes)));
+  };
+  const auto add_shard = [&](const char* name, const NamedSharding& sharding, DType dtype) {
+    add(name, static_cast<double>(sharding.local_shape(rank).product()) *
+                  static_cast<double>(size_of(dtype)));
+  };
+  const DType dtype = attention.plan_input().problem.dtype;
+  add_shard("query", operands.query, dtype);
+  add_shard("key", operands.key, dtype);
+  add_shard("value", operands.value, dtype);
+  add_shard("output", operands.output, dtype);
+  add_shard("LSE", operands.lse, DType::float32);
+  if (operands.bias) add_shard("bias", *operands.bias, DType::float32);
+  if (operands.dense_mask) add_shard("mask", *operands.dense_mask, DType::boolean);
+  add("buffers", static_cast<double>(attention.extra_bytes()));
+  return fmt::format("{} of rank {}: {}", human_bytes(static_cast<std::size_t>(total)), rank, text);
+}
+
+// What --dry-run reports in place of a row.
+void add_dry_run(Report& report, const Attention& attention, const ring::ShardedAttention* backward,
+                 double bytes_of_ranks, int rank) {
+  const auto predicted = [](const ring::ScheduleChoice& choice) {
+    return choice.seconds > 0 ? fmt::format(", predicted {:.3g} ms", choice.seconds * 1e3) : "";
+  };
+  report.add_meta("would run", fmt::format("{} by {}, transport {}{}, {} received by all ranks",
+                                           variant_text(attention.schedule()),
+                                           attention.implementations_of_ranks(),
+                                           attention.transport(), predicted(attention.schedule()),
+                                           human_bytes(static_cast<std::size_t>(bytes_of_ranks))));
+  if (backward != nullptr) {
+    report.add_meta(
+        "would run backward",
+        fmt::format("{} by {}{}", variant_text(backward->schedule()),
+                    backward->implementations_of_ranks(), predicted(backward->schedule())));
+  }
+  report.add_meta("memory", memory_text(attention, rank));
+  report.set_verdict("dry run: nothing was computed or written", true);
 }
 
 // Counts the kernels that have run.
@@ -220,12 +291,43 @@ ExitCode run_command(const CommandContext& context) {
   if (leader) progress.aside([&] { print_warnings(attention.decision().warnings); });
   if (attention.decision().by == ring::DecidedBy::measurement) device.memory().reset_peak();
 
-  add_price_of_order(attention.schedule(), "forward", report);
-  if (gradients) {
-    add_price_of_order(attention.backward_pass(gradients->request())->schedule(), "backward",
-                       report);
+  const ring::ShardedAttention* const backward =
+      gradients ? attention.backward_pass(gradients->request()) : nullptr;
+  if (leader) {
+    progress.aside([&] {
+      std::vector<ring::Schedule> chosen{attention.schedule().schedule};
+      if (backward != nullptr) chosen.push_back(backward->schedule().schedule);
+      print_warnings(hints_of_choice(
+          options, chosen,
+          backward == nullptr ? std::nullopt : std::optional(backward->adds_rounded_gradients())));
+    });
   }
+  add_price_of_order(attention.schedule(), "forward", report);
+  if (backward != nullptr) add_price_of_order(backward->schedule(), "backward", report);
   if (options.explain) explain(attention, report);
+  const auto write_report = [&] {
+    progress.end();
+    collectively(world, [&] {
+      if (!leader) return;
+      if (!report_files->replace_table()) {
+        report.write_table(context.out);
+        if (options.explain) {
+          const Computing computing = world.computing();
+          print_plan(ring::make_plan(attention.plan_input(), attention.schedule().schedule),
+                     kExplainedRanks, context.out);
+        }
+      }
+      report_files->write(report, context.out);
+    });
+  };
+  if (options.dry_run) {
+    const double bytes =
+        world.sum(std::array{static_cast<double>(attention.rank_plan().bytes_received())},
+                  "received bytes")[0];
+    add_dry_run(report, attention, backward, bytes, mesh.rank());
+    write_report();
+    return ExitCode::success;
+  }
 
   begin_step("annulus run was reading query, key and value");
   MemoryPool& memory = device.staging();
@@ -238,15 +340,19 @@ ExitCode run_command(const CommandContext& context) {
     const TraceScope scope(&tracer, "files", {TraceCategory::file, "read"});
     const auto read = [&](const char* name, const files::ArrayFile& file,
                           const NamedSharding& sharding) {
-      return verification::for_tensor(
-          name, [&] { return read_shard(file, sharding, mesh.rank(), options.bhtd, memory); });
+      const std::string shown = options.input.empty() ? fmt::format("--{} {}", name, file.path())
+                                                      : "--input " + options.input;
+      return verification::for_tensor(fmt::format("{}: {}", shown, name), [&] {
+        return read_shard(file, sharding, mesh.rank(), options.bhtd, memory);
+      });
     };
     query = read("query", inputs.query, operands.query);
     key = read("key", inputs.key, operands.key);
     value = read("value", inputs.value, operands.value);
     const auto make = [&](const char* name, DType dtype, const NamedSharding& sharding) {
       const Extents shape = sharding.local_shape(mesh.rank());
-      return verification::for_tensor(name, [&] { return Tensor(dtype, shape, memory); });
+      return verification::for_tensor(fmt::format("{} (by the shape of --query)", name),
+                                      [&] { return Tensor(dtype, shape, memory); });
     };
     output = make("output", problem.dtype, operands.output);
     if (problem.normalize_output) {
@@ -273,31 +379,33 @@ ExitCode run_command(const CommandContext& context) {
   moved.upload();
   world.barrier("start of the call");
   begin_step("annulus run was computing");
+  // Makes the calls of --repeat and measures each by its own spans of the trace.
+  const auto measure_calls = [&](const ring::RankPlan& plan, double flops, const auto& call) {
+    std::vector<Measurement> calls;
+    for (int i = 0; i < options.repeat; ++i) {
+      const auto before = static_cast<std::ptrdiff_t>(collector.spans().size());
+      call();
+      const std::vector<TraceSpan>& spans = collector.spans();
+      calls.push_back(measure(summarize({spans.begin() + before, spans.end()}), plan, flops,
+                              device.memory().statistics(), mesh));
+    }
+    return median_of(std::move(calls));
+  };
   Measurement measured;
   if (computes_forward) {
-    progress.begin("attention", countable_kernels(attention, device.place()));
-    attention.run_and_wait(moved.tensors());
+    progress.begin("attention", options.repeat * countable_kernels(attention, device.place()));
+    measured = measure_calls(attention.rank_plan(), flops_of_forward(attention, problem, mesh),
+                             [&] { attention.run_and_wait(moved.tensors()); });
     moved.download();
-    measured =
-        measure(summarize(collector.spans()), attention.rank_plan(),
-                flops_of_forward(attention, problem, mesh), device.memory().statistics(), mesh);
     if (leader) log_info("computed in {:.3f} ms, slowest rank", measured.seconds * 1e3);
   }
-  const std::size_t spans_of_forward = collector.spans().size();
+  Measurement measured_backward;
   if (gradients) {
     begin_step("annulus run was computing gradients");
     progress.begin("gradients");
-    gradients->compute(attention, moved.tensors(), device);
-  }
-  const ring::ShardedAttention* const backward =
-      gradients ? attention.backward_pass(gradients->request()) : nullptr;
-  Measurement measured_backward;
-  if (gradients) {
-    const std::vector<TraceSpan>& spans = collector.spans();
-    measured_backward = measure(
-        summarize({spans.begin() + static_cast<std::ptrdiff_t>(spans_of_forward), spans.end()}),
-        backward->rank_plan(), backward_flops(problem.shape, visible_pairs(problem)),
-        device.memory().statistics(), mesh);
+    measured_backward =
+        measure_calls(backward->rank_plan(), backward_flops(problem.shape, visible_pairs(problem)),
+                      [&] { gradients->compute(attention, moved.tensors(), device); });
   }
   const char* const written = computes_forward ? "--output" : "--grad-query";
   progress.begin("writing output");
@@ -329,19 +437,7 @@ ExitCode run_command(const CommandContext& context) {
     report.add_meta("gradients", "parts of keys and values sent in bfloat16, each rounded once");
   }
   if (trace) trace->commit(gather_trace(collector.spans(), mesh), report);
-  progress.end();
-  collectively(world, [&] {
-    if (!leader) return;
-    if (!report_files->replace_table()) {
-      if (options.explain) {
-        const Computing computing = world.computing();
-        print_plan(ring::make_plan(attention.plan_input(), attention.schedule().schedule),
-                   kExplainedRanks, context.out);
-      }
-      report.write_table(context.out);
-    }
-    report_files->write(report, context.out);
-  });
+  write_report();
   return ExitCode::success;
 }
 

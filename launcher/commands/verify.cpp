@@ -360,10 +360,7 @@ class Verifier {
       add_price_of_order(found.schedule, "forward", report_);
       if (found.gradients) add_price_of_order(found.gradients->schedule, "backward", report_);
       if (context_.options.explain) {
-        explain(found.selection, report_);
-        explain(found.decision, report_);
-        explain(found.schedule, report_);
-        explain(found.prices, report_);
+        explain(found.selection, found.schedule, found.decision, found.prices, report_);
       }
       add_result(named, found);
     });

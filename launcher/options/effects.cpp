@@ -110,6 +110,7 @@ class Effects {
     refuse(o.recommend, "--recommend", "divides --ranks by --nodes", {"ranks-per-node"});
     refuse(!o.forward_output.empty(), "--forward-output", "computes no forward pass",
            {"output", "lse", "maximum", "sum", "weights"});
+    refuse(o.dry_run, "--dry-run", "computes nothing", {"repeat", "trace", "csv"});
     refuse(plan && o.simulate, "--simulate", "shows what ranks do, not why", {"explain"});
     refuse(o.random > 0, "--random", "computes many problems", {"explain"});
     refuse(o.random_case.has_value(), "--random-case", "draws one of many problems", {"explain"});
@@ -179,6 +180,8 @@ class Effects {
          "one of them");
     need("prefix", has("causal") || cuts, "without --causal, --window or --chunk", "one of them");
     need("sink-tokens", cuts, "without --window or --chunk", "one of them");
+    need("layer", has("model-config"), "without --model-config", "--model-config");
+    need("metadata-lenient", has("metadata"), "without --metadata", "--metadata");
     need("tuning-cache", has("tuning"), "without --tuning", "--tuning cached or measure");
     for (const char* option : {"grad-lse", "grad-query", "grad-key", "grad-value", "grad-sinks",
                                "grad-bias", "forward-output", "forward-lse"}) {

@@ -1,5 +1,6 @@
 #include "launcher/options/file_names.hpp"
 
+#include <algorithm>
 #include <array>
 #include <filesystem>
 #include <string>
@@ -62,7 +63,8 @@ std::vector<NamedFile> inputs_of(const Options& options) {
           {"--forward-lse", options.forward_lse},
           {"--cost-model", options.cost_model},
           {"--config", options.config},
-          {"--metadata", options.metadata}};
+          {"--metadata", options.metadata},
+          {"--model-config", options.model_config}};
 }
 
 void check_array_name(const NamedFile& file) {
@@ -128,7 +130,14 @@ void check_file_names(const Options& options) {
     if (!beside_output(options, file.path)) take(file);
   }
   take(weights);
-  for (const NamedFile& file : gradients) take(file);
+  std::vector<std::string> of_gradients;
+  for (const NamedFile& file : gradients) {
+    const bool shared = std::any_of(
+        of_gradients.begin(), of_gradients.end(),
+        [&](const std::string& other) { return are_one_safetensors(file.path, other); });
+    if (!shared) take(file);
+    of_gradients.push_back(file.path);
+  }
   take(trace);
   take(calibration);
   take({"--json", options.json});
@@ -163,9 +172,13 @@ void check_files_are_given(const Options& options) {
       lacks_operands ? " (a .safetensors file of --input may hold query, key and value)" : ""));
 }
 
+bool are_one_safetensors(const std::string& first, const std::string& second) {
+  return !first.empty() && !second.empty() && files::is_safetensors(first) &&
+         files::is_safetensors(second) && same_file(first, second);
+}
+
 bool beside_output(const Options& options, const std::string& path) {
-  return !path.empty() && files::is_safetensors(options.output) && files::is_safetensors(path) &&
-         same_file(path, options.output);
+  return are_one_safetensors(path, options.output);
 }
 
 }  // namespace annulus::launcher

@@ -5,7 +5,8 @@
 namespace annulus::launcher {
 
 /// Checks the names of files before any is opened. An output must be neither an input nor another
-/// output, under any name (--lse, --maximum and --sum may share the .safetensors file of --output).
+/// output, under any name (--lse, --maximum and --sum may share the .safetensors file of --output,
+/// and gradients one of their own).
 /// Arrays go to .npy or .safetensors. Reads the file system; does not communicate. Throws
 /// UserErrors naming the options.
 void check_file_names(const Options& options);
@@ -13,6 +14,8 @@ void check_file_names(const Options& options);
 /// Throws UserError naming each of --query, --key, --value and --output that `run` lacks.
 void check_files_are_given(const Options& options);
 
+/// True if both are names of one .safetensors file, which holds several arrays.
+[[nodiscard]] bool are_one_safetensors(const std::string& first, const std::string& second);
 /// True if this file of --lse, --maximum or --sum is the file of --output.
 [[nodiscard]] bool beside_output(const Options& options, const std::string& path);
 

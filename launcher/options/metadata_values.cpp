@@ -1,6 +1,8 @@
 #include "launcher/options/metadata_values.hpp"
 
+#include <algorithm>
 #include <cstdint>
+#include <utility>
 
 #include <fmt/format.h>
 
@@ -8,9 +10,13 @@
 #include <annulus/files/text_file.hpp>
 
 #include "launcher/options/as_option.hpp"
+#include "launcher/options/nearest.hpp"
+#include "launcher/options/option_values.hpp"
 
 namespace annulus::launcher {
 namespace {
+
+constexpr std::int64_t kMostLayers = 1 << 16;
 
 std::string text_of(DType dtype) {
   return std::string(name_of(dtype));
@@ -35,6 +41,15 @@ const std::string& text_of(const std::string& value) {
 }
 std::string text_of(const ShardingRules& rules) {
   return to_json(rules);
+}
+
+// "a, b" as names.
+std::vector<std::string> split_names(std::string_view text) {
+  std::vector<std::string> names;
+  for (const std::string_view name : split(text, ',')) {
+    names.emplace_back(name.substr(std::min(name.find_first_not_of(' '), name.size())));
+  }
+  return names;
 }
 
 // The fields as values of the corresponding options. `source` names them in messages: "run.json".
@@ -66,7 +81,43 @@ GivenValues as_options(const MetadataFields& fields, const std::string& source) 
 
 }  // namespace
 
-MetadataValues read_metadata(const GivenValue* file) {
+ModelValues read_model(const GivenValue* file, const GivenValue* layer, bool wants_dtype) {
+  ModelValues result;
+  if (file == nullptr) return result;
+  if (file->text.empty()) throw ArgumentError(file->option, "''", "a name");
+  std::optional<std::int64_t> number;
+  if (layer != nullptr) number = parse_integer(layer->option, layer->text, 0, kMostLayers);
+  const std::string shown = fmt::format("{} {}", file->option, file->text);
+  ModelLayer model;
+  try {
+    model = read_model_config(files::read_text(file->text), file->text, number);
+  } catch (const ArgumentError& error) {
+    throw ArgumentError(layer == nullptr ? "--layer" : layer->option, error.value(),
+                        error.expected());
+  } catch (const FileError& error) {
+    throw UserError(shown + std::string(error.what()).substr(error.path().size()));
+  }
+  const auto add = [&](const char* option, const char* key, std::string text) {
+    result.values[option] = {fmt::format("{} in {}", key, file->text), std::move(text)};
+  };
+  if (wants_dtype && model.dtype) add("dtype", "dtype", text_of(*model.dtype));
+  if (model.causal) add("causal", "architectures", "true");
+  if (model.window) {
+    // Windows of bidirectional models reach over sliding_window keys on either side.
+    const std::int64_t side = model.causal ? *model.window : *model.window + 1;
+    add("window", "sliding_window", fmt::format("{},{}", side, model.causal ? 0 : side));
+  }
+  if (model.chunk) add("chunk", "attention_chunk_size", std::to_string(*model.chunk));
+  if (model.scale) add("scale", "query_pre_attn_scalar", text_of(*model.scale));
+  if (model.soft_cap) add("soft-cap", "attn_logit_softcapping", text_of(*model.soft_cap));
+  result.sizes = model.sizes;
+  for (const std::string& warning : model.warnings) {
+    result.warnings.push_back(fmt::format("{} {}", shown, warning));
+  }
+  return result;
+}
+
+MetadataValues read_metadata(const GivenValue* file, bool lenient) {
   const ParsedMetadata environment = metadata_from_environment();
   ParsedMetadata parsed;
   if (file != nullptr) {
@@ -79,6 +130,13 @@ MetadataValues read_metadata(const GivenValue* file) {
         throw UserError(fmt::format("{}: {}", file->option, error.what()));
       }
     });
+    if (!lenient && !parsed.unknown.empty()) {
+      const UnknownMetadataKey& key = parsed.unknown.front();
+      throw UserError(fmt::format(
+          "{} {}: unknown key '{}'{}; known keys are {} (--metadata-lenient ignores others)",
+          file->option, file->text, key.name, nearest_hint(key.name, "", split_names(key.known)),
+          key.known));
+    }
   }
   MetadataValues result{as_options(parsed.fields, file == nullptr ? "" : file->text),
                         as_options(environment.fields, "the environment"), environment.warnings};

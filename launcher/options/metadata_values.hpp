@@ -1,5 +1,6 @@
 #pragma once
 
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -7,6 +8,7 @@
 #include <annulus/ring/metadata.hpp>
 
 #include "launcher/options/given_values.hpp"
+#include "launcher/options/model_config.hpp"
 
 namespace annulus::launcher {
 
@@ -21,8 +23,21 @@ struct MetadataValues {
   std::vector<std::string> warnings;  ///< unknown keys, and fields without effect
 };
 
-/// `file` is the value of --metadata, or null. Throws FileError and ArgumentError, which name the
-/// file or the variable and what was expected.
-[[nodiscard]] MetadataValues read_metadata(const GivenValue* file);
+/// `file` is the value of --metadata, or null; `lenient` makes its unknown keys warnings. Throws
+/// FileError and ArgumentError, which name the file or the variable and what was expected.
+[[nodiscard]] MetadataValues read_metadata(const GivenValue* file, bool lenient);
+
+/// The layer of --model-config as values of options.
+struct ModelValues {
+  GivenValues values;
+  std::optional<ModelSizes> sizes;
+  std::vector<std::string> warnings;
+};
+
+/// `file` and `layer` are the values of --model-config and --layer, or null. Of the dtype, which
+/// files of tensors have themselves, only commands that make tensors want to know. Throws
+/// FileError and ArgumentError, which name the option.
+[[nodiscard]] ModelValues read_model(const GivenValue* file, const GivenValue* layer,
+                                     bool wants_dtype);
 
 }  // namespace annulus::launcher

@@ -21,22 +21,31 @@ struct CommandText {
   Command command;
   std::string_view summary;
   std::string_view usage;
+  std::string_view example;  ///< to be pasted, one command a line
 };
 
 constexpr std::array<CommandText, 5> kCommands{{
     {Command::run, "attention over tensors in files; every rank reads and writes just its slices",
-     "[mpirun -n RANKS] annulus run --query FILE --key FILE --value FILE --output FILE [options]"},
+     "[mpirun -n RANKS] annulus run --query FILE --key FILE --value FILE --output FILE [options]",
+     "mpirun -n 4 annulus run --mesh sp=4 --causal --query q.npy --key k.npy --value v.npy "
+     "--output o.npy\n"},
     {Command::verify,
      "makes a problem, computes it sharded and compares the result with a float64 oracle",
      "[mpirun -n RANKS] annulus verify --shape SIZES | --random N | --random-case SEED:INDEX "
-     "[options]"},
+     "[options]",
+     "mpirun -n 4 annulus verify --shape 1,1k,1k,8,2,64 --causal --backward\n"
+     "mpirun -n 8 annulus verify --random 200 --seed 1\n"},
     {Command::bench, "times sharded attention over random tensors",
-     "[mpirun -n RANKS] annulus bench --shape SIZES [--sweep BEGIN:END] [options]"},
+     "[mpirun -n RANKS] annulus bench --shape SIZES [--sweep BEGIN:END] [options]",
+     "mpirun -n 8 --bind-to none annulus bench --device gpu --dtype bf16 --causal "
+     "--shape 1,0,0,64,8,128 --sweep 8k:128k:4\n"},
     {Command::plan,
      "shows what every rank would do, for any number of ranks; one process, without mpirun",
-     "annulus plan --mesh AXES --shape SIZES [options]"},
+     "annulus plan --mesh AXES --shape SIZES [options]",
+     "annulus plan --mesh sp=32 --ranks-per-node 8 --device gpu --dtype bf16 --causal "
+     "--shape 1,1M,1M,64,8,128\n"},
     {Command::info, "shows versions, devices, implementations, environment",
-     "[mpirun -n RANKS] annulus info [options]"},
+     "[mpirun -n RANKS] annulus info [options]", "mpirun -n 4 annulus info\n"},
 }};
 
 }  // namespace
@@ -52,7 +61,7 @@ std::string program_help() {
       "\n  annulus help COMMAND    lists a command's options\n"
       "  annulus --version       prints the version\n\n"
       "Exit codes: 0 success, 2 usage or input, 3 failure while running, 4 wrong numbers (1 is "
-      "mpirun's).\n";
+      "mpirun's).\nAfter an error mpirun adds lines of its own; mpirun --quiet does not.\n";
   return text;
 }
 
@@ -60,8 +69,8 @@ std::string command_help(Command command) {
   std::ostringstream out;
   for (const CommandText& entry : kCommands) {
     if (entry.command != command) continue;
-    out << fmt::format("annulus {}: {}\n\nusage: {}\n", name_of(command), entry.summary,
-                       entry.usage);
+    out << fmt::format("annulus {}: {}\n\nusage: {}\n\nexample:\n{}", name_of(command),
+                       entry.summary, entry.usage, entry.example);
   }
   // One description per group. Groups come in order, and the options of a group are contiguous.
   const std::vector<OptionEntry>& table = option_table();

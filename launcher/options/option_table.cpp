@@ -14,6 +14,7 @@
 #include <annulus/ring/metadata.hpp>
 #include <annulus/ring/planner.hpp>
 
+#include "launcher/options/nearest.hpp"
 #include "launcher/options/option_values.hpp"
 
 namespace annulus::launcher {
@@ -61,8 +62,8 @@ std::string parse_spec(const std::string& option, const std::string& text) {
 }
 
 DType parse_tensor_dtype(const std::string& option, const std::string& text) {
-  return annulus::parse_dtype(
-      parse_choice(option, text, {"float32", "float16", "bfloat16", "float64"}));
+  return parse_dtype_choice(option, text,
+                            {DType::float32, DType::float16, DType::bfloat16, DType::float64});
 }
 
 void set_layouts(Options& options, const std::string& option, const std::string& text) {
@@ -85,17 +86,23 @@ std::string parse_schedule_name(const std::string& option, const std::string& te
   try {
     static_cast<void>(ring::parse_schedule(text));
   } catch (const ArgumentError& error) {
-    throw ArgumentError(option, error.value(), error.expected());
+    std::vector<std::string> names;
+    for (const std::string_view name : split(error.expected(), ',')) {
+      names.emplace_back(name.substr(std::min(name.find_first_not_of(' '), name.size())));
+    }
+    throw ArgumentError(option, error.value(), error.expected() + nearest_hint(text, "", names));
   }
   return text;
 }
 
 std::string parse_implementation_name(const std::string& option, const std::string& text) {
   if (text == "auto") return text;
+  const Registry registry = Registry::standard();
   try {
-    Registry::standard().check_name(text);
+    registry.check_name(text);
   } catch (const ArgumentError& error) {
-    throw ArgumentError(option, fmt::format("'{}'", text), error.expected());
+    throw ArgumentError(option, fmt::format("'{}'", text),
+                        error.expected() + nearest_hint(text, "", registry.names()));
   }
   return text;
 }
@@ -105,11 +112,11 @@ ShardingRules parse_rules(const std::string& option, const std::string& text) {
 }
 
 DType parse_grad_wire(const std::string& option, const std::string& text) {
-  return annulus::parse_dtype(parse_choice(option, text, {"float32", "bfloat16"}));
+  return parse_dtype_choice(option, text, {DType::float32, DType::bfloat16});
 }
 
 DType parse_softmax_dtype(const std::string& option, const std::string& text) {
-  return annulus::parse_dtype(parse_choice(option, text, {"float32", "float64"}));
+  return parse_dtype_choice(option, text, {DType::float32, DType::float64});
 }
 
 std::string parse_mode_name(const std::string& option, const std::string& text) {
@@ -120,7 +127,7 @@ std::string parse_mode_name(const std::string& option, const std::string& text) 
 }
 
 std::string parse_device(const std::string& option, const std::string& text) {
-  return parse_choice(option, text, {"auto", "cpu", "cuda"});
+  return text == "gpu" ? "cuda" : parse_choice(option, text, {"auto", "cpu", "cuda"});
 }
 
 std::string parse_rank_order(const std::string& option, const std::string& text) {
@@ -277,7 +284,8 @@ void add_sharding(TableBuilder& table) {
             "follow each other, so that the last axes lie inside nodes however mpirun or srun has "
             "distributed the ranks (default: node)");
   table.add("device", "DEVICE", with_hops(kPlanned), parsed_into(&Options::device, parse_device),
-            "auto, cpu or cuda, one GPU per rank (default: auto: cuda if every rank has one, cpu "
+            "auto, cpu, or cuda (or gpu), one GPU per rank (default: auto: cuda if every rank has "
+            "one, cpu "
             "if none has; for plan, which needs no devices: cpu)");
   table.add("cost-model", "FILE", without_calibrate(kPlanned), text_into(&Options::cost_model),
             "cost model for predicted times and --schedule auto, as bench --calibrate writes it "
@@ -312,9 +320,10 @@ void add_problem(TableBuilder& table) {
       "shape", "SIZES", drawn(kShaped), parsed_into(&Options::shape, parse_shape),
       "B,T,S,N,K,D[,Dv]: batch, query length, key/value length, query heads, key/value heads, "
       "head dimensions; 4k is 4 * 1024, likewise M and G; 1e6 is a million");
-  table.add("dtype", "DTYPE", drawn(kPlanned), parsed_into(&Options::dtype, parse_tensor_dtype),
-            "float32, float16, bfloat16 or float64: the last only by vanilla, on CPUs (default: "
-            "float32; for run: that of the files)");
+  table.add(
+      "dtype", "DTYPE", drawn(kPlanned), parsed_into(&Options::dtype, parse_tensor_dtype),
+      "float32, float16, bfloat16 or float64, also as fp32, fp16, bf16 and fp64: the last only by "
+      "vanilla, on CPUs (default: float32; for run: that of the files)");
   table.add("causal", "", drawn(kPlanned), flag_into(&Options::causal),
             "query i sees key j only if j <= i + offset");
   table.add("causal-offset", "N", drawn(kPlanned),
@@ -322,9 +331,11 @@ void add_problem(TableBuilder& table) {
             "the offset of --causal, --window and --chunk: a whole number, bottom-right for S - T, "
             "or a file with one per batch, int32 [B]; with --cu-seqlens-q, top-left or "
             "bottom-right aligns each document (default: 0)");
-  table.add("window", "L[,R]", drawn(kPlanned), parsed_into(&Options::window, parse_window),
-            "query i sees key j only if i + offset - L <= j <= i + offset + R; -1: no limit; one "
-            "number: for both; 4k and 1e3 are sizes too (default: no limit)");
+  table.add(
+      "window", "L[,R]", drawn(kPlanned), parsed_into(&Options::window, parse_window),
+      "query i sees key j only if i + offset - L <= j <= i + offset + R; -1: no limit; one "
+      "number: for both; 4k and 1e3 are sizes too; a model's sliding_window = W counts the row's "
+      "own key, which L does not: --causal --window W-1 (default: no limit)");
   table.add("prefix", "N", drawn(kPlanned), parsed_into(&Options::prefix, parse_size_or_file),
             "queries see all keys j < N despite --causal, --window and --chunk; or a file "
             "with one per batch, int32 [B] (default: 0)");
@@ -439,7 +450,8 @@ void add_output(TableBuilder& table) {
   table.add("forward-lse", "FILE", run, text_into(&Options::forward_lse),
             "input, --lse of that run (tensor lse)");
   table.add("grad-query", "FILE", run, text_into(&Options::grad_query),
-            "gradient by the query, of its shape and dtype (tensor grad_query)");
+            "gradient by the query, of its shape and dtype (tensor grad_query); gradients may "
+            "share one .safetensors file");
   table.add("grad-key", "FILE", run, text_into(&Options::grad_key), "likewise (tensor grad_key)");
   table.add("grad-value", "FILE", run, text_into(&Options::grad_value),
             "likewise (tensor grad_value)");
@@ -485,9 +497,9 @@ void add_running(TableBuilder& table) {
   const Options defaults;
   table.group("Running");
   table.add("timeout", "SECONDS", with_hops(kOnRanks),
-            parsed_into(&Options::timeout, parse_positive),
+            parsed_into(&Options::timeout, parse_seconds),
             fmt::format("longest time that a rank waits for another one, at least 30 s while MPI "
-                        "starts (default: {})",
+                        "starts; 90s, 5m and 1h are times too (default: {})",
                         defaults.timeout));
   table.add("random", "N", {{Command::verify}}, int_into(&Options::random, 1),
             "verify N problems drawn at random from --seed");
@@ -499,10 +511,14 @@ void add_running(TableBuilder& table) {
             "verify: compute and verify gradients too (default: for half of the problems of "
             "--random; --backward=false for none); bench: time the backward pass too, and both, or "
             "with --calibrate its kernels alone; plan: plan the backward pass");
+  table.add("repeat", "N", {{Command::run}}, int_into(&Options::repeat, 1),
+            "compute N times and report the median, the fastest and the slowest call (default: 1)");
+  table.add("dry-run", "", {{Command::run}}, flag_into(&Options::dry_run),
+            "check inputs, choices and outputs, say what would run, and compute and write nothing");
   table.add("warmup", "N", with_hops({{Command::bench}}), int_into(&Options::warmup, 0),
             fmt::format("calls before the timing starts (default: {})", defaults.warmup));
   table.add("warm-seconds", "SECONDS", without_calibrate({{Command::bench}}),
-            parsed_into(&Options::warm_seconds, parse_positive),
+            parsed_into(&Options::warm_seconds, parse_seconds),
             "least time of the calls before the timing, since a rested GPU is faster");
   table.add("iters", "N", with_hops({{Command::bench}}), int_into(&Options::iterations, 1),
             fmt::format("calls that are timed (default: {})", defaults.iterations));
@@ -542,13 +558,14 @@ void add_running(TableBuilder& table) {
             "ranks of --recommend, or the most of --scaling, in place of --mesh");
   table.add("nodes", "N", {{Command::plan}}, int_into(&Options::nodes, 1, 65536),
             "with --recommend: nodes that the ranks are on (default: 1)");
-  table.add("memory", "BYTES", {{Command::plan}},
-            parsed_into(&Options::memory_bytes,
-                        [](const auto& option, const auto& text) {
-                          return static_cast<double>(parse_size(option, text));
-                        }),
-            "with --recommend: limit for a rank's shards and buffers, such as 80G (default: "
-            "no limit)");
+  table.add(
+      "memory", "BYTES", {{Command::plan}},
+      parsed_into(&Options::memory_bytes,
+                  [](const auto& option, const auto& text) {
+                    return static_cast<double>(parse_bytes(option, text));
+                  }),
+      "with --recommend: limit for a rank's shards and buffers, such as 80GB or 80GiB (default: "
+      "no limit)");
   table.add("scaling", "", {{Command::bench, Command::plan}}, flag_into(&Options::scaling),
             "1, 2, 4, ... ranks, with one problem (strong) and with a sequence that grows with the "
             "ranks (weak): predicted by plan up to --ranks, measured by bench on mpirun's ranks; "
@@ -564,6 +581,19 @@ void add_running(TableBuilder& table) {
       "metadata", "FILE", with_hops(kPlanned), text_into(&Options::metadata),
       "attention metadata as JSON, {\"softmax_scale\": 0.125, ...}; it overrides the environment "
       "and is overridden by the command line");
+  table.add("metadata-lenient", "", with_hops(kPlanned), flag_into(&Options::metadata_lenient),
+            "an unknown key of --metadata is a warning, not an error");
+  table.add(
+      "model-config", "FILE", kPlanned, text_into(&Options::model_config),
+      "config.json of a Hugging Face model: its mask (causal, sliding window, chunks), scale, soft "
+      "cap, and where tensors are made its dtype and heads, so that a shape B,T,S is enough; "
+      "overridden by the command line and --metadata");
+  table.add(
+      "layer", "N", kPlanned,
+      [](Options& options, const std::string& option, const std::string& text) {
+        options.layer = parse_integer(option, text, 0, kMaximumInt);
+      },
+      "layer of --model-config, from 0; needed if the model's layers differ");
 }
 
 std::vector<OptionEntry> make_table() {

@@ -1,6 +1,7 @@
 #include "launcher/options/option_values.hpp"
 
 #include <algorithm>
+#include <array>
 #include <charconv>
 #include <cmath>
 #include <limits>
@@ -10,6 +11,8 @@
 #include <fmt/ranges.h>
 
 #include <annulus/core/error.hpp>
+
+#include "launcher/options/nearest.hpp"
 
 namespace annulus::launcher {
 namespace {
@@ -96,6 +99,28 @@ std::int64_t parse_size(const std::string& option, std::string_view text) {
   throw ArgumentError(option, quoted(text), "a size of 1 or more, such as 4096, 64k, 80G or 1e6");
 }
 
+std::int64_t parse_bytes(const std::string& option, std::string_view text) {
+  // "G" alone is a size of 1024³, as everywhere; with a "B" the units are those of vendors.
+  struct Unit {
+    std::string_view name;
+    double bytes;
+  };
+  constexpr std::array kUnits{Unit{"KiB", 0x1p10}, Unit{"MiB", 0x1p20}, Unit{"GiB", 0x1p30},
+                              Unit{"TiB", 0x1p40}, Unit{"kB", 1e3},     Unit{"KB", 1e3},
+                              Unit{"MB", 1e6},     Unit{"GB", 1e9},     Unit{"TB", 1e12}};
+  for (const Unit& unit : kUnits) {
+    if (!text.ends_with(unit.name)) continue;
+    const auto number = number_of<double>(text.substr(0, text.size() - unit.name.size()));
+    const double bytes = number.value_or(0) * unit.bytes;
+    if (bytes >= 1 && bytes <= static_cast<double>(kLargestSize)) {
+      return static_cast<std::int64_t>(bytes);
+    }
+  }
+  if (const auto size = size_of_text(text); size && *size >= 1) return *size;
+  throw ArgumentError(option, quoted(text),
+                      "bytes, such as 80GB (80e9), 80GiB or 80G (80 * 1024^3)");
+}
+
 std::uint64_t parse_seed(const std::string& option, std::string_view text) {
   if (const auto seed = number_of<std::uint64_t>(text)) return *seed;
   throw ArgumentError(option, quoted(text), "a whole number from 0 to 2^64-1");
@@ -111,6 +136,32 @@ double parse_positive(const std::string& option, std::string_view text) {
   const auto number = number_of<double>(text);
   if (number && std::isfinite(*number) && *number > 0) return *number;
   throw ArgumentError(option, quoted(text), "a positive finite number");
+}
+
+std::optional<double> seconds_of_text(std::string_view text) {
+  struct Unit {
+    std::string_view name;
+    double seconds;
+  };
+  // A longer name comes before one that it ends with.
+  constexpr std::array kUnits{Unit{"ms", 1e-3}, Unit{"min", 60}, Unit{"s", 1}, Unit{"m", 60},
+                              Unit{"h", 3600}};
+  double unit = 1;
+  for (const Unit& one : kUnits) {
+    if (!text.ends_with(one.name)) continue;
+    unit = one.seconds;
+    text.remove_suffix(one.name.size());
+    break;
+  }
+  const auto number = number_of<double>(text);
+  const double seconds = number.value_or(0) * unit;
+  if (!(seconds > 0) || !std::isfinite(seconds)) return std::nullopt;
+  return seconds;
+}
+
+double parse_seconds(const std::string& option, std::string_view text) {
+  if (const auto seconds = seconds_of_text(text)) return *seconds;
+  throw ArgumentError(option, quoted(text), "a positive time, such as 300 or 300s, 5m, 1.5h");
 }
 
 Reproducible parse_reproducible(const std::string& option, std::string_view text) {
@@ -131,7 +182,23 @@ bool parse_flag(const std::string& option, std::string_view text) {
 std::string parse_choice(const std::string& option, std::string_view text,
                          const std::vector<std::string>& choices) {
   if (std::find(choices.begin(), choices.end(), text) != choices.end()) return std::string(text);
-  throw ArgumentError(option, quoted(text), fmt::format("one of {}", fmt::join(choices, ", ")));
+  throw ArgumentError(
+      option, quoted(text),
+      fmt::format("one of {}{}", fmt::join(choices, ", "), nearest_hint(text, "", choices)));
+}
+
+DType parse_dtype_choice(const std::string& option, std::string_view text,
+                         const std::vector<DType>& choices) {
+  std::vector<std::string> names;
+  names.reserve(choices.size());
+  for (const DType dtype : choices) names.emplace_back(annulus::name_of(dtype));
+  std::string name(text);
+  try {
+    name = annulus::name_of(annulus::parse_dtype(text));
+  } catch (const ArgumentError&) {
+    // parse_choice() says what the option takes.
+  }
+  return annulus::parse_dtype(parse_choice(option, name, names));
 }
 
 AttentionShape parse_shape(const std::string& option, std::string_view text) {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -18,16 +19,26 @@ namespace annulus::launcher {
                                          std::int64_t least, std::int64_t most);
 /// A size of 1 or more.
 [[nodiscard]] std::int64_t parse_size(const std::string& option, std::string_view text);
+/// Bytes, 1 or more: a size, or a number with a unit, "80GB" (80e9) or "80GiB" (80 * 1024³).
+[[nodiscard]] std::int64_t parse_bytes(const std::string& option, std::string_view text);
 [[nodiscard]] std::uint64_t parse_seed(const std::string& option, std::string_view text);
 /// A finite number.
 [[nodiscard]] double parse_number(const std::string& option, std::string_view text);
 [[nodiscard]] double parse_positive(const std::string& option, std::string_view text);
+/// Positive seconds: "300", "90s", "5m" or "5min", "1.5h", "200ms".
+[[nodiscard]] double parse_seconds(const std::string& option, std::string_view text);
+/// The same without an error: absent if the text is no positive time.
+[[nodiscard]] std::optional<double> seconds_of_text(std::string_view text);
 /// "true", "on", "yes", "1" or "false", "off", "no", "0".
 [[nodiscard]] bool parse_flag(const std::string& option, std::string_view text);
 [[nodiscard]] Reproducible parse_reproducible(const std::string& option, std::string_view text);
-/// One of a few words.
+/// One of a few words; the error names the nearest of them.
 [[nodiscard]] std::string parse_choice(const std::string& option, std::string_view text,
                                        const std::vector<std::string>& choices);
+
+/// One of a few dtypes, by its name or a short one (see annulus::parse_dtype).
+[[nodiscard]] DType parse_dtype_choice(const std::string& option, std::string_view text,
+                                       const std::vector<DType>& choices);
 
 /// "B,T,S,N,K,D[,Dv]"; Dv is D by default.
 [[nodiscard]] AttentionShape parse_shape(const std::string& option, std::string_view text);

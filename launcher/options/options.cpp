@@ -4,7 +4,6 @@
 #include <array>
 #include <cctype>
 #include <initializer_list>
-#include <numeric>
 #include <sstream>
 #include <unistd.h>
 #include <utility>
@@ -21,6 +20,7 @@
 #include "launcher/options/file_names.hpp"
 #include "launcher/options/given_values.hpp"
 #include "launcher/options/metadata_values.hpp"
+#include "launcher/options/nearest.hpp"
 #include "launcher/options/option_help.hpp"
 #include "launcher/options/option_table.hpp"
 #include "launcher/options/option_values.hpp"
@@ -34,31 +34,6 @@ namespace po = boost::program_options;
 constexpr std::array kCommands{Command::run, Command::verify, Command::bench, Command::plan,
                                Command::info};
 constexpr std::string_view kPrefix = "ANNULUS_";
-
-// The number of edits (insert, delete, replace a character) between two words.
-std::size_t edit_distance(std::string_view a, std::string_view b) {
-  std::vector<std::size_t> row(b.size() + 1);
-  std::iota(row.begin(), row.end(), std::size_t{0});
-  for (std::size_t i = 1; i <= a.size(); ++i) {
-    std::size_t diagonal = std::exchange(row[0], i);
-    for (std::size_t j = 1; j <= b.size(); ++j) {
-      const std::size_t replaced = diagonal + (a[i - 1] == b[j - 1] ? 0 : 1);
-      diagonal = std::exchange(row[j], std::min({row[j] + 1, row[j - 1] + 1, replaced}));
-    }
-  }
-  return row.back();
-}
-
-// "; the nearest is --window", or "" if no candidate is close enough for a typing error.
-std::string suggestion(std::string_view word, std::string_view prefix,
-                       const std::vector<std::string>& candidates) {
-  const std::string& nearest = *std::min_element(
-      candidates.begin(), candidates.end(), [&](const std::string& a, const std::string& b) {
-        return edit_distance(word, a) < edit_distance(word, b);
-      });
-  if (edit_distance(word, nearest) > std::max<std::size_t>(2, word.size() / 3)) return {};
-  return fmt::format("; the nearest is {}{}", prefix, nearest);
-}
 
 std::vector<std::string> options_of(Command command) {
   std::vector<std::string> names;
@@ -76,7 +51,7 @@ Command parse_command(const std::string& word) {
   }
   throw ArgumentError("command", fmt::format("'{}'", word),
                       fmt::format("run, verify, bench, plan or info{} (annulus --help says more)",
-                                  suggestion(word, "", names)));
+                                  nearest_hint(word, "", names)));
 }
 
 // The options of all commands, by which Boost splits words and lines, so that an option of another
@@ -94,7 +69,7 @@ po::options_description descriptions() {
 [[noreturn]] void throw_unknown(const std::string& option, std::string_view name, Command command) {
   const std::string program = fmt::format("annulus {}", name_of(command));
   throw UserError(fmt::format("{0}: not an option of {1}{2} ({1} --help lists all)", option,
-                              program, suggestion(name, "--", options_of(command))));
+                              program, nearest_hint(name, "--", options_of(command))));
 }
 
 void insert(GivenValues& values, const std::string& name, GivenValue value) {
@@ -226,12 +201,13 @@ constexpr std::array<std::string_view, 9> kLogLevels{
 
 // The logger treats an unknown level as off.
 void check_log_level(std::vector<std::string>& warnings) {
-  const std::string level = environment("ANNULUS_LOG_LEVEL");
+  std::string level = environment("ANNULUS_LOG_LEVEL");
+  for (char& c : level) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
   if (std::find(kLogLevels.begin(), kLogLevels.end(), level) != kLogLevels.end()) return;
   warnings.push_back(fmt::format(
       "ANNULUS_LOG_LEVEL: got '{}', taken as off; expected trace, debug, info, warning, error or "
-      "off",
-      level));
+      "off{}",
+      level, nearest_hint(level, "", {kLogLevels.begin(), kLogLevels.end()})));
 }
 
 GivenValues from_environment(std::vector<std::string>& warnings) {
@@ -388,6 +364,20 @@ Options options_from(const GivenValues& values, Command command) {
   return options;
 }
 
+// --shape B,T,S gets the sizes of the model's heads.
+void complete_shape(GivenValues& values, const ModelSizes& sizes) {
+  const auto shape = values.find("shape");
+  if (shape == values.end() || split(shape->second.text, ',').size() != 3) return;
+  shape->second.text += fmt::format(",{},{},{}", sizes.heads, sizes.kv_heads, sizes.head_dim);
+}
+
+void check_sizes(const AttentionShape& shape, const ModelSizes& sizes) {
+  const ModelSizes given{shape.heads, shape.kv_heads, shape.head_dim};
+  if (given == sizes && shape.value_dim == sizes.head_dim) return;
+  throw ArgumentError("--shape", to_string(given),
+                      fmt::format("{} as in --model-config, or B,T,S alone", to_string(sizes)));
+}
+
 }  // namespace
 
 std::string_view name_of(Command command) noexcept {
@@ -398,11 +388,7 @@ std::string_view name_of(Command command) noexcept {
 
 std::optional<Options> parse_options(const std::vector<std::string>& words, std::string& help) {
   const auto is_help = [](const std::string& word) { return word == "--help" || word == "-h"; };
-  if (words.empty()) {
-    throw ArgumentError("command", "nothing",
-                        "run, verify, bench, plan or info (annulus --help says more)");
-  }
-  if (is_help(words.front()) || words == std::vector<std::string>{"help"}) {
+  if (words.empty() || is_help(words.front()) || words == std::vector<std::string>{"help"}) {
     help = program_help();
     return std::nullopt;
   }
@@ -435,16 +421,31 @@ std::optional<Options> parse_options(const std::vector<std::string>& words, std:
   }
   MetadataValues metadata;
   if (find_option("metadata")->belongs_to(command)) {
-    metadata = read_metadata(first_of("metadata", {&values, &environment, &config}));
+    const GivenValue* const lenient =
+        first_of("metadata-lenient", {&values, &environment, &config});
+    metadata = read_metadata(first_of("metadata", {&values, &environment, &config}),
+                             lenient != nullptr && parse_flag(lenient->option, lenient->text));
     drop_foreign(metadata.file, command);
     drop_foreign(metadata.environment, command);
   }
+  ModelValues model;
+  if (find_option("model-config")->belongs_to(command)) {
+    model =
+        read_model(first_of("model-config", {&values, &environment, &config}),
+                   first_of("layer", {&values, &environment, &config}), command != Command::run);
+  }
   values.merge(metadata.file);
+  values.merge(model.values);
   values.merge(environment);
   values.merge(metadata.environment);
   values.merge(config);
+  if (model.sizes) complete_shape(values, *model.sizes);
   Options options = options_from(values, command);
-  warnings.insert(warnings.end(), metadata.warnings.begin(), metadata.warnings.end());
+  if (model.sizes && options.shape) check_sizes(*options.shape, *model.sizes);
+  options.model_sizes = model.sizes;
+  for (const auto* more : {&metadata.warnings, &model.warnings}) {
+    warnings.insert(warnings.end(), more->begin(), more->end());
+  }
   options.warnings = std::move(warnings);
   return options;
 }

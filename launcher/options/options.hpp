@@ -16,6 +16,8 @@
 #include <annulus/partition/sharding_rules.hpp>
 #include <annulus/ring/tuning.hpp>
 
+#include "launcher/options/model_config.hpp"
+
 namespace annulus::launcher {
 
 enum class Command : std::uint8_t { run, verify, bench, plan, info };
@@ -102,7 +104,10 @@ struct Options {
   bool bhtd = false;  ///< tensors in files are [B,N,T,D]
 
   // Files. Empty: not given. json and csv may be "-": standard output, in place of the table.
-  std::string query, key, value, input, config, metadata;
+  std::string query, key, value, input, config, metadata, model_config;
+  bool metadata_lenient = false;          ///< unknown keys of metadata are warnings
+  std::optional<std::int64_t> layer;      ///< of model_config
+  std::optional<ModelSizes> model_sizes;  ///< what model_config says that tensors have
   std::string query_segments, kv_segments, cu_seqlens, query_lengths, kv_lengths;
   std::string query_cu_seqlens, kv_cu_seqlens;
   std::string block_mask;  ///< or "random:DENSITY"
@@ -118,6 +123,7 @@ struct Options {
   DType grad_wire = DType::float32;  ///< or bfloat16
   std::string cost_model;            ///< file, for predictions
   std::string tuning_cache;          ///< empty: ring::default_tuning_file()
+  std::string build;                 ///< see ring::TuningOptions; no option
 
   // Running.
   double timeout = Watchdog::kDefault.count();  ///< seconds
@@ -129,6 +135,9 @@ struct Options {
   /// plan: the backward pass instead.
   std::optional<bool> backward;
 
+  // run
+  int repeat = 1;        ///< calls
+  bool dry_run = false;  ///< only says what the run would do
   // verify
   int random = 0;  ///< number of random problems
   std::optional<RandomCase> random_case;

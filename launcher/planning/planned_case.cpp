@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -11,6 +12,7 @@
 
 #include "launcher/options/as_option.hpp"
 #include "launcher/setup/cost_model_option.hpp"
+#include "launcher/setup/hints.hpp"
 
 namespace annulus::launcher {
 
@@ -97,6 +99,9 @@ void settle_schedule(PlannedCase& planned, const Options& options, const Registr
   const Selection selection = select(options, planned, registry);
   planned.choice = ring::choose_schedule(planned.input(), selection.schedule_for(options.schedule));
   planned.how = ring::with_variant(planned.how, planned.choice);
+  const std::vector<std::string> unused = hints_of_choice(options, {planned.choice.schedule});
+  std::vector<std::string>& warnings = planned.setup.warnings;
+  warnings.insert(warnings.end(), unused.begin(), unused.end());
 }
 
 }  // namespace annulus::launcher

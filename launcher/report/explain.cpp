@@ -1,5 +1,6 @@
 #include "launcher/report/explain.hpp"
 
+#include <algorithm>
 #include <string>
 
 #include <fmt/format.h>
@@ -10,7 +11,6 @@
 #include "launcher/options/option_values.hpp"
 
 namespace annulus::launcher {
-
 namespace {
 
 // "sdpa or native", since each block has its own.
@@ -20,22 +20,6 @@ std::string candidates_text(const Selection& selection) {
     text += (text.empty() ? "" : " or ") + candidate->names().front();
   }
   return text;
-}
-
-}  // namespace
-
-void explain(const Selection& selection, Report& report) {
-  report.add_meta("implementation chosen", candidates_text(selection));
-  for (const auto& [name, reason] : selection.passed_over) {
-    report.add_meta("implementation passed over, " + name, reason);
-  }
-}
-
-void explain(const ring::ScheduleChoice& choice, Report& report) {
-  report.add_meta("schedule chosen", variant_text(choice));
-  for (const auto& other : choice.passed_over) {
-    report.add_meta("schedule passed over, " + variant_text(other), other.reason);
-  }
 }
 
 void explain(const ring::Decision& decision, Report& report) {
@@ -53,17 +37,50 @@ void explain(const ring::Decision& decision, Report& report) {
   }
 }
 
+void explain_passed(const Selection& selection, Report& report) {
+  for (const auto& [name, reason] : selection.passed_over) {
+    report.add_meta("implementation passed over, " + name, reason);
+  }
+}
+
+// Why a choice was made, for its own line; the other variants say why they were not.
+std::string why_chosen(const ring::ScheduleChoice& choice) {
+  if (choice.passed_over.empty()) return "it is named";
+  const auto priced = std::ranges::count_if(choice.passed_over,
+                                            [](const auto& other) { return other.seconds > 0; });
+  if (priced == 0) return "it is the only one with a point";
+  return fmt::format("it is predicted to take {:.3g} ms, the best of {} that can run",
+                     choice.seconds * 1e3, priced + 1);
+}
+
+}  // namespace
+
+void explain(const ring::ScheduleChoice& choice, Report& report) {
+  report.add_meta("schedule chosen", variant_text(choice));
+  report.add_meta("schedule chosen because", why_chosen(choice));
+  for (const auto& other : choice.passed_over) {
+    report.add_meta("schedule passed over, " + variant_text(other), other.reason);
+  }
+}
+
 void explain(const ring::Prices& prices, Report& report) {
   for (const auto& [name, cost] : prices.kernels) {
     report.add_meta("rate of " + name, cost.source);
   }
 }
 
+void explain(const Selection& selection, const ring::ScheduleChoice& choice,
+             const ring::Decision& decision, const ring::Prices& prices, Report& report) {
+  report.add_meta("implementation chosen", candidates_text(selection));
+  explain(choice, report);
+  explain(decision, report);
+  explain_passed(selection, report);
+  explain(prices, report);
+}
+
 void explain(const Attention& attention, Report& report) {
-  explain(attention.selection(), report);
-  explain(attention.decision(), report);
-  explain(attention.schedule(), report);
-  explain(attention.plan_input().prices, report);
+  explain(attention.selection(), attention.schedule(), attention.decision(),
+          attention.plan_input().prices, report);
 }
 
 void add_price_of_order(const ring::ScheduleChoice& choice, std::string_view pass, Report& report,

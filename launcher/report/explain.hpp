@@ -15,14 +15,14 @@
 
 namespace annulus::launcher {
 
-/// Adds the lines of --explain to a report: the choice, and why other candidates were passed over.
-void explain(const Selection& selection, Report& report);
+/// Adds lines of --explain to a report: the schedule and why, then why others were passed over.
 void explain(const ring::ScheduleChoice& choice, Report& report);
-/// Adds the link of the tuning chain that decided.
-void explain(const ring::Decision& decision, Report& report);
 /// Adds the sources of predictions.
 void explain(const ring::Prices& prices, Report& report);
-/// Adds all of these lines.
+/// Adds all lines: the choice of implementation and schedule, the link of the tuning chain that
+/// decided, what was passed over, sources of predictions.
+void explain(const Selection& selection, const ring::ScheduleChoice& choice,
+             const ring::Decision& decision, const ring::Prices& prices, Report& report);
 void explain(const Attention& attention, Report& report);
 
 /// Measured seconds of a call whose bits are the same on any number of ranks, and of one whose bits

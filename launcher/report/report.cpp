@@ -82,7 +82,7 @@ void Report::add_row(Row cells) {
   }
   rows_.push_back(std::move(cells));
   if (follower_ == nullptr) return;
-  if (!followed_) begin_table(*follower_);
+  if (!followed_) begin_table(*follower_, rows_);
   followed_->write_row(*follower_, rows_.back());
   flush_followed(*follower_);
 }
@@ -91,13 +91,13 @@ void Report::set_verdict(std::string verdict, bool passed) {
   verdict_ = std::move(verdict);
   passed_ = passed;
   if (follower_ == nullptr) return;
-  if (!followed_) begin_table(*follower_);
+  if (!followed_) begin_table(*follower_, rows_);
   *follower_ << "# Verdict: " << verdict_ << '\n';
   flush_followed(*follower_);
 }
 
-void Report::begin_table(std::ostream& out) {
-  followed_.emplace(columns_, rows_, style_);
+void Report::begin_table(std::ostream& out, std::span<const Row> rows) {
+  followed_.emplace(columns_, rows, style_);
   followed_->write_header(out);
 }
 
@@ -112,8 +112,15 @@ void Report::write_table(std::ostream& out) const {
 void Report::follow(std::ostream& out) {
   follower_ = &out;
   for (const auto& pair : meta_) write_meta(out, pair);
-  if (!rows_.empty()) begin_table(out);
+  if (!rows_.empty()) begin_table(out, rows_);
   for (const Row& row : rows_) followed_->write_row(out, row);
+  flush_followed(out);
+}
+
+void Report::follow(std::ostream& out, const Row& typical) {
+  follower_ = &out;
+  for (const auto& pair : meta_) write_meta(out, pair);
+  begin_table(out, {&typical, 1});
   flush_followed(out);
 }
 
@@ -153,11 +160,11 @@ std::string Report::csv_header() const {
   return line;
 }
 
-std::string Report::csv_rows() const {
+std::string Report::csv_rows(std::size_t first) const {
   std::string begin = fmt::format("annulus.{}/{}", command_, kSchemaVersion);
   for (const RecordField& field : record_) begin += ',' + csv_quoted(text_of(field));
   std::string text;
-  for (const Row& cells : rows_) {
+  for (const Row& cells : std::span(rows_).subspan(std::min(first, rows_.size()))) {
     text += begin;
     for (const std::string& cell : cells) text += ',' + (cell == kNothing ? "" : csv_quoted(cell));
     text += "\r\n";

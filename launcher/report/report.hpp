@@ -1,8 +1,10 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <iosfwd>
 #include <optional>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -46,6 +48,8 @@ class Report {
   /// it is set. The first row, or the verdict, determines the layout. `out` must outlive the
   /// report. Throws LibraryError once `out` cannot be written.
   void follow(std::ostream& out);
+  /// The same with the header at once, in the units and widths that suit a row like `typical`.
+  void follow(std::ostream& out, const Row& typical);
 
   /// {"schema": "annulus.bench", "version": 2, "meta": {…}, "columns": [{"name", "unit",
   /// "meaning"}, …], "rows": [{name: cell, …}, …], "verdict": {"passed": true, "text": "…"}}. Cells
@@ -53,11 +57,14 @@ class Report {
   [[nodiscard]] nlohmann::json to_json() const;
   /// One line of RFC 4180: "schema,date,…,time (ms),…", without the line's end.
   [[nodiscard]] std::string csv_header() const;
-  /// The rows, a line each. The first column is "annulus.bench/2". Empty for "-".
-  [[nodiscard]] std::string csv_rows() const;
+  /// The rows from number `first` on, a line each. The first column is "annulus.bench/2". Empty for
+  /// "-".
+  [[nodiscard]] std::string csv_rows(std::size_t first = 0) const;
+  [[nodiscard]] std::size_t rows() const noexcept { return rows_.size(); }
+  [[nodiscard]] const std::vector<Column>& columns() const noexcept { return columns_; }
 
  private:
-  void begin_table(std::ostream& out);
+  void begin_table(std::ostream& out, std::span<const Row> rows);
 
   std::string command_;
   Record record_;

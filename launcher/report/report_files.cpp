@@ -20,6 +20,7 @@
 
 #include <annulus/core/error.hpp>
 
+#include "launcher/commands/interruption.hpp"
 #include "launcher/options/as_option.hpp"
 
 namespace annulus::launcher {
@@ -29,9 +30,18 @@ namespace {
 constexpr std::int64_t kLongestHeader = 64 << 10;
 constexpr std::string_view kLineEnd = "\r\n";
 
-std::string json_text(const Report& report) {
+std::string text_of(const nlohmann::json& json) {
   // Names of files in options need not be UTF-8.
-  return report.to_json().dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + '\n';
+  return json.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + '\n';
+}
+
+std::string unfinished_text(const Report& report) {
+  nlohmann::json json = report.to_json();
+  json["verdict"] = {
+      {"passed", false},
+      {"text", fmt::format("unfinished after {}",
+                           counted(static_cast<std::int64_t>(report.rows()), "row"))}};
+  return text_of(json);
 }
 
 std::string read_text(const files::FileDescriptor& file, const std::string& path,
@@ -105,8 +115,9 @@ void CsvFile::check_header(const files::FileDescriptor& file) const {
 }
 
 void CsvFile::add(const std::string& rows) {
-  if (fresh_ && fresh_->commit_if_new(header_ + std::string(kLineEnd) + rows)) return;
-  fresh_.reset();  // another job was first
+  const bool made = fresh_ && fresh_->commit_if_new(header_ + std::string(kLineEnd) + rows);
+  fresh_.reset();  // the file is there now; perhaps another job was first
+  if (made) return;
   const files::FileDescriptor file = open_existing();
   if (::flock(file.get(), LOCK_EX) != 0 && errno != ENOLCK && errno != EOPNOTSUPP) {
     throw SystemError("lock " + path_, errno);
@@ -132,6 +143,7 @@ ReportFiles::ReportFiles(const std::string& json_path, const std::string& csv_pa
                          const Report& report)
     : json_to_output_(json_path == kNothing),
       csv_to_output_(csv_path == kNothing),
+      json_path_(json_path),
       json_shown_("--json " + json_path),
       csv_shown_("--csv " + csv_path) {
   if (!json_path.empty() && !json_to_output_) {
@@ -142,12 +154,35 @@ ReportFiles::ReportFiles(const std::string& json_path, const std::string& csv_pa
   }
 }
 
-void ReportFiles::write(const Report& report, std::ostream& out) {
-  if (json_to_output_) out << json_text(report);
-  if (csv_to_output_) out << report.csv_header() << kLineEnd << report.csv_rows();
+void ReportFiles::write_csv(const Report& report, std::ostream& out) {
+  const std::string rows = report.csv_rows(csv_rows_);
+  if (csv_to_output_) {
+    if (csv_rows_ == 0) out << report.csv_header() << kLineEnd;
+    out << rows;
+  }
+  if (csv_ && (csv_rows_ == 0 || !rows.empty())) as_option(csv_shown_, [&] { csv_->add(rows); });
+  csv_rows_ = report.rows();
+}
+
+void ReportFiles::keep(const Report& report, std::ostream& out) {
+  if (json_to_output_) print_when_interrupted(unfinished_text(report));
+  write_csv(report, out);
   out.flush();
-  if (json_) as_option(json_shown_, [&] { json_->commit(json_text(report)); });
-  if (csv_) as_option(csv_shown_, [&] { csv_->add(report.csv_rows()); });
+  if (!json_) return;
+  as_option(json_shown_, [&] {
+    json_->commit(unfinished_text(report));
+    json_.emplace(json_path_);
+  });
+}
+
+void ReportFiles::write(const Report& report, std::ostream& out) {
+  if (json_to_output_) {
+    print_when_interrupted("");
+    out << text_of(report.to_json());
+  }
+  write_csv(report, out);
+  out.flush();
+  if (json_) as_option(json_shown_, [&] { json_->commit(text_of(report.to_json())); });
 }
 
 }  // namespace annulus::launcher

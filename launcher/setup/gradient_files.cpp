@@ -1,5 +1,6 @@
 #include "launcher/setup/gradient_files.hpp"
 
+#include <algorithm>
 #include <memory>
 #include <utility>
 
@@ -10,6 +11,7 @@
 #include <annulus/verification/for_tensor.hpp>
 
 #include "launcher/options/as_option.hpp"
+#include "launcher/options/file_names.hpp"
 #include "launcher/setup/input_tensors.hpp"
 
 namespace annulus::launcher {
@@ -59,14 +61,22 @@ GradientFiles::GradientFiles(const Options& options, const AttentionProblem& pro
   request_.grad_lse = grad_lse_.has_value();
   request_.grad_sinks = !options.grad_sinks.empty();
   request_.grad_bias = !options.grad_bias.empty();
+  struct Contents {
+    std::string path;
+    std::string shown;
+    std::vector<files::ArraySpec> arrays;
+  };
+  std::vector<Contents> contents;
   const auto add = [&](const char* option, const char* name, const std::string& path,
                        const Extents& shape, DType dtype, Sharding sharding,
                        TensorView ring::BackwardLocalTensors::*tensor, bool bhtd) {
-    outputs_.push_back({std::make_unique<files::ArrayWriter>(
-                            mesh.world(), path,
-                            std::vector<files::ArraySpec>{{name, dtype, file_order(shape, bhtd)}},
-                            fmt::format("{} {}", option, path)),
-                        dtype, std::move(sharding), tensor, bhtd});
+    const auto found = std::ranges::find_if(
+        contents, [&](const Contents& one) { return are_one_safetensors(one.path, path); });
+    const std::size_t file = static_cast<std::size_t>(found - contents.begin());
+    if (found == contents.end()) contents.push_back({path, fmt::format("{} {}", option, path), {}});
+    std::vector<files::ArraySpec>& arrays = contents[file].arrays;
+    outputs_.push_back({file, arrays.size(), dtype, std::move(sharding), tensor, bhtd});
+    arrays.push_back({name, dtype, file_order(shape, bhtd)});
   };
   using Operands = ring::ShardedOperands;
   using Tensors = ring::BackwardLocalTensors;
@@ -89,6 +99,10 @@ GradientFiles::GradientFiles(const Options& options, const AttentionProblem& pro
     add(
         "--grad-bias", "grad_bias", options.grad_bias, *problem.bias, DType::float32,
         [](const Operands& operands) { return operands.bias.value(); }, &Tensors::grad_bias, false);
+  }
+  for (const Contents& file : contents) {
+    writers_.push_back(
+        std::make_unique<files::ArrayWriter>(mesh.world(), file.path, file.arrays, file.shown));
   }
 }
 
@@ -157,14 +171,15 @@ void GradientFiles::write(const ring::ShardedOperands& operands) {
   for (Output& output : outputs_) {
     const NamedSharding sharding = output.sharding(operands);
     if (!sharding.is_primary(rank)) continue;
-    output.writer->write_slice(file_order(sharding.index(rank), output.bhtd),
-                               file_order(output.gradient.host.view(), output.bhtd), 0);
+    writers_[output.file]->write_slice(file_order(sharding.index(rank), output.bhtd),
+                                       file_order(output.gradient.host.view(), output.bhtd),
+                                       output.array);
   }
 }
 
 std::vector<files::ArrayWriter*> GradientFiles::writers() const {
   std::vector<files::ArrayWriter*> all;
-  for (const Output& output : outputs_) all.push_back(output.writer.get());
+  for (const auto& writer : writers_) all.push_back(writer.get());
   return all;
 }
 

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -20,7 +21,7 @@ namespace annulus::launcher {
 
 /// The backward pass of annulus run: reads --grad-output and --grad-lse, and --forward-output and
 /// --forward-lse if they replace the forward pass; writes --grad-query, --grad-key, --grad-value,
-/// --grad-sinks and --grad-bias.
+/// --grad-sinks and --grad-bias, each to a file of its own or several to one .safetensors file.
 class GradientFiles {
  public:
   /// Opens the inputs and makes the outputs, so that errors show before any work. Collective over
@@ -49,7 +50,8 @@ class GradientFiles {
  private:
   using Sharding = std::function<NamedSharding(const ring::ShardedOperands&)>;
   struct Output {
-    std::unique_ptr<files::ArrayWriter> writer;
+    std::size_t file;   ///< in writers_
+    std::size_t array;  ///< in the file
     DType dtype;
     Sharding sharding;
     TensorView ring::BackwardLocalTensors::*tensor;
@@ -62,6 +64,7 @@ class GradientFiles {
   std::optional<files::ArrayFile> grad_output_, grad_lse_, forward_output_, forward_lse_;
   ring::BackwardRequest request_;
   std::vector<Output> outputs_;
+  std::vector<std::unique_ptr<files::ArrayWriter>> writers_;  // one for each file
   verification::DeviceTwin output_gradient_, lse_gradient_;
 };
 

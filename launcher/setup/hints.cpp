@@ -1,5 +1,6 @@
 #include "launcher/setup/hints.hpp"
 
+#include <algorithm>
 #include <cstdint>
 
 #include <fmt/format.h>
@@ -9,13 +10,13 @@
 namespace annulus::launcher {
 namespace {
 
-// Models have up to this many heads. More heads than positions, on both sides, are hardly ever
-// meant.
-constexpr std::int64_t kManyHeads = 64;
-
+// True if heads and positions of the files are probably in each other's place: no model has so many
+// heads, or there are more heads than positions on both sides, or as many heads of queries as there
+// are keys. Few queries of many heads, as in decoding, are common.
 bool looks_swapped(const AttentionShape& shape) {
-  return shape.heads >= kManyHeads && shape.query_length > 1 && shape.heads > shape.query_length &&
-         shape.kv_heads > shape.kv_length;
+  if (shape.heads > kMostHeads) return true;
+  const bool few_rows = shape.query_length > 1 && shape.query_length < shape.heads;
+  return few_rows && (shape.kv_heads > shape.kv_length || shape.heads == shape.kv_length);
 }
 
 }  // namespace
@@ -39,10 +40,45 @@ std::vector<std::string> hints(const Options& options, const AttentionShape& sha
         shape.query_length, shape.query_length, shape.kv_length));
   }
   if (options.command == Command::run && looks_swapped(shape)) {
-    hints.push_back(fmt::format(
-        "{} heads and {} positions of query look swapped: files of [B,{}] need --layout {}",
-        shape.heads, shape.query_length, options.bhtd ? "T,N,D" : "N,T,D",
-        options.bhtd ? "bthd" : "bhtd"));
+    // With the key in another order than the query, --layout would not help.
+    const bool both = shape.kv_heads > shape.kv_length || shape.kv_heads > kMostHeads;
+    hints.push_back(
+        fmt::format("{} heads and {} positions of query look swapped", shape.heads,
+                    shape.query_length) +
+        (both ? fmt::format(": files of [B,{}] need --layout {}", options.bhtd ? "T,N,D" : "N,T,D",
+                            options.bhtd ? "bthd" : "bhtd")
+              : fmt::format(", unlike {} heads and {} positions of key: all files need one order, "
+                            "that of --layout",
+                            shape.kv_heads, shape.kv_length)));
+  }
+  return hints;
+}
+
+std::vector<std::string> hints_of_choice(const Options& options,
+                                         const std::vector<ring::Schedule>& chosen,
+                                         std::optional<bool> rounds_gradients) {
+  std::vector<std::string> hints;
+  std::string names;
+  for (const ring::Schedule schedule : chosen) {
+    const std::string name(ring::name_of(schedule));
+    if (names.find(name) == std::string::npos) names += (names.empty() ? "" : " and ") + name;
+  }
+  const auto add = [&](const char* option, const std::string& value, const std::string& why) {
+    hints.push_back(fmt::format("--{} {}: has no effect: {}", option, value, why));
+  };
+  const auto need = [&](const char* option, int value, ring::Schedule user) {
+    if (!options.named.contains(option) || std::ranges::find(chosen, user) != chosen.end()) return;
+    add(option, std::to_string(value),
+        fmt::format("--schedule auto has chosen {}; only {} uses it", names, ring::name_of(user)));
+  };
+  if (options.schedule == "auto") {
+    need("ulysses-degree", options.ulysses_degree, ring::Schedule::hybrid);
+    need("inner-size", options.inner_size, ring::Schedule::double_ring);
+  }
+  if (rounds_gradients == false && options.named.contains("grad-wire") &&
+      options.grad_wire != DType::float32) {
+    add("grad-wire", std::string(annulus::name_of(options.grad_wire)),
+        fmt::format("{} sends no parts of gradients of keys and values here", names));
   }
   return hints;
 }

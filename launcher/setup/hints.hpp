@@ -1,10 +1,13 @@
 #pragma once
 
+#include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include <annulus/attention/problem.hpp>
 #include <annulus/mesh/mesh_shape.hpp>
+#include <annulus/ring/plan.hpp>
 #include <annulus/ring/sharded_operands.hpp>
 
 #include "launcher/options/options.hpp"
@@ -17,6 +20,16 @@ namespace annulus::launcher {
 [[nodiscard]] std::vector<std::string> hints(const Options& options, const AttentionShape& shape,
                                              const MeshShape& mesh,
                                              const ring::OperandLayout& layout);
+
+/// No model has more heads.
+inline constexpr std::int64_t kMostHeads = 256;
+
+/// Warnings about options of the command line that a choice of `auto` leaves without effect.
+/// `chosen`: the schedules of all passes; `rounds_gradients`: whether the backward pass sends
+/// rounded parts of gradients, absent if that is unknown or there is none.
+[[nodiscard]] std::vector<std::string> hints_of_choice(const Options& options,
+                                                       const std::vector<ring::Schedule>& chosen,
+                                                       std::optional<bool> rounds_gradients = {});
 
 /// "; mpirun -n 4 annulus run ... has as many as this mesh", if --mesh is right except for the
 /// number of ranks; else nothing.

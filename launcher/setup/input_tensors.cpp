@@ -1,14 +1,16 @@
 #include "launcher/setup/input_tensors.hpp"
 
-#include <exception>
 #include <string>
+#include <tuple>
 #include <utility>
+#include <vector>
 
 #include <fmt/format.h>
 
 #include <annulus/core/error.hpp>
 
 #include "launcher/options/as_option.hpp"
+#include "launcher/setup/hints.hpp"
 
 namespace annulus::launcher {
 namespace {
@@ -136,23 +138,72 @@ InputTensors open_in_order(const Options& options) {
   return inputs;
 }
 
+// Throws UserError if the tensors are not of the model of --model-config.
+void check_model(const Options& options, const AttentionShape& shape) {
+  if (!options.model_sizes) return;
+  const ModelSizes& model = *options.model_sizes;
+  const ModelSizes found{shape.heads, shape.kv_heads, shape.head_dim};
+  if (found == model) return;
+  throw ArgumentError(
+      options.input.empty() ? "--query/--key" : "--input", to_string(found),
+      fmt::format("{} as in --model-config {}", to_string(model), options.model_config));
+}
+
+}  // namespace
+
+namespace {
+
+// Opens all three files, whether they fit each other or not; empty if one is no array of 4
+// dimensions.
+std::vector<Extents> shapes_in_files(const Options& options) {
+  std::vector<Extents> shapes;
+  for (const auto& [option, file, name] :
+       {std::tuple("--query", &options.query, "query"), std::tuple("--key", &options.key, "key"),
+        std::tuple("--value", &options.value, "value")}) {
+    try {
+      shapes.push_back(open(options, option, *file, name).shape());
+    } catch (const UserError&) {
+      return {};
+    }
+    if (shapes.back().rank() != 4) return {};
+  }
+  return shapes;
+}
+
+// " (with --layout bhtd they fit each other)", or "" if that is not the only reading of the files
+// that makes sense.
+std::string hint_of_order(const Options& options) {
+  const std::vector<Extents> shapes = shapes_in_files(options);
+  if (shapes.empty()) return {};
+  const auto fit = [&](bool query_bhtd, bool others_bhtd) {
+    const Extents q = file_order(shapes[0], query_bhtd);
+    const Extents k = file_order(shapes[1], others_bhtd);
+    const Extents v = file_order(shapes[2], others_bhtd);
+    return q[0] == k[0] && q[3] == k[3] && k[0] == v[0] && k[1] == v[1] && k[2] == v[2] &&
+           k[2] >= 1 && q[2] % k[2] == 0 && q[2] <= kMostHeads;
+  };
+  const bool other = !options.bhtd;
+  const char* const layout = other ? "bhtd" : "bthd";
+  const bool all = fit(other, other);
+  const bool query_alone = fit(other, options.bhtd);
+  const bool others_alone = fit(options.bhtd, other);
+  if (all + query_alone + others_alone != 1) return {};
+  if (all) return fmt::format(" (with --layout {} they fit each other)", layout);
+  return fmt::format(" ({} in the order {}: all files need one, that of --layout)",
+                     query_alone ? "query seems to be" : "key and value seem to be", layout);
+}
+
 }  // namespace
 
 InputTensors open_inputs(const Options& options) {
   try {
-    return open_in_order(options);
+    InputTensors inputs = open_in_order(options);
+    check_model(options, inputs.shape);
+    return inputs;
   } catch (const UserError& error) {
-    const std::exception_ptr original = std::current_exception();
-    // If the files fit in the other order, the error says so.
-    Options swapped = options;
-    swapped.bhtd = !options.bhtd;
-    try {
-      static_cast<void>(open_in_order(swapped));
-    } catch (const UserError&) {
-      std::rethrow_exception(original);
-    }
-    throw UserError(fmt::format("{} (with --layout {} they fit each other)", error.what(),
-                                swapped.bhtd ? "bhtd" : "bthd"));
+    const std::string hint = hint_of_order(options);
+    if (hint.empty()) throw;
+    throw UserError(error.what() + hint);
   }
 }
 

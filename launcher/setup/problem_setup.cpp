@@ -281,6 +281,27 @@ void named_by_options(const Options& options, const Body& body) {
   }
 }
 
+// Names options where the library would name fields, or reject every schedule in turn.
+void check_gradients(const Options& options, DType dtype) {
+  const bool drawn = options.random > 0 || options.random_case;  // not every problem has a gradient
+  if (drawn || !(options.backward.value_or(false) || !options.grad_output.empty())) return;
+  const char* const asked = options.grad_output.empty() ? "--backward" : "--grad-output";
+  if (options.grad_wire != DType::float32 && size_of(dtype) > size_of(options.grad_wire)) {
+    throw UserError(fmt::format(
+        "--grad-wire {0}: gradients of {1} are not rounded to {0} for sending; it needs --dtype "
+        "float16 or bfloat16",
+        annulus::name_of(options.grad_wire), annulus::name_of(dtype)));
+  }
+  if (!options.normalize_output) {
+    throw UserError(fmt::format(
+        "--normalize-output false: an unnormalised output has no gradients; leave out {}", asked));
+  }
+  if (!options.weights.empty()) {
+    throw UserError(
+        fmt::format("--weights: attention weights have no gradients; leave out {}", asked));
+  }
+}
+
 PartitionSpec given_spec(const std::string& text, const char* option, const MeshShape& mesh) {
   PartitionSpec spec = PartitionSpec::parse(text, option);
   try {
@@ -347,6 +368,7 @@ ProblemSetup set_up_problem(const Options& options, const AttentionShape& shape,
   setup.problem.tuning = tuning_options(options);
   const auto check = [&] { named_by_options(options, [&] { setup.problem.validate(); }); };
   check();  // files are read only for a valid shape
+  check_gradients(options, dtype);
   const OperandFiles files(options);
   setup.problem.mask = set_up_mask(files, options, shape);
   setup.problem.sinks = set_up_sinks(files, options, shape);
@@ -430,6 +452,7 @@ ring::TuningOptions tuning_options(const Options& options) {
   ring::TuningOptions tuning;
   tuning.policy = options.tuning;
   tuning.file = options.tuning_cache;
+  tuning.build = options.build;
   if (!options.tuning_cache.empty()) tuning.shown = "--tuning-cache";
   return tuning;
 }

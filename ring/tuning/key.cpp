@@ -149,7 +149,9 @@ TuningKey make_tuning_key(const PlanInput& input, const ShardedAttentionOptions&
   if (machine.shares_gpus) device += ", shared";
   TuningKey key{
       {"device", std::move(device)},
-      {"versions", machine.versions},
+      {"versions", options.tuning.build.empty()
+                       ? machine.versions
+                       : fmt::format("{}, built from {}", machine.versions, options.tuning.build)},
       {"shape", to_string(problem.shape)},
       {"local shapes", fmt::format("query {}, key {}", to_string(operands.query.local_shape(0)),
                                    to_string(operands.key.local_shape(0)))},

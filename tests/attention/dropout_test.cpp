@@ -80,6 +80,7 @@ TEST(Dropout, SmallAndLargeProbabilitiesStayThemselves) {
   EXPECT_EQ(Dropout(1 - 1e-9, 1).threshold(), 65535U);
   EXPECT_FALSE(Dropout(0, 1).drops(0, 0, at(0), at(0)));
   EXPECT_EQ(to_string(Dropout(0.25, 5)), "dropout 0.25, seed 5");
+  EXPECT_EQ(to_string(Dropout(0.3, 5)), "dropout 0.3, seed 5") << "though it is rounded";
   for (const double wrong : {-0.1, 1.0, std::nan(""), 2.0}) {
     EXPECT_THAT(message_of<ArgumentError>([&] { Dropout(wrong, 1); }),
                 AllOf(HasSubstr("dropout"), HasSubstr("from 0 to below 1")));

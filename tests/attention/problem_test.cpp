@@ -130,9 +130,9 @@ TEST(AttentionProblem, ADenseMaskIsAMask) {
   problem.scale.reset();
   problem.soft_cap.reset();
   problem.mask = {};
-  EXPECT_EQ(mask_and_modifiers_text(problem), "none");
+  EXPECT_EQ(mask_and_modifiers_text(problem), "no mask");
   problem.softmax_dtype = DType::float64;
-  EXPECT_EQ(mask_and_modifiers_text(problem), "none, softmax float64");
+  EXPECT_EQ(mask_and_modifiers_text(problem), "no mask, softmax float64");
   problem.dense_mask = Extents{1, 1, 1, 1};
   EXPECT_EQ(mask_and_modifiers_text(problem), "dense mask [1, 1, 1, 1], softmax float64");
   problem.mask.set_causal(true);

@@ -153,6 +153,8 @@ TEST(DType, NamesParseBack) {
                             DType::bfloat16, DType::float32, DType::float64}) {
     EXPECT_EQ(parse_dtype(name_of(dtype)), dtype);
   }
+  EXPECT_EQ(parse_dtype("bf16"), DType::bfloat16);
+  EXPECT_EQ(parse_dtype("fp64"), DType::float64);
   const auto error = test::thrown_by<ArgumentError>([&] { (void)parse_dtype("half"); });
   EXPECT_EQ(error.argument(), "dtype");
   EXPECT_EQ(error.value(), "'half'");

@@ -26,6 +26,12 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   if (const auto value = taken([&] { return parse_positive(option, text); })) {
     require(std::isfinite(*value) && *value > 0, "positive numbers are");
   }
+  if (const auto value = taken([&] { return parse_bytes(option, text); })) {
+    require(*value >= 1, "bytes are one or more");
+  }
+  if (const auto value = seconds_of_text(text)) {
+    require(std::isfinite(*value) && *value > 0, "times are positive");
+  }
   (void)taken([&] { return parse_flag(option, text); });
   (void)taken([&] { return parse_choice(option, text, {"ring", "allgather"}); });
   if (const auto shape = taken([&] { return parse_shape(option, text); })) {

@@ -237,6 +237,18 @@ TEST(Face, OneRanksAttentionOptionsOtherwise) {
   expect_right_run(before, options, 1);
 }
 
+// The message holds what differs, and not all that the ranks have alike.
+TEST(Face, RanksThatDisagreeAreToldTheDifference) {
+  if (test::session().size() == 1) GTEST_SKIP() << "needs 2 ranks";
+  Context context(world(), on_host());
+  AttentionOptions options = causal(64);
+  if (context.rank() == 1) options.soft_cap = 20;
+  const std::string text = test::message_of<ArgumentError>([&] { Attention(context, options); });
+  EXPECT_THAT(text, AllOf(HasSubstr("attention on rank 1: got modifiers "),
+                          HasSubstr("soft cap 20, expected what rank 0 computes, modifiers "),
+                          Not(HasSubstr("shape")), Not(HasSubstr("schedule"))));
+}
+
 // One rank has no memory left for the LSE that its caller does not want.
 TEST(Face, MemoryThatARunNeedsIsAgreedOn) {
   if (test::session().size() == 1) GTEST_SKIP() << "needs 2 ranks";

@@ -142,6 +142,20 @@ TEST(Metadata, UnknownKeysAreWarnedAboutByName) {
   EXPECT_EQ(parsed.fields.softmax_scale, std::nullopt);
   EXPECT_EQ(parsed.fields.soft_cap, 4.0);
   EXPECT_THAT(parsed.fields.sharding_rules->rules(), SizeIs(1));
+  ASSERT_THAT(parsed.unknown, SizeIs(3));
+  EXPECT_EQ(parsed.unknown[1].name, "sharding_rules.heads");
+}
+
+TEST(Metadata, TextThatIsNotJsonSaysWhereItEnds) {
+  const auto message = [](const char* text) {
+    return test::message_of<FileError>([&] { (void)parse_metadata(text, "m.json"); });
+  };
+  EXPECT_EQ(message("{\"soft_cap\": 4,\n ,}"),
+            "m.json: is not JSON: line 2, column 2: ',' is not expected here");
+  EXPECT_EQ(message("{\"soft_cap\": 4"), "m.json: is not JSON: it ends in the middle of a value");
+  EXPECT_EQ(message("\x01"),
+            "m.json: is not JSON: line 1, column 1: byte 0x01 is not expected here");
+  EXPECT_EQ(message(""), "m.json: is not JSON: it ends in the middle of a value");
 }
 
 struct BadField {
@@ -178,7 +192,7 @@ TEST(Metadata, ValuesOfAnotherTypeOrRangeNameKeyAndSource) {
         BadField{"mesh", "\"\"", "axes"},
         BadField{"mesh", "[4]", "a string, or null"},
         BadField{"sharding_rules", "[]", "object"},
-        BadField{"backend", "\"gpu\"", "auto, cpu or cuda"},
+        BadField{"backend", "\"tpu\"", "auto, cpu or cuda"},
         BadField{"mode", "\"training\"", "prefill"},
         BadField{"implementation", "\"\"", "registry"}}) {
     const std::string text = std::string("{\"") + bad.json + "\": " + bad.value + "}";

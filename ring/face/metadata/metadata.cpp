@@ -50,6 +50,7 @@ Backend parse_backend(std::string_view name) {
   for (const Backend backend : {Backend::automatic, Backend::cpu, Backend::cuda}) {
     if (name_of(backend) == name) return backend;
   }
+  if (name == "gpu") return Backend::cuda;  // as EasyDeL calls it
   throw ArgumentError("backend", fmt::format("'{}'", name), "auto, cpu or cuda");
 }
 

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cstddef>
 #include <limits>
 #include <map>
@@ -74,11 +75,7 @@ Json json_of(const std::optional<T>& value) {
 
 // Reading.
 
-/// A key that does not exist where it stands.
-struct UnknownKey {
-  std::string name;
-  std::string known;  // the keys that exist there
-};
+using UnknownKey = UnknownMetadataKey;
 
 /// Where a value was found, and the unknown keys so far.
 struct Reader {
@@ -316,6 +313,20 @@ Json parse(std::string_view text, const std::string& source) {
   }
 }
 
+// "line 2, column 5: '}'", where the parser stopped after `bytes` bytes.
+std::string found_at(std::string_view text, std::size_t bytes) {
+  const std::size_t at = bytes == 0 ? 0 : bytes - 1;
+  if (at >= text.size()) return "it ends in the middle of a value";
+  const std::string_view before = text.substr(0, at);
+  const auto line = std::count(before.begin(), before.end(), '\n');
+  const std::size_t begin =
+      before.rfind('\n') == std::string_view::npos ? 0 : before.rfind('\n') + 1;
+  const auto c = static_cast<unsigned char>(text[at]);
+  const bool prints = c > ' ' && c < 0x7f;
+  return fmt::format("line {}, column {}: {} is not expected here", line + 1, at - begin + 1,
+                     prints ? fmt::format("'{}'", text[at]) : fmt::format("byte {:#04x}", c));
+}
+
 std::string lower_case(std::string text) {
   for (char& c : text) {
     if (c >= 'A' && c <= 'Z') c = static_cast<char>(c - 'A' + 'a');
@@ -351,8 +362,8 @@ ParsedMetadata parse_metadata(std::string_view text, const std::string& source) 
   Json json;
   try {
     json = parse(text, source);
-  } catch (const Json::exception& error) {
-    throw FileError(source, fmt::format("is not JSON: {}", error.what()));
+  } catch (const Json::parse_error& error) {
+    throw FileError(source, "is not JSON: " + found_at(text, error.byte));
   }
   if (!json.is_object()) throw FileError(source, "is not a JSON object");
   ParsedMetadata parsed;
@@ -362,6 +373,7 @@ ParsedMetadata parse_metadata(std::string_view text, const std::string& source) 
     if (!set_field(reader, value, parsed.fields)) reader.add_unknown(key, known_keys());
   }
   parsed.warnings = warnings_of(unknown, source);
+  parsed.unknown = std::move(unknown);
   return parsed;
 }
 
@@ -421,6 +433,7 @@ ParsedMetadata metadata_from_environment() {
     reader.add_unknown(name, known_keys());
   }
   parsed.warnings = warnings_of(unknown, source);
+  parsed.unknown = std::move(unknown);
   return parsed;
 }
 

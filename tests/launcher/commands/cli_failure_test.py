@@ -1,5 +1,7 @@
 """Ranks that see different things, a full disk, ranks that die or hang: nobody is left waiting."""
 
+import csv
+import json
 import os
 import resource
 import shutil
@@ -94,8 +96,8 @@ class NoMemory(CliTest):
         np.lib.format.open_memmap(self.path("value.npy"), "w+", np.float32, shape)
         result = self.annulus("run", *OPERANDS, *OUTPUT, "--threads", 1,
                               preexec_fn=self.limit_memory)
-        self.expect_error(result, 3, "annulus: error: key: tensor [1, 33554432, 1, 64] of float32: cpu: no "
-                          "memory for 8 GiB", "available, this process may have 4 GiB")
+        self.expect_error(result, 3, "annulus: error: --key key.npy: key: tensor [1, 33554432, 1, 64] of "
+                          "float32: cpu: no memory for 8 GiB", "available, this process may have 4 GiB")
         self.expect_no_files("output.npy")
 
     def test_of_verify_names_the_tensor_too(self):
@@ -209,6 +211,24 @@ class RankFails(CliTest):
             self.skipTest("no O_TMPFILE in " + self.directory)
         self.interrupt_alone(signal.SIGKILL)
         self.expect_no_files("output.npy", "lse.npy", "report.json", "trace.json")
+
+    def test_an_interrupted_bench_keeps_its_rows(self):
+        words = command("bench", "--sweep", "16:64k", "--iters", "2", "--csv", "rows.csv", "--json", "-")
+        job = subprocess.Popen(words, cwd=self.directory, stdout=subprocess.PIPE,
+                               stderr=subprocess.PIPE, text=True)
+        deadline = time.monotonic() + TIMEOUT
+        while not os.path.exists(self.path("rows.csv")) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        job.send_signal(signal.SIGINT)
+        output, messages = job.communicate(timeout=TIMEOUT)
+        self.assertEqual(job.returncode, -signal.SIGINT, messages)
+        report = json.loads(output)
+        self.assertRegex(report["verdict"]["text"], r"unfinished after \d+ row")
+        with open(self.path("rows.csv"), newline="") as file:
+            rows = list(csv.DictReader(file))
+        # The signal may come between the two.
+        self.assertLessEqual(abs(len(rows) - len(report["rows"])), 1)
+        self.assertEqual(report["rows"][0]["shape"], rows[0]["shape (B,T,S,N,K,D,Dv)"])
 
     def test_interrupted_mpirun_says_what_it_interrupts_once(self):
         code, messages, _ = self.interrupt(None, signal.SIGINT)

@@ -1,10 +1,12 @@
 """The gradients of annulus run, against an independent NumPy computation."""
 
 import os
+import subprocess
+import sys
 
 import numpy as np
 
-from cli_support import OPERANDS, OUTPUT, CliTest, main
+from cli_support import CHECKER, OPERANDS, OUTPUT, TIMEOUT, CliTest, main
 
 GIVEN = ["--grad-output", "grad_output.npy"]
 WANTED = ["--grad-query", "dq.npy", "--grad-key", "dk.npy", "--grad-value", "dv.npy"]
@@ -137,6 +139,27 @@ class Numbers(GradientTest):
         np.testing.assert_array_equal(np.load(self.path("dv.npy")), whole["dv"])
 
 
+    def test_gradients_in_one_file_that_the_checker_agrees_with(self):
+        wanted = [f"--grad-{name}" for name in ("query", "key", "value")]
+        one_file = [word for option in wanted for word in (option, "g.safetensors")]
+        more = ["--grad-lse", "grad_lse.npy", "--causal", "--soft-cap", "3", "--dropout", "0.25"]
+        self.expect_success(self.annulus("run", *OPERANDS, *OUTPUT, *GIVEN, *one_file, *more, ranks=2))
+        words = [sys.executable, CHECKER, *OPERANDS, *OUTPUT, *GIVEN, *one_file, *more]
+
+        def check():
+            return subprocess.run(words, cwd=self.directory, capture_output=True, text=True,
+                                  timeout=TIMEOUT, check=False)
+
+        result = check()
+        self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
+        for name in ("query", "key", "value"):
+            self.assertRegex(result.stdout, rf"grad_{name} +error, of its bound 0\.\d+  ok")
+        with open(self.path("g.safetensors"), "r+b") as file:
+            file.seek(-3, os.SEEK_END)  # the exponent of the last number
+            file.write(b"\x40\x40\x40")
+        self.assertEqual(check().returncode, 4)
+
+
 class BadInput(GradientTest):
     def expect_refused(self, words, *texts, ranks=None):
         self.expect_error(self.annulus("run", *OPERANDS, *OUTPUT, *words, ranks=ranks), 2, *texts)
@@ -183,10 +206,10 @@ class BadInput(GradientTest):
                                 "reproducible world", "are not all 61 in order", ranks=2)
 
     def test_what_has_no_gradients(self):
-        self.expect_refused(GIVEN + WANTED + ["--grad-wire", "bfloat16"], "no schedule can run",
+        self.expect_refused(GIVEN + WANTED + ["--grad-wire", "bfloat16"], "error: --grad-wire bfloat16: "
                             "gradients of float32 are not rounded to bfloat16", ranks=2)
         self.expect_refused(GIVEN + WANTED + ["--normalize-output", "false", "--maximum", "m.npy",
-                                              "--sum", "s.npy"], "normalize_output: got false")
+                                              "--sum", "s.npy"], "error: --normalize-output false: ")
 
 
 if __name__ == "__main__":

@@ -73,10 +73,10 @@ class Backward(CliTest):
         words = ["plan", "--mesh", "sp=4", "--shape", "1,1k,1k,8,2,64", "--backward"]
         for more, text in [
                 (["--grad-wire", "bfloat16", "--schedule", "ring"],
-                 "schedule ring cannot run: gradients of float32 are not rounded to bfloat16"),
+                 "--grad-wire bfloat16: gradients of float32 are not rounded to bfloat16"),
                 (["--grad-wire", "bfloat16", "--dtype", "bfloat16", "--schedule", "hybrid",
                   "--ulysses-degree", "2"], "it sums gradients along their way"),
-                (["--normalize-output", "false"], "an unnormalised output in the backward pass")]:
+                (["--normalize-output", "false"], "--normalize-output false: an unnormalised output has no gradients")]:
             self.expect_error(self.annulus(*words, *more), 2, text)
 
 

@@ -29,6 +29,11 @@ class Help(CliTest):
 
 
 class Options(CliTest):
+    def test_nothing_given_shows_the_usage(self):
+        result = self.annulus()
+        self.assertEqual((result.returncode, result.stdout), (2, ""))
+        self.assertEqual(result.stderr, self.annulus("--help").stdout)
+
     def save_metadata(self, **fields):
         with open(self.path("metadata.json"), "w") as file:
             json.dump(fields, file)
@@ -53,6 +58,17 @@ class Options(CliTest):
         self.expect_success(same)
         self.assertTrue(np.array_equal(np.load(self.path("output.npy")),
                                        np.load(self.path("same.npy"))))
+
+    def test_metadata_that_are_wrong(self):
+        self.save_operands()
+        words = ["run", *OPERANDS, *OUTPUT]
+        unknown = self.save_metadata(sofmax_scale=2)
+        self.expect_error(self.annulus(*words, *unknown), 2, "unknown key 'sofmax_scale'; the "
+                          "nearest is softmax_scale")
+        result = self.annulus(*words, *unknown, "--metadata-lenient")
+        self.expect_success(result)
+        self.assertEqual(result.stderr.count("annulus: warning: "), 1)
+        self.assertIn("metadata.json: unknown key 'sofmax_scale' is ignored", result.stderr)
 
     def test_a_full_dump_of_metadata_says_what_nothing_says(self):
         self.save_operands()
@@ -244,6 +260,40 @@ class Reports(CliTest):
         self.assertEqual(float(line["time (ms)"]), row["time"])
         for name in ["date", "commit", "libraries", "options", "ranks", "device name"]:
             self.assertEqual(line[name], str(row[name]))
+
+    def test_repeated_calls_have_a_median_and_a_spread(self):
+        row = self.run_reported_row("--repeat", "5")
+        self.assertLessEqual(row["least"], row["time"])
+        self.assertLessEqual(row["time"], row["most"])
+        row = self.run_reported_row()
+        self.assertEqual((row["least"], row["most"]), (row["time"], row["time"]))
+
+    def run_reported_row(self, *words):
+        result = self.run_reported("--json", "-", *words)
+        (row,) = json.loads(result.stdout)["rows"]
+        return row
+
+    def test_a_dry_run_computes_and_writes_nothing(self):
+        self.save_operands()
+        for ranks in None, 2:
+            result = self.annulus("run", *OPERANDS, *OUTPUT, "--causal", "--dry-run", ranks=ranks)
+            self.expect_success(result)
+            self.assertRegex(result.stdout, r"# would run: \w+ by native, transport \w+")
+            self.assertRegex(result.stdout, r"# memory: [\d.]+ \w+ of rank 0: query ")
+            self.assertIn("# Verdict: dry run: nothing was computed or written", result.stdout)
+            self.assertFalse(os.path.exists(self.path("output.npy")))
+        wrong = ["--mesh", "dp=1", "--schedule", "ring"]
+        self.expect_error(self.annulus("run", *OPERANDS, *OUTPUT, "--dry-run", *wrong), 2,
+                          "--schedule: schedule ring cannot run")
+
+    def test_explain_leads_with_the_choice(self):
+        self.save_operands()
+        result = self.annulus("run", *OPERANDS, *OUTPUT, "--explain", ranks=2)
+        self.expect_success(result)
+        order = [result.stdout.index(text) for text in
+                 ("# implementation chosen: ", "# schedule chosen: ", "# schedule chosen because: ",
+                  "# schedule passed over, ", "# implementation passed over, ", "GFLOP/s", "# rank 0")]
+        self.assertEqual(order, sorted(order))
 
     def test_standard_output(self):
         self.check_report(json.loads(self.run_reported("--json", "-").stdout))

@@ -102,10 +102,16 @@ TEST(MetadataOptions, OfBadValuesNameKeyAndFile) {
   EXPECT_THAT(error_of({"bench"}), HasSubstr("ANNULUS_METADATA_MODE"));
 }
 
-TEST(MetadataOptions, WarnAboutUnknownKeysAndHints) {
+TEST(MetadataOptions, RefuseUnknownKeysUnlessLenientAndWarnAboutHints) {
   const OptionFile metadata(R"({"soft_cup": 2, "blocksize_q": 64})");
   const Variable variable("ANNULUS_METADATA_BLOCKSIZE", "64");
-  const Options options = parse({"bench", "--metadata", metadata.path()});
+  EXPECT_THAT(error_of({"bench", "--metadata", metadata.path()}),
+              AllOf(HasSubstr("--metadata " + metadata.path() +
+                              ": unknown key 'soft_cup'; the "
+                              "nearest is soft_cap; known keys are runtime_dtype, "),
+                    HasSubstr("(--metadata-lenient ignores others)")));
+  EXPECT_THAT(error_of({"bench", "--metadata-lenient"}), HasSubstr("without --metadata"));
+  const Options options = parse({"bench", "--metadata", metadata.path(), "--metadata-lenient"});
   ASSERT_EQ(options.warnings.size(), 3U);
   EXPECT_THAT(options.warnings[0], HasSubstr("'ANNULUS_METADATA_BLOCKSIZE'"));
   EXPECT_THAT(options.warnings[1], AllOf(HasSubstr("'soft_cup'"), HasSubstr(metadata.path())));

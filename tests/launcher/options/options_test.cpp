@@ -273,7 +273,6 @@ TEST(Options, BiasAndMask) {
 }
 
 TEST(Options, Commands) {
-  EXPECT_THAT(error_of({}), HasSubstr("run, verify, bench, plan or info"));
   EXPECT_THAT(error_of({"rnu"}), AllOf(HasSubstr("'rnu'"), HasSubstr("nearest is run")));
   EXPECT_THAT(error_of({"--mesh", "sp=4"}), HasSubstr("'--mesh'"));
 }

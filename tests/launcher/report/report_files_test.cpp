@@ -57,6 +57,39 @@ class ReportFilesTest : public ::testing::Test {
   std::filesystem::path folder_;
 };
 
+// What a long report has kept is there whatever happens next, and nothing comes twice.
+TEST_F(ReportFilesTest, KeptRowsAreCompleteFiles) {
+  Report report = report_of();
+  {
+    ReportFiles files(path("a.json"), path("a.csv"), report);
+    files.keep(report, out_);
+    const auto json = nlohmann::json::parse(content("a.json"));
+    EXPECT_EQ(json["rows"].size(), 1U);
+    EXPECT_EQ(json["verdict"]["text"], "unfinished after 1 row");
+    EXPECT_EQ(json["verdict"]["passed"], false);
+    EXPECT_EQ(content("a.csv"), report.csv_header() + "\r\n" + report.csv_rows());
+    report.add_row({"1,32", "0.500"});
+    files.keep(report, out_);
+    report.set_verdict("OK", true);
+    files.write(report, out_);
+  }
+  const auto json = nlohmann::json::parse(content("a.json"));
+  EXPECT_EQ(json["rows"].size(), 2U);
+  EXPECT_EQ(json["verdict"]["text"], "OK");
+  EXPECT_EQ(content("a.csv"), report.csv_header() + "\r\n" + report.csv_rows());
+  EXPECT_EQ(files(), 2);
+  EXPECT_EQ(out_.str(), "");
+}
+
+TEST_F(ReportFilesTest, RowsOfCsvOnStandardOutputComeAtOnce) {
+  Report report = report_of();
+  ReportFiles files("", "-", report);
+  files.keep(report, out_);
+  EXPECT_EQ(out_.str(), report.csv_header() + "\r\n" + report.csv_rows());
+  files.write(report, out_);
+  EXPECT_EQ(out_.str(), report.csv_header() + "\r\n" + report.csv_rows());
+}
+
 TEST_F(ReportFilesTest, FilesAppearOnlyWhenWritten) {
   {
     const ReportFiles abandoned(path("a.json"), path("a.csv"), report_of());

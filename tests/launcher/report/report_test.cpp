@@ -68,6 +68,21 @@ TEST(Report, FollowingPrintsLineByLine) {
   EXPECT_FALSE(report.passed());
 }
 
+// The header comes before the first row, and no row changes it.
+TEST(Report, FollowingByATypicalRowHasItsColumns) {
+  Report report("bench", {}, {{"shape", "", 3}, {"rate", "GFLOP/s"}}, {});
+  std::ostringstream out;
+  report.follow(out, {"1,4096", "2000.00"});
+  const std::string header = "#\n#  shape      rate\n#        (TFLOP/s)\n";
+  EXPECT_EQ(out.str(), header);
+  report.add_row({"1,8", "5.00"});
+  report.add_row({"1,4096", "70000.00"});
+  EXPECT_EQ(out.str(), header + "     1,8      0.01\n  1,4096     70.00\n");
+  EXPECT_EQ(report.rows(), 2U);
+  EXPECT_EQ(report.csv_rows(1), "annulus.bench/2,\"1,4096\",70000.00\r\n");
+  EXPECT_EQ(report.csv_rows(2), "");
+}
+
 TEST(Report, FollowingWithoutRowsHasAHeader) {
   Report report("verify", {}, {{"index", "", 5}}, {});
   std::ostringstream out;

@@ -115,6 +115,7 @@ TEST_F(ProblemSetupTest, WarnsOfHeadsAndPositionsThatLookSwapped) {
   options_.command = Command::plan;  // where no file is read
   EXPECT_THAT(set_up().warnings, IsEmpty());
   options_.command = Command::run;
+  shape_.heads = shape_.kv_heads = 128;
   shape_.query_length = 1;  // decoding
   EXPECT_THAT(set_up().warnings, IsEmpty());
   shape_.query_length = 32;

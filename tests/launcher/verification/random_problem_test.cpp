@@ -38,7 +38,9 @@ std::string description(const RandomProblem& drawn) {
   }
   if (p.mask.block_mask()) text += fmt::format(" {}", p.mask.block_mask()->digest());
   if (p.sinks) text += fmt::format(" sinks {}", p.sinks->digest());
-  if (p.dropout) text += " " + to_string(*p.dropout);
+  if (p.dropout) {
+    text += fmt::format(" dropout {}, seed {}", p.dropout->probability(), p.dropout->seed());
+  }
   if (p.bias) text += " bias " + to_string(*p.bias);
   if (p.dense_mask) text += " dense " + to_string(*p.dense_mask);
   if (!p.normalize_output) text += " unnormalised";

@@ -75,6 +75,7 @@ TEST(TuningKey, DiffersInAllThatMatters) {
       {"device", [](auto&, Machine& m) { m.devices = {"another CPU"}; }},
       {"device", [](auto&, Machine& m) { m.shares_gpus = true; }},
       {"versions", [](auto&, Machine& m) { m.versions = "annulus 2"; }},
+      {"versions", [](PlannedCall& c, auto&) { c.options.tuning.build = "1a2b3c4d5e"; }},
       {"nodes of ranks", [](auto&, Machine& m) { m.nodes = "0 x 2, 1 x 2"; }},
       {"threads", [](auto&, Machine& m) { m.threads = 1; }},
       {"shape", [](PlannedCall& c, auto&) { c.problem.shape.kv_heads = 8; }},

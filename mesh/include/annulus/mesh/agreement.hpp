@@ -25,7 +25,7 @@ class AgreedFailure : public LibraryError {
 /// Collective over `ranks`. If any rank passes an error, every rank throws: an AgreedFailure unless
 /// all are UserErrors; then its own ArgumentError, FileError or UnsupportedError if all ranks have
 /// the same, else a UserError. The message is that of the lowest rank that failed, after "rank r: "
-/// unless all ranks failed with the same one, and it counts the other ranks whose message differs.
+/// unless all have the same UserError, and it counts the other ranks whose message differs.
 /// `what` says what may have failed; a timeout names it, and it must be the same on all ranks.
 void agree(Control& ranks, const Error* error, std::string_view what = {});
 

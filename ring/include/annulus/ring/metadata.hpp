@@ -97,11 +97,18 @@ struct AttentionMetadata {
   [[nodiscard]] std::vector<std::string> unused_hints() const;
 };
 
+/// A key of metadata that means nothing where it stands.
+struct UnknownMetadataKey {
+  std::string name;
+  std::string known;  ///< the keys that exist there: "softmax_scale, soft_cap"
+};
+
 /// Fields read from a file or the environment. `warnings` has one sentence for each unknown key,
 /// which also lists the known ones.
 struct ParsedMetadata {
   MetadataFields fields;
-  std::vector<std::string> warnings;
+  std::vector<UnknownMetadataKey> unknown = {};
+  std::vector<std::string> warnings = {};
 };
 
 /// A JSON object with a key for each field: dtypes, backend and mode as their names, sharding rules

@@ -58,6 +58,8 @@ struct TuningOptions {
   int candidates = 8;   ///< … and no more than these
   int runs = 5;         ///< timed calls of each, of which the median counts
   double seconds = 10;  ///< no further candidate is begun after this time
+  /// The commit of the caller's program, if it tells: measurements of other builds do not count.
+  std::string build = {};
 };
 
 /// The links of the chain, in order.

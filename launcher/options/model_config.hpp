@@ -1,0 +1,51 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <annulus/core/dtype.hpp>
+
+namespace annulus::launcher {
+
+/// Query heads N, key/value heads K and head dimension D of a model.
+struct ModelSizes {
+  std::int64_t heads = 0;
+  std::int64_t kv_heads = 0;
+  std::int64_t head_dim = 0;
+
+  bool operator==(const ModelSizes&) const = default;
+};
+
+/// "N=64 K=8 D=128".
+[[nodiscard]] std::string to_string(const ModelSizes& sizes);
+
+/// What the attention of one layer of a model is, as far as its configuration says.
+struct ModelLayer {
+  ModelSizes sizes;
+  std::optional<DType> dtype;
+  bool causal = false;
+  /// The L of --window with --causal, one less than sliding_window, which counts the row's own key.
+  std::optional<std::int64_t> window;
+  std::optional<std::int64_t> chunk;
+  std::optional<double> scale;
+  std::optional<double> soft_cap;
+  std::vector<std::string> warnings;  ///< what belongs to the layer and the configuration lacks
+};
+
+/// Reads a config.json of Hugging Face's transformers: num_attention_heads, num_key_value_heads,
+/// head_dim, hidden_size, sliding_window with layer_types (or sliding_window_pattern,
+/// use_sliding_window, max_window_layers), attention_chunk_size, attn_logit_softcapping,
+/// query_pre_attn_scalar, attention_multiplier, dtype (torch_dtype); of a model with text_config,
+/// that. Other keys are ignored, as they are not about attention. Windows and chunks mean what
+/// annulus.hf makes of the same models.
+///
+/// `layer` counts from 0; absent, all layers must be alike. `source` names the text in messages.
+/// Throws FileError(source, …) for text that is no such configuration and for attention that is not
+/// softmax attention over keys and values (latent, linear), ArgumentError("layer", …).
+[[nodiscard]] ModelLayer read_model_config(std::string_view text, const std::string& source,
+                                           std::optional<std::int64_t> layer);
+
+}  // namespace annulus::launcher

@@ -1,0 +1,141 @@
+// Configurations of models of Hugging Face: what they say of the attention of a layer.
+#include "launcher/options/model_config.hpp"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/launcher/options/parsing.hpp"
+#include "tests/support/message_of.hpp"
+
+namespace annulus::launcher {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
+
+constexpr const char* kLlama = R"({"architectures": ["LlamaForCausalLM"], "hidden_size": 4096,
+    "num_attention_heads": 32, "num_hidden_layers": 32, "num_key_value_heads": 8,
+    "torch_dtype": "bfloat16", "attention_dropout": 0.0, "sliding_window": null})";
+constexpr const char* kGptOss = R"({"architectures": ["GptOssForCausalLM"], "head_dim": 64,
+    "hidden_size": 2880, "num_attention_heads": 64, "num_key_value_heads": 8,
+    "layer_types": ["sliding_attention", "full_attention"], "num_hidden_layers": 2,
+    "sliding_window": 128, "model_type": "gpt_oss"})";
+constexpr const char* kGemma2 = R"({"architectures": ["Gemma2ForCausalLM"], "head_dim": 256,
+    "hidden_size": 2304, "num_attention_heads": 8, "num_key_value_heads": 4,
+    "num_hidden_layers": 26, "sliding_window": 4096, "model_type": "gemma2",
+    "attn_logit_softcapping": 50.0, "query_pre_attn_scalar": 256})";
+
+ModelLayer layer_of(const std::string& text, std::optional<std::int64_t> layer = {}) {
+  return read_model_config(text, "config.json", layer);
+}
+std::string error_of_config(const std::string& text, std::optional<std::int64_t> layer = {}) {
+  return test::message_of<UserError>([&] { static_cast<void>(layer_of(text, layer)); });
+}
+
+TEST(ModelConfig, AModelWithoutWindows) {
+  const ModelLayer layer = layer_of(kLlama);
+  EXPECT_EQ(layer.sizes, (ModelSizes{32, 8, 128}));
+  EXPECT_EQ(layer.dtype, DType::bfloat16);
+  EXPECT_TRUE(layer.causal);
+  EXPECT_FALSE(layer.window || layer.chunk || layer.scale || layer.soft_cap);
+  EXPECT_THAT(layer.warnings, IsEmpty());
+}
+
+// sliding_window counts the row's own key, as annulus.hf reads it too.
+TEST(ModelConfig, AWindowSeesAsManyKeysAsItSays) {
+  const ModelLayer layer = layer_of(kGptOss, 0);
+  EXPECT_EQ(layer.window, 127);
+  EXPECT_THAT(layer.warnings, ElementsAre(HasSubstr("--sinks")));
+  EXPECT_FALSE(layer_of(kGptOss, 1).window.has_value());
+}
+
+TEST(ModelConfig, LayersThatDifferMustBeNamed) {
+  EXPECT_THAT(error_of_config(kGptOss),
+              AllOf(HasSubstr("layer: got nothing, expected one of 0 to 1"),
+                    HasSubstr("full_attention, sliding_attention"), HasSubstr("layer 0: sliding")));
+  EXPECT_THAT(error_of_config(kGptOss, 2), HasSubstr("layer: got 2, expected 0 to 1"));
+}
+
+TEST(ModelConfig, OlderFilesLeaveWindowsToTheModel) {
+  EXPECT_EQ(layer_of(kGemma2, 0).window, 4095);
+  EXPECT_FALSE(layer_of(kGemma2, 1).window.has_value());
+  EXPECT_EQ(layer_of(kGemma2, 0).soft_cap, 50);
+  EXPECT_EQ(layer_of(kGemma2, 0).scale, 0.0625);
+  const std::string sizes = R"("num_attention_heads": 4, "head_dim": 8, "num_hidden_layers": 12,
+      "sliding_window": 16, "architectures": ["XForCausalLM"])";
+  EXPECT_EQ(layer_of("{" + sizes + "}").window, 15) << "as Mistral: all layers";
+  EXPECT_FALSE(layer_of("{" + sizes + R"(, "use_sliding_window": false})").window.has_value());
+  const std::string qwen = "{" + sizes + R"(, "use_sliding_window": true, "max_window_layers": 8})";
+  EXPECT_FALSE(layer_of(qwen, 7).window.has_value());
+  EXPECT_EQ(layer_of(qwen, 8).window, 15);
+  const std::string gemma3 = "{" + sizes + R"(, "sliding_window_pattern": 6})";
+  EXPECT_EQ(layer_of(gemma3, 4).window, 15);
+  EXPECT_FALSE(layer_of(gemma3, 5).window.has_value());
+}
+
+TEST(ModelConfig, ChunksAndModelsOfSeveralKindsOfInput) {
+  const ModelLayer layer = layer_of(R"({"architectures": ["Llama4ForConditionalGeneration"],
+      "torch_dtype": "float16", "text_config": {"num_attention_heads": 40, "head_dim": 128,
+      "num_key_value_heads": 8, "attention_chunk_size": 8192,
+      "layer_types": ["chunked_attention", "full_attention"]}})",
+                                    0);
+  EXPECT_EQ(layer.chunk, 8192);
+  EXPECT_EQ(layer.dtype, DType::float16);
+  EXPECT_TRUE(layer.causal);
+}
+
+TEST(ModelConfig, WhatIsNotUnderstoodIsRefused) {
+  EXPECT_THAT(error_of_config("[1]"), HasSubstr("config.json: is not a JSON object"));
+  EXPECT_THAT(error_of_config("{"), HasSubstr("is not a JSON object"));
+  EXPECT_THAT(error_of_config("{}"), HasSubstr("lacks num_attention_heads"));
+  EXPECT_THAT(error_of_config(R"({"num_attention_heads": 7, "num_key_value_heads": 2})"),
+              HasSubstr("not a multiple"));
+  EXPECT_THAT(error_of_config(R"({"num_attention_heads": -7})"),
+              HasSubstr("num_attention_heads = -7, expected a whole number"));
+  EXPECT_THAT(error_of_config(R"({"num_attention_heads": 8, "kv_lora_rank": 512})"),
+              HasSubstr("latent attention"));
+  EXPECT_THAT(error_of_config(R"({"num_attention_heads": 8, "head_dim": 8, "layer_types":
+      ["linear_attention"]})"),
+              HasSubstr("a layer is linear_attention"));
+  EXPECT_THAT(error_of_config(R"({"num_attention_heads": 8, "head_dim": 8, "layer_types":
+      ["sliding_attention"]})"),
+              HasSubstr("sliding_window is missing"));
+  EXPECT_THAT(error_of_config(R"({"num_attention_heads": 8, "head_dim": 8, "dtype": "int3"})"),
+              HasSubstr("dtype = 'int3'"));
+  EXPECT_THAT(layer_of(R"({"num_attention_heads": 8, "head_dim": 8})").warnings,
+              ElementsAre(HasSubstr("--causal if it is")));
+}
+
+TEST(ModelConfig, GivesOptionsThatTheCommandLineOverrides) {
+  const OptionFile config(kGemma2);
+  const Words words{"plan", "--shape", "1,8k,8k", "--model-config", config.path()};
+  const Options options = parse(joined(words, {"--layer", "2"}));
+  EXPECT_EQ(options.shape->heads, 8);
+  EXPECT_EQ(options.shape->kv_heads, 4);
+  EXPECT_EQ(options.shape->head_dim, 256);
+  EXPECT_TRUE(options.causal);
+  EXPECT_EQ(options.window->left, 4095);
+  EXPECT_EQ(options.window->right, 0);
+  EXPECT_EQ(options.soft_cap, 50);
+  EXPECT_EQ(parse(joined(words, {"--layer", "2", "--window", "7"})).window->left, 7);
+  EXPECT_THAT(error_of(words), HasSubstr("--layer: got nothing, expected one of 0 to 25"));
+  EXPECT_THAT(error_of(joined(words, {"--layer", "26"})), HasSubstr("--layer: got 26"));
+  EXPECT_THAT(error_of({"plan", "--shape", "1,8k,8k,8,4,256", "--layer", "2"}),
+              HasSubstr("--layer 2: has no effect without --model-config"));
+  EXPECT_THAT(error_of({"plan", "--shape", "1,8k,8k,8,8,256", "--model-config", config.path(),
+                        "--layer", "1"}),
+              HasSubstr("--shape: got N=8 K=8 D=256, expected N=8 K=4 D=256"));
+}
+
+// A file of tensors has its own dtype.
+TEST(ModelConfig, ItsDtypeIsForTensorsThatAreMade) {
+  const OptionFile config(kLlama);
+  EXPECT_EQ(parse({"bench", "--shape", "1,8,8", "--model-config", config.path()}).dtype,
+            DType::bfloat16);
+  const Options run = parse({"run", "--model-config", config.path()});
+  EXPECT_FALSE(run.dtype.has_value());
+  EXPECT_EQ(run.model_sizes, (ModelSizes{32, 8, 128}));
+}
+
+}  // namespace
+}  // namespace annulus::launcher

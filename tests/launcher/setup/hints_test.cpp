@@ -1,0 +1,105 @@
+// Warnings about what is legal but hardly meant: files in another order, options without effect.
+#include "launcher/setup/hints.hpp"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "launcher/setup/input_tensors.hpp"
+#include "tests/launcher/setup/problem_setup_fixture.hpp"
+#include "tests/support/message_of.hpp"
+
+namespace annulus::launcher {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Not;
+
+std::vector<std::string> of_run(const AttentionShape& shape) {
+  Options options;
+  options.command = Command::run;
+  return hints(options, shape, MeshShape({{"sp", 1}}), {});
+}
+
+TEST(Hints, HeadsAndPositionsThatLookSwapped) {
+  const auto swapped = HasSubstr("look swapped: files of [B,N,T,D] need --layout bhtd");
+  EXPECT_THAT(of_run({1, 8, 2, 1024, 1024, 64, 64}), ElementsAre(swapped));
+  EXPECT_THAT(of_run({1, 8, 8, 100, 100, 64, 64}), ElementsAre(swapped));
+  // The query alone.
+  EXPECT_THAT(of_run({1, 8, 1024, 1024, 2, 64, 64}),
+              ElementsAre(HasSubstr("1024 heads and 8 positions of query look swapped, unlike 2 "
+                                    "heads and 1024 positions of key")));
+  EXPECT_THAT(of_run({1, 8, 128, 128, 2, 64, 64}), ElementsAre(HasSubstr("unlike 2 heads")));
+  // Decoding, and a chunk of a prompt against a cache.
+  EXPECT_THAT(of_run({1, 1, 4096, 64, 8, 128, 128}), IsEmpty());
+  EXPECT_THAT(of_run({1, 16, 4096, 64, 8, 128, 128}), IsEmpty());
+  EXPECT_THAT(of_run({1, 1, 64, 64, 8, 128, 128}), IsEmpty());
+  EXPECT_THAT(of_run({1, 256, 256, 256, 256, 64, 64}), IsEmpty());
+}
+
+TEST(Hints, OptionsThatTheChoiceLeavesWithoutEffect) {
+  using ring::Schedule;
+  Options options;
+  EXPECT_THAT(hints_of_choice(options, {Schedule::ring}), IsEmpty());
+  options.named = {"ulysses-degree", "inner-size", "grad-wire"};
+  options.ulysses_degree = 2;
+  options.inner_size = 4;
+  options.grad_wire = DType::bfloat16;
+  EXPECT_THAT(
+      hints_of_choice(options, {Schedule::ring, Schedule::local}, false),
+      ElementsAre(HasSubstr("--ulysses-degree 2: has no effect: --schedule auto has chosen ring "
+                            "and local; only hybrid uses it"),
+                  HasSubstr("--inner-size 4: has no effect"),
+                  HasSubstr("--grad-wire bfloat16: has no effect")));
+  EXPECT_THAT(hints_of_choice(options, {Schedule::hybrid, Schedule::double_ring}, true), IsEmpty());
+  options.schedule = "ring";  // such options are refused beforehand
+  EXPECT_THAT(hints_of_choice(options, {Schedule::ring}), IsEmpty());
+}
+
+/// Files of tensors whose shapes need not fit.
+class OrderOfFiles : public ProblemSetupTest {
+ protected:
+  void write_shapes(const Extents& query, const Extents& key) {
+    const auto zeros = [](const Extents& shape) {
+      return std::vector<float>(static_cast<std::size_t>(shape.product()));
+    };
+    options_.command = Command::run;
+    options_.query = write_floats("q.npy", "", query, zeros(query));
+    options_.key = options_.value = write_floats("k.npy", "", key, zeros(key));
+  }
+  [[nodiscard]] std::string error() const {
+    return test::message_of<UserError>([&] { static_cast<void>(open_inputs(options_)); });
+  }
+};
+
+TEST_F(OrderOfFiles, AHintNeedsOneReadingThatMakesSense) {
+  write_shapes({1, 8, 512, 4}, {1, 2, 512, 4});
+  EXPECT_EQ(error(), "nothing thrown");  // hints() warns: 512 heads
+  // A decoding step, with heads before positions.
+  write_shapes({1, 16, 1, 4}, {1, 2, 512, 4});
+  EXPECT_THAT(error(), HasSubstr("(with --layout bhtd they fit each other)"));
+  // The key alone is swapped: as bhtd, the query would have 1024 heads.
+  write_shapes({1, 1024, 8, 4}, {1, 2, 1024, 4});
+  EXPECT_THAT(error(), AllOf(HasSubstr("heads K is 1024"),
+                             HasSubstr("(key and value seem to be in the order bhtd"),
+                             Not(HasSubstr("with --layout"))));
+  // Either way makes sense.
+  write_shapes({1, 128, 8, 4}, {1, 2, 128, 4});
+  EXPECT_THAT(error(), AllOf(HasSubstr("heads K is 128"), Not(HasSubstr("order")),
+                             Not(HasSubstr("--layout"))));
+}
+
+TEST_F(OrderOfFiles, TensorsAreTheModels) {
+  write_shapes({1, 16, 8, 4}, {1, 16, 2, 4});
+  options_.model_config = "config.json";
+  options_.model_sizes = {8, 2, 4};
+  EXPECT_EQ(error(), "nothing thrown");
+  options_.model_sizes = {8, 4, 4};
+  EXPECT_THAT(error(), HasSubstr("--query/--key: got N=8 K=2 D=4, expected N=8 K=4 D=4 as in "
+                                 "--model-config config.json"));
+}
+
+}  // namespace
+}  // namespace annulus::launcher

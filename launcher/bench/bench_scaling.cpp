@@ -50,6 +50,7 @@ void measure(ScalingPoint& point, const Options& options, const AttentionShape& 
     check_choices(setup.problem, shard_operands(setup), ranks.registry(), device.place());
     setup.problem.cost_model = cost_model_of(options, device.place());
   });
+  settle_layout(setup, ranks);
   Attention attention(ranks, setup.problem);
   if (mesh.rank() == 0) print_warnings(attention.decision().warnings);
   const verification::CaseShards shards = collectively(world, [&] {

@@ -195,6 +195,7 @@ Report layouts_report(const PlannedCase& planned, const ring::Plan& chosen_plan,
   report.add_meta("key", to_string(planned.operands.key));
   if (planned.operands.bias) report.add_meta("bias", to_string(*planned.operands.bias));
   if (planned.operands.dense_mask) report.add_meta("mask", to_string(*planned.operands.dense_mask));
+  report.add_meta("layout", why_layout_text(planned.setup));
   report.add_meta("schedule", variant_text(planned.choice));
   add_price_of_order(planned.choice, planned.backward ? "backward" : "forward", report);
   if (options.explain) {

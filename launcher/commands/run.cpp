@@ -186,6 +186,7 @@ ExitCode run_command(const CommandContext& context) {
     check_choices(setup.problem, shard_operands(setup), ranks->registry(), device.place());
     setup.problem.cost_model = cost_model_of(options, device.place());
   });
+  settle_layout(setup, *ranks);
   if (leader) print_warnings(setup.warnings);
 
   begin_step("annulus run was preparing its plan and kernels");
@@ -225,7 +226,10 @@ ExitCode run_command(const CommandContext& context) {
     add_price_of_order(attention.backward_pass(gradients->request())->schedule(), "backward",
                        report);
   }
-  if (options.explain) explain(attention, report);
+  if (options.explain) {
+    report.add_meta("layout chosen", why_layout_text(setup));
+    explain(attention, report);
+  }
 
   begin_step("annulus run was reading query, key and value");
   MemoryPool& memory = device.staging();

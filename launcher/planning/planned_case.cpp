@@ -50,16 +50,21 @@ Selection select(const Options& options, const PlannedCase& planned, const Regis
                          Presence::assumed, planned.backward ? Pass::backward : Pass::forward);
 }
 
-PlannedCase lay_out(const Options& options) {
+PlannedCase lay_out(const Options& options, const Registry& registry) {
   if (!options.shape) {
     throw ArgumentError("--shape", "nothing", "B,T,S,N,K,D or B,T,S,N,K,D,Dv");
   }
   ProblemSetup setup =
       set_up_problem(options, *options.shape, options.dtype.value_or(DType::float32), /*ranks=*/0);
-  ring::ShardedOperands operands = shard_operands(setup);
+  static_cast<void>(shard_operands(setup));  // throws the errors that name options
   const Place place = planned_place(options);
   std::vector<int> nodes = planned_nodes(options, setup.mesh);
   ring::CostModel model = cost_model_of(options, place);
+  setup.problem.transport = options.transport;
+  setup.problem.cost_model = model;
+  set_layout(setup, ring::choose_layout(setup.problem, setup.mesh, nodes, place, registry,
+                                        Presence::assumed));
+  ring::ShardedOperands operands = shard_operands(setup);
   as_option("--transport",
             [&] { ring::settle_transport(model, options.transport, operands.key, nodes); });
   ring::PlanOptions how = plan_options(setup.problem, place);
@@ -82,7 +87,7 @@ std::string predictor_text(const ring::CostModel& model, const std::set<std::str
 }
 
 PlannedCase lay_out_case(const Options& options, const Registry& registry) {
-  PlannedCase planned = lay_out(options);
+  PlannedCase planned = lay_out(options, registry);
   planned.candidates = select(options, planned, registry).candidates;
   return planned;
 }

@@ -50,6 +50,7 @@ Report make_report(const PlannedCase& planned, const ring::Stragglers& straggler
   if (planned.backward) report.add_meta("pass", "backward");
   report.add_meta("query", to_string(planned.operands.query));
   report.add_meta("key", to_string(planned.operands.key));
+  report.add_meta("layout", why_layout_text(planned.setup));
   report.add_meta("schedule", variant_text(planned.choice));
   report.add_meta("predicted by", planned.model.source + ", " + planned.model.transport);
   if (stragglers.most > 0) report.add_meta("stragglers", stragglers_text(stragglers));

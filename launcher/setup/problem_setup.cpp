@@ -389,9 +389,22 @@ ProblemSetup set_up_problem(const Options& options, const AttentionShape& shape,
     }
     throw UserError(fmt::format("{}: {}", wrong, error.what()));
   }
-  layout.layout = setup.layout.sequence;  // found once
   setup.warnings = hints(options, shape, setup.mesh, setup.layout);
   return setup;
+}
+
+void set_layout(ProblemSetup& setup, ring::LayoutChoice choice) {
+  setup.layout.sequence = choice.layout;
+  setup.problem.layout = choice.layout;
+  setup.why_layout = std::move(choice.why);
+}
+
+void settle_layout(ProblemSetup& setup, Context& context) {
+  set_layout(setup, ring::choose_layout(setup.problem, context));
+}
+
+std::string why_layout_text(const ProblemSetup& setup) {
+  return fmt::format("{}: {}", ring::layout_text(setup.layout), setup.why_layout);
 }
 
 double visible_pairs(const AttentionProblem& problem) {

@@ -108,7 +108,7 @@ ExitCode bench_scaling(const CommandContext& context) {
       open_context(context, MeshShape({{options.sequence_axis, context.session.size()}}));
   Mesh& everyone = opened->mesh();
   const std::string problem =
-      collectively(everyone.world(), [&] { return scaled_problem_text(options); });
+      collectively(everyone.world(), [&] { return problem_text(scaled_problem(options)); });
   Report report =
       make_scaling_report("bench.scaling", "ms, median", options, problem,
                           make_record(context, everyone, opened->place(), opened->threads()));

@@ -292,9 +292,14 @@ void add_sharding(TableBuilder& table) {
             text_into(&Options::tuning_cache),
             "file for the measurements of --tuning, for later jobs (default: "
             "$XDG_CACHE_HOME/annulus/tuning-v1.json, else ~/.cache/annulus/tuning-v1.json)");
-  table.add("ranks-per-node", "N", {{Command::plan}}, int_into(&Options::ranks_per_node, 1),
-            "consecutive ranks that share a node, for predictions (default: the ranks of the mesh "
-            "that have the same coordinate on its axis named node; without such an axis, all)");
+  table.add(
+      "ranks-per-node", "N", {{Command::plan}}, int_into(&Options::ranks_per_node, 1),
+      "consecutive ranks that share a node, for predictions (default: the ranks over --nodes; "
+      "without both, the ranks that have the same coordinate on the mesh axis named node; "
+      "without that, all)");
+  table.add("nodes", "N", {{Command::plan}}, int_into(&Options::nodes, 1, 65536),
+            "nodes that the ranks are on: the same as --ranks-per-node in other words; both "
+            "together give the number of ranks");
   table.add("transport", "NAME", with_hops(kPlanned),
             parsed_into(&Options::transport, parse_transport_name),
             "auto, composite, nccl or peer: what carries data between GPUs; peer: copy engines "
@@ -538,13 +543,16 @@ void add_running(TableBuilder& table) {
             "(default: 0)");
   table.add("straggler-seed", "N", {{Command::plan}},
             parsed_into(&Options::straggler_seed, parse_seed), "seed of that draw (default: 0)");
-  table.add("recommend", "", {{Command::plan}}, flag_into(&Options::recommend),
-            "compare meshes, sequence layouts and schedules for the problem on --ranks ranks, by "
-            "predicted time and memory");
+  table.add(
+      "recommend", "", {{Command::plan}}, flag_into(&Options::recommend),
+      "what to run: compare meshes, sequence layouts and schedules for the problem on --ranks "
+      "ranks, or on one --mesh, by predicted time and memory, and print the command");
   table.add("ranks", "N", {{Command::plan}}, int_into(&Options::ranks, 1, 65536),
-            "ranks of --recommend, or the most of --scaling, in place of --mesh");
-  table.add("nodes", "N", {{Command::plan}}, int_into(&Options::nodes, 1, 65536),
-            "with --recommend: nodes that the ranks are on (default: 1)");
+            "ranks to plan for, the most of --scaling (default: those of --mesh, or --nodes times "
+            "--ranks-per-node)");
+  table.add("max-tp", "N", {{Command::plan}}, int_into(&Options::most_head_shards, 1, 65536),
+            "with --recommend: the most ranks that heads are divided among, on the axis tp "
+            "(default: no limit)");
   table.add("memory", "BYTES", {{Command::plan}},
             parsed_into(&Options::memory_bytes,
                         [](const auto& option, const auto& text) {

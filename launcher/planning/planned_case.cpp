@@ -1,6 +1,7 @@
 #include "launcher/planning/planned_case.hpp"
 
 #include <cstddef>
+#include <cstdint>
 #include <string>
 #include <utility>
 
@@ -10,12 +11,72 @@
 #include <annulus/ring/predicted_run.hpp>
 
 #include "launcher/options/as_option.hpp"
+#include "launcher/options/version.hpp"
+#include "launcher/report/cells.hpp"
 #include "launcher/setup/cost_model_option.hpp"
 
 namespace annulus::launcher {
 
 Place planned_place(const Options& options) {
   return options.device == "cuda" ? Place::cuda(0) : Place::host();
+}
+
+bool assumes_cpu(const Options& options) {
+  return options.device == "auto";
+}
+
+Options with_ranks(Options options) {
+  const bool makes_meshes = options.scaling || options.recommend;
+  if (makes_meshes && !options.named.contains("mesh")) options.mesh.reset();
+  if (options.nodes > 0 && options.ranks_per_node > 0) {
+    const std::int64_t product = std::int64_t{options.nodes} * options.ranks_per_node;
+    if (product > kMaximumPlannedRanks || (options.ranks > 0 && options.ranks != product)) {
+      throw ArgumentError("--nodes", std::to_string(options.nodes),
+                          options.ranks > 0
+                              ? fmt::format("nodes of --ranks-per-node {} for --ranks {}",
+                                            options.ranks_per_node, options.ranks)
+                              : fmt::format("at most {} ranks", kMaximumPlannedRanks));
+    }
+    options.ranks = static_cast<int>(product);
+  }
+  if (options.mesh || (options.ranks > 0 && !makes_meshes)) {
+    const MeshShape mesh = set_up_mesh(options, options.ranks);
+    options.ranks = mesh.ranks();
+    options.mesh = to_string(mesh);
+  }
+  if (options.nodes > 0 && options.ranks > 0) {
+    if (options.ranks % options.nodes != 0) {
+      throw ArgumentError("--nodes", std::to_string(options.nodes),
+                          fmt::format("a divisor of {}", counted(options.ranks, "rank")));
+    }
+    options.ranks_per_node = options.ranks / options.nodes;
+  }
+  return options;
+}
+
+Record planned_record(const Options& options, const AttentionProblem& problem) {
+  return {{"version", std::string(kVersion)},
+          {"options", options.given},
+          {"shape", shape_cell(problem.shape)},
+          {"dtype", std::string(annulus::name_of(problem.dtype))},
+          {"mask", mask_cell(problem)},
+          {"device", planned_place(options).is_host() ? "cpu" : "cuda"}};
+}
+
+std::string predicted_cell(double seconds) {
+  const double ms = seconds * 1e3;
+  if (ms >= 100) return fmt::format("{:.0f}", ms);
+  if (ms >= 10) return fmt::format("{:.1f}", ms);
+  return fmt::format("{:.{}f}", ms, ms >= 1 ? 2 : 3);
+}
+
+std::string network_text(const ring::CostModel& model, bool several_nodes) {
+  if (!several_nodes) return {};
+  constexpr double kLarge = 64 << 20;
+  return fmt::format(", between nodes {:.3g} GB/s per rank and {:.3g} GB/s per node{}",
+                     kLarge / model.transfer_seconds(kLarge, true) * 1e-9,
+                     model.node_bytes_per_second * 1e-9,
+                     model.assumed.contains("network_hops") ? " (assumed)" : "");
 }
 
 std::vector<int> planned_nodes(const Options& options, const MeshShape& mesh) {
@@ -81,9 +142,11 @@ PlannedCase lay_out(const Options& options, const Registry& registry) {
 
 }  // namespace
 
-std::string predictor_text(const ring::CostModel& model, const std::set<std::string>& transports) {
-  if (transports.empty()) return model.source;
-  return fmt::format("{}, {}", model.source, fmt::join(transports, " and "));
+std::string predictor_text(const ring::CostModel& model, const std::set<std::string>& transports,
+                           bool several_nodes) {
+  const std::string network = network_text(model, several_nodes);
+  if (transports.empty()) return model.source + network;
+  return fmt::format("{}, {}{}", model.source, fmt::join(transports, " and "), network);
 }
 
 PlannedCase lay_out_case(const Options& options, const Registry& registry) {

@@ -90,11 +90,10 @@ void set_efficiencies(std::vector<ScalingPoint>& points) {
   }
 }
 
-std::string scaled_problem_text(const Options& options) {
-  return problem_text(set_up_problem(on_mesh(options, fmt::format("{}=1", options.sequence_axis)),
-                                     *options.shape, options.dtype.value_or(DType::float32),
-                                     /*ranks=*/0)
-                          .problem);
+AttentionProblem scaled_problem(const Options& options) {
+  return set_up_problem(on_mesh(options, fmt::format("{}=1", options.sequence_axis)),
+                        *options.shape, options.dtype.value_or(DType::float32), /*ranks=*/0)
+      .problem;
 }
 
 Report make_scaling_report(const char* command, const char* time_unit, const Options& options,
@@ -157,8 +156,11 @@ void predict_scaling(const Options& options, const Registry& registry, std::ostr
   if (!options.shape) {
     throw ArgumentError("--shape", "nothing", "B,T,S,N,K,D or B,T,S,N,K,D,Dv");
   }
-  const std::string problem = scaled_problem_text(options);
-  Report report = make_scaling_report("plan.scaling", "ms, predicted", options, problem);
+  const AttentionProblem scaled = scaled_problem(options);
+  const std::string problem = problem_text(scaled);
+  Report report = make_scaling_report("plan.scaling", "ms, predicted", options, problem,
+                                      planned_record(options, scaled));
+  if (assumes_cpu(options)) report.add_meta(kAssumesCpu[0], kAssumesCpu[1]);
   ReportFiles files(options.json, options.csv, report);
   std::optional<files::TextFile> picture;
   if (!options.picture.empty()) {
@@ -175,7 +177,7 @@ void predict_scaling(const Options& options, const Registry& registry, std::ostr
       transports.insert(points.back().transport);
     }
   }
-  const std::string predictor = predictor_text(model, transports);
+  const std::string predictor = predictor_text(model, transports, points.back().nodes > 1);
   report.add_meta("predicted by", predictor);
   set_efficiencies(points);
   for (const ScalingPoint& point : points) report.add_row(scaling_row(point));

@@ -39,7 +39,7 @@ std::string stragglers_text(const ring::Stragglers& stragglers) {
 
 Report make_report(const PlannedCase& planned, const ring::Stragglers& stragglers,
                    const Options& options) {
-  Report report("plan.simulate", {},
+  Report report("plan.simulate", planned_record(options, planned.setup.problem),
                 {{"rank", "", 6},
                  {"node", "", 6},
                  {"compute", "ms", 10, 0, "copies, kernels and reductions"},
@@ -47,12 +47,14 @@ Report make_report(const PlannedCase& planned, const ring::Stragglers& straggler
                  {"wait", "ms", 10, 0, "for messages, with nothing to compute"},
                  {"finish", "ms", 10, 0, "when the rank is done"}},
                 {options.wide, options.legend});
+  if (assumes_cpu(options)) report.add_meta(kAssumesCpu[0], kAssumesCpu[1]);
   if (planned.backward) report.add_meta("pass", "backward");
   report.add_meta("query", to_string(planned.operands.query));
   report.add_meta("key", to_string(planned.operands.key));
   report.add_meta("layout", why_layout_text(planned.setup));
   report.add_meta("schedule", variant_text(planned.choice));
-  report.add_meta("predicted by", planned.model.source + ", " + planned.model.transport);
+  report.add_meta("predicted by", predictor_text(planned.model, {planned.model.transport},
+                                                 !planned.node_of_rank.empty()));
   if (stragglers.most > 0) report.add_meta("stragglers", stragglers_text(stragglers));
   return report;
 }

@@ -29,7 +29,6 @@ namespace annulus::launcher {
 namespace {
 
 // The limit for a mesh that need not exist, since the plans of all its ranks are held in memory.
-constexpr int kMaximumPlannedRanks = 1 << 16;
 
 // The most random sinks per head.
 constexpr std::int64_t kMaximumSinks = 4096;
@@ -299,8 +298,10 @@ MeshShape set_up_mesh(const Options& options, int ranks) {
       try {
         return MeshShape::parse(*options.mesh, ranks);
       } catch (const ArgumentError& error) {
-        throw ArgumentError(error.argument(), error.value(),
-                            error.expected() + hint_of_ranks(options, ranks));
+        throw ArgumentError(
+            error.argument(), error.value(),
+            error.expected() +
+                (options.command == Command::plan ? std::string() : hint_of_ranks(options, ranks)));
       }
     });
     if (ranks == 0 && mesh.ranks() > kMaximumPlannedRanks) {

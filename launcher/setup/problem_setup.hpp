@@ -26,6 +26,8 @@ struct ProblemSetup {
   std::vector<std::string> warnings;  ///< one sentence each
 };
 
+inline constexpr int kMaximumPlannedRanks = 1 << 16;
+
 /// The mesh of the options; by default all `ranks` are on sp. With `ranks` = 0 there is no
 /// communicator, and the mesh must be given in full, with at most 65536 ranks. It depends on
 /// nothing else, so all ranks agree without communicating.

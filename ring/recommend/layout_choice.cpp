@@ -18,7 +18,6 @@ namespace annulus::ring {
 namespace {
 
 constexpr std::int64_t kFewestRows = 256;  // per rank
-constexpr double kTie = 1.02;
 constexpr double kEven = 0.01;
 
 // Causal from the first position, or everything visible.
@@ -113,8 +112,8 @@ LayoutChoice choose_layout(const AttentionOptions& problem, const MeshShape& mes
     const std::string time = seconds < std::numeric_limits<double>::infinity()
                                  ? fmt::format("{:.3g} ms", seconds * 1e3)
                                  : "cannot run";
-    choice.why += first ? "predicted " + time
-                        : fmt::format(", {} {}", annulus::name_of(layout), time);
+    choice.why +=
+        first ? "predicted " + time : fmt::format(", {} {}", annulus::name_of(layout), time);
   }
   return choice;
 }

@@ -252,8 +252,11 @@ class Transport(CliTest):
             return json.loads(self.annulus("plan", "--simulate", "--schedule", "ring", *words,
                                            "--json", "-").stdout)
         across = report(*self.ACROSS, *self.GPUS)
-        self.assertTrue(across["meta"]["predicted by"].endswith(", composite"))
-        self.assertEqual(across["rows"], report(*self.ACROSS, *self.GPUS, "--transport", "composite")["rows"])
+        self.assertIn(", composite, between nodes 45 GB/s per rank and 360 GB/s per node (assumed)",
+                      across["meta"]["predicted by"])
+        def times(one):
+            return [[row[key] for key in ["compute", "transfer", "wait", "finish"]] for row in one["rows"]]
+        self.assertEqual(times(across), times(report(*self.ACROSS, *self.GPUS, "--transport", "composite")))
 
     def test_every_number_of_ranks_and_every_mesh_has_its_own(self):
         case = ["--ranks", "8", "--device", "cuda", "--shape", "1,64k,64k,8,8,128", "--dtype", "bfloat16"]
@@ -264,7 +267,7 @@ class Transport(CliTest):
             with self.subTest(words):
                 result = self.annulus("plan", *words, *case)
                 self.expect_success(result)
-                self.assertIn(f"# predicted by: assumed: one Hopper GPU per rank, NVLink, {transports}\n",
+                self.assertIn(f"# predicted by: assumed: one Hopper GPU per rank, NVLink, {transports}",
                               result.stdout)
 
 
@@ -281,46 +284,101 @@ class Recommend(CliTest):
 
     @staticmethod
     def sizes(row):
-        return tuple(int(axis.split("=")[1]) for axis in row["mesh"].split(","))
+        axes = dict(axis.split("=") for axis in row["mesh"].split(","))
+        return tuple(int(axes[name]) for name in ["dp", "tp", "sp"])
 
-    def test_best_first(self):
-        report = self.report()
-        rows = report["rows"]
-        can = [row for row in rows if row["why not"] is None]
-        self.assertEqual(rows[:len(can)], can)
-        self.assertEqual([row["time"] for row in can], sorted(row["time"] for row in can))
-        self.assertEqual(report["verdict"]["text"], f"{len(can)} of {len(rows)} candidates compared")
+    @staticmethod
+    def total(row):
+        return row["time"] + (row["projection"] or 0)
+
+    def test_best_of_each_tensor_parallel_size_first(self):
+        rows = self.report()["rows"]
+        best = [row for row in rows if row["why not"] is None]
+        self.assertEqual(rows[:len(best)], best)
+        self.assertEqual(sorted(self.sizes(row)[1] for row in best), [1, 2, 4, 8])
+        totals = [self.total(row) for row in best]
+        self.assertEqual(totals, sorted(totals))
         meshes = {self.sizes(row) for row in rows}
         # Batches and heads are divided where they divide.
         self.assertLessEqual({(1, 1, 8), (2, 1, 4), (1, 2, 4), (1, 8, 1), (2, 4, 1)}, meshes)
         self.assertTrue(all(dp * tp * sp == 8 and dp <= 2 for dp, tp, sp in meshes))
-        self.assertLessEqual({"ring", "allgather", "local", "ulysses", "hybrid", "double_ring"},
-                             {row["schedule"] for row in rows})
+        for row in rows:
+            (chosen,) = [one for one in best if self.sizes(one)[1] == self.sizes(row)[1]]
+            reason = row["why not"] or ""
+            if reason.startswith("ties with "):
+                self.assertLess(self.total(row), self.total(chosen) * 1.03)
+                self.assertGreaterEqual(row["memory"], chosen["memory"])
+                self.assertIn(chosen["mesh"], reason)
+            elif reason.startswith("slower: takes "):
+                self.assertGreater(float(reason.split()[2]), self.total(chosen) * 0.99)
         (reason,) = {row["why not"] for row in rows
-                     if self.sizes(row) == (1, 1, 8) and row["schedule"] == "pass_q"}
+                     if row["mesh"] == "dp=1,tp=1,sp=8" and row["schedule"] == "pass_q"}
         self.assertTrue(reason.startswith("not worthwhile: queries and their results would be more"), reason)
         (reason,) = {row["why not"] for row in rows
-                     if self.sizes(row) == (1, 1, 8) and row["schedule"] == "local"}
+                     if row["mesh"] == "dp=1,tp=1,sp=8" and row["schedule"] == "local"}
         self.assertTrue(reason.startswith("cannot run: the key/value sequence is sharded"), reason)
         self.assertLessEqual({(2, "hybrid"), (4, "hybrid"), (4, "double_ring"), (None, "ring")},
                              {(row["split"], row["schedule"]) for row in rows})
-        # The first twenty are the best of all; what cannot be among them is not played.
-        self.assertGreaterEqual(len(can), 20)
-        slow = [row for row in rows if "or more, and 20 take less" in (row["why not"] or "")]
-        for row in slow:
-            self.assertGreaterEqual(float(row["why not"].split()[3]) + 0.001, can[19]["time"])
-        self.assertLessEqual({"zigzag", "contiguous", "striped", "balanced"},
-                             {row["layout"] for row in rows})
-        for row in can:
+        # A causal mask needs no other layouts, and no row comes twice.
+        self.assertEqual({row["layout"] for row in rows}, {"zigzag", None})
+        names = [tuple(row[key] for key in ["mesh", "layout", "schedule", "split"]) for row in rows]
+        self.assertEqual(len(names), len(set(names)))
+        for row in best:
             self.assertLessEqual(row["across"], row["moved"])
-            self.assertAlmostEqual(row["memory"], row["shards"] + row["buffers"], delta=0.01)
-        # Batches and heads on ranks of their own need no messages.
-        apart = [row for row in can if self.sizes(row)[2] == 1]
-        self.assertTrue(apart)
-        self.assertEqual({row["moved"] for row in apart}, {0})
-        rings = self.report("--schedule", "ring", "--sequence-layout", "zigzag")["rows"]
-        whole = [row for row in rings if self.sizes(row) == (1, 1, 8)]
-        self.assertGreater(min(row["across"] for row in whole), 0)
+            self.assertAlmostEqual(row["memory"], row["shards"] + row["buffers"], delta=0.2)
+            # Only divided heads need sums, and batches and heads on ranks of their own no messages.
+            self.assertEqual(row["projection"] is None, self.sizes(row)[1] == 1)
+            if self.sizes(row)[2] == 1:
+                self.assertEqual(row["moved"], 0)
+        # tp inside nodes is compared too.
+        self.assertIn("dp=1,sp=2,tp=4", {row["mesh"] for row in rows})
+
+    def test_the_answer_comes_first_and_runs(self):
+        result = self.annulus(*self.WORDS)
+        self.expect_success(result)
+        lines = result.stdout.splitlines()
+        self.assertRegex(lines[0], r"^# run: mpirun -np 8 --map-by ppr:4:node annulus bench --mesh \S+ ")
+        self.assertRegex(lines[1], r"^# why: predicted [\d.]+ ms.* GiB per rank")
+        self.assertIn("--shape 2,32k,32k,8,2,128 ", lines[0])
+        words = ["plan", "--recommend", "--ranks", "2", "--shape", "1,1k,1k,4,2,16", "--causal"]
+        answer = self.annulus(*words)
+        self.expect_success(answer)
+        lines = answer.stdout.splitlines()
+        self.assertTrue(lines[0].startswith("# device: cpu"), lines[0])
+        command = lines[1].removeprefix("# run: mpirun -np 2 annulus ").split()
+        self.expect_success(self.annulus(*command, "--iters", "1", "--warmup", "0", ranks=2))
+
+    def test_both_spellings_of_nodes(self):
+        shape = ["--shape", "2,32k,32k,8,2,128", "--dtype", "bfloat16", "--causal", "--device", "cuda"]
+        def rows(*words):
+            result = self.annulus("plan", "--recommend", *words, *shape, "--json", "-")
+            self.expect_success(result)
+            return [{**row, "options": None} for row in json.loads(result.stdout)["rows"]]
+        first = rows("--ranks", "8", "--nodes", "2")
+        self.assertEqual(first, rows("--ranks", "8", "--ranks-per-node", "4"))
+        self.assertEqual(first, rows("--nodes", "2", "--ranks-per-node", "4"))
+        def plan(*words):
+            result = self.annulus("plan", *words, *shape, "--json", "-")
+            self.expect_success(result)
+            return json.loads(result.stdout)["predicted_ms"]
+        self.assertEqual(plan("--mesh", "sp=8", "--nodes", "2"), plan("--mesh", "sp=8", "--ranks-per-node", "4"))
+        self.assertEqual(plan("--mesh", "sp=8", "--nodes", "2"), plan("--mesh", "sp=-1", "--ranks", "8", "--nodes", "2"))
+        self.assertEqual(plan("--mesh", "sp=8", "--nodes", "2"), plan("--nodes", "2", "--ranks-per-node", "4"))
+
+    def test_the_model_fixes_its_mesh(self):
+        rows = self.report("--mesh", "tp=4,sp=-1")["rows"]
+        self.assertEqual({row["mesh"] for row in rows}, {"tp=4,sp=2"})
+        rows = self.report("--max-tp", "2")["rows"]
+        self.assertEqual({self.sizes(row)[1] for row in rows}, {1, 2})
+
+    def test_a_step_of_decoding_is_one_row(self):
+        result = self.annulus("plan", "--recommend", "--ranks", "8", "--shape", "32,1,128k,64,8,128",
+                              "--dtype", "bfloat16", "--device", "cuda", "--causal")
+        self.expect_success(result)
+        table = [line for line in result.stdout.splitlines() if not line.startswith("#")]
+        self.assertEqual(len(table), 1)
+        self.assertIn("ranks send nothing to each other", result.stdout)
+        self.assertIn("--causal-offset bottom-right", result.stderr)
 
     def test_names_all_that_decides(self):
         words = ["plan", "--recommend", "--ranks", "2", "--shape", "1,512,512,8,2,64", "--dtype", "float16",
@@ -336,19 +394,19 @@ class Recommend(CliTest):
                  "--device", "cuda", "--json", "-"]
         result = self.annulus(*words)
         self.expect_success(result)
-        best = json.loads(result.stdout)["rows"][0]
+        (best,) = [row for row in json.loads(result.stdout)["rows"]
+                   if row["why not"] is None and self.sizes(row)[1] == 1]
         self.assertEqual((best["mesh"], best["schedule"]), ("dp=1,tp=1,sp=8", "pass_q"))
 
     def test_says_what_plan_says(self):
-        row = [row for row in self.report("--schedule", "ring")["rows"]
-               if row["mesh"] == "dp=1,tp=1,sp=8" and row["layout"] == "zigzag"][0]
+        (row,) = self.report("--schedule", "ring", "--mesh", "sp=8")["rows"]
         plan = self.annulus("plan", "--mesh", "sp=8", "--ranks-per-node", "4", "--schedule", "ring",
                             *self.WORDS[6:], "--json", "-")
         self.expect_success(plan)
         plan = json.loads(plan.stdout)
-        self.assertAlmostEqual(row["time"], plan["predicted_ms"]["finish"], delta=0.001)
-        self.assertAlmostEqual(row["moved"] * 2**20, sum(rank["bytes_received"] for rank in plan["ranks"]),
-                               delta=1024)
+        self.assertAlmostEqual(row["time"], plan["predicted_ms"]["finish"], delta=0.006 * row["time"])
+        self.assertAlmostEqual(row["moved"], sum(rank["bytes_received"] for rank in plan["ranks"]) / 2**20,
+                               delta=0.1)
 
     def test_too_little_memory_is_a_reason(self):
         free = self.report()["rows"]
@@ -368,25 +426,20 @@ class Recommend(CliTest):
         self.expect_error(self.annulus(*self.WORDS, "--impl", "vanilla"), 2, "--recommend: none of ",
                           " can run on 8 ranks: ", "vanilla")
 
-    def test_says_that_it_looks_at_some_ranks(self):
-        words = [*self.WORDS, "--schedule", "double_ring", "--sequence-layout", "zigzag"]
-        words[3:6] = ["64", "--nodes", "8"]
-        result = self.annulus(*words)
-        self.expect_success(result)
-        self.assertIn("# planned: 24 of 64 ranks of each candidate: memory is that of the one with most",
-                      result.stdout)
-        self.assertNotIn("# planned", self.annulus(*self.WORDS).stdout)
-
     def test_a_mesh_of_the_environment_is_for_other_commands(self):
         words = ["plan", "--recommend", "--ranks", "2", "--shape", "1,64,64,8,2,64", "--json", "-"]
         other = {"ANNULUS_MESH": "x=16", "ANNULUS_QUERY_SPEC": "-,x", "ANNULUS_KV_SPEC": "-,x"}
         result = self.annulus(*words, environment=other)
         self.expect_success(result)
-        self.assertEqual(json.loads(result.stdout)["rows"], json.loads(self.annulus(*words).stdout)["rows"])
+        self.assertEqual(self.without_options(result), self.without_options(self.annulus(*words)))
         words += ["--mode", "prefill", "--sequence-axis", "ctx"]
         result = self.annulus(*words, environment=other)
         self.expect_success(result)
-        self.assertEqual(json.loads(result.stdout)["rows"], json.loads(self.annulus(*words).stdout)["rows"])
+        self.assertEqual(self.without_options(result), self.without_options(self.annulus(*words)))
+
+    @staticmethod
+    def without_options(result):
+        return [{**row, "options": None} for row in json.loads(result.stdout)["rows"]]
 
     def test_choices_of_the_user_stand(self):
         rows = self.report("--schedule", "ring", "--sequence-layout", "zigzag")["rows"]
@@ -397,11 +450,13 @@ class Recommend(CliTest):
         result = self.annulus(*self.WORDS)
         self.expect_success(result)
         self.assertIn("# ranks: 8 ranks on 2 nodes", result.stdout)
-        self.assertRegex(result.stdout, r"# cannot run: dp=1,tp=1,sp=8 \w+ local and ")
-        self.assertRegex(result.stdout, r"# not worthwhile: dp=1,tp=1,sp=8 \w+ pass_q and ")
+        self.assertIn("between nodes", result.stdout)
         lines = list(csv.DictReader(io.StringIO(self.annulus(*self.WORDS, "--csv", "-").stdout)))
         self.assertEqual([line["mesh"] for line in lines],
                          [row["mesh"] for row in self.report()["rows"]])
+        for line in lines:
+            self.assertEqual((line["dtype"], line["device"], line["mask"]), ("bfloat16", "cuda", "causal"))
+            self.assertIn("--shape=2,32k,32k,8,2,128", line["options"])
 
     def test_errors(self):
         words = ["plan", "--recommend", "--shape", "1,64,64,8,2,64"]
@@ -409,17 +464,17 @@ class Recommend(CliTest):
         self.expect_error(self.annulus(*words[:2], "--ranks", "2"), 2, "--shape: got nothing")
         self.expect_error(self.annulus(*words, "--ranks", "6", "--nodes", "4"), 2,
                           "--nodes: got 4, expected a divisor of 6 ranks")
-        self.expect_error(self.annulus(*words, "--ranks", "2", "--mesh", "sp=2"), 2,
-                          "--mesh sp=2: has no effect with --recommend")
-        self.expect_error(self.annulus(*words, "--ranks", "2", "--ranks-per-node", "2"), 2,
-                          "--ranks-per-node 2: has no effect with --recommend")
+        self.expect_error(self.annulus(*words, "--ranks", "2", "--mesh", "sp=4"), 2, "--mesh: got", "sp=4")
+        self.expect_error(self.annulus(*words, "--ranks", "6", "--ranks-per-node", "4"), 2,
+                          "--ranks-per-node: got 4, expected a divisor of 6 ranks")
+        self.expect_error(self.annulus(*words, "--ranks", "6", "--nodes", "2", "--ranks-per-node", "4"), 2,
+                          "--nodes: got 2, expected nodes of --ranks-per-node 4 for --ranks 6")
         self.expect_error(self.annulus(*words, "--ranks", "2", "--query-spec", "-,sp"), 2,
                           "--query-spec -,sp: has no effect with --recommend")
         self.expect_error(self.annulus(*words, "--ranks", "2", "--memory", "much"), 2,
                           "--memory: got 'much', expected a size of 1 or more")
         self.expect_error(self.annulus(*words, "--ranks", "2", "--simulate"), 2, "one at a time")
-        for option, value, forms in [("--ranks", "2", "--recommend or --scaling"),
-                                     ("--nodes", "2", "--recommend"), ("--memory", "1G", "--recommend"),
+        for option, value, forms in [("--memory", "1G", "--recommend"), ("--max-tp", "2", "--recommend"),
                                      ("--tokens-per-rank", "8", "--scaling")]:
             self.expect_error(self.annulus(*PLAN, option, value), 2,
                               f"{option} {value}: has no effect without {forms}")

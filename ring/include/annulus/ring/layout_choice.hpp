@@ -15,6 +15,9 @@ class Context;
 
 namespace annulus::ring {
 
+/// Predicted times that differ by a smaller factor count as equal.
+inline constexpr double kTie = 1.02;
+
 /// The layouts worth comparing for a problem.
 struct OpenLayouts {
   std::vector<LayoutKind> layouts;  ///< the default first

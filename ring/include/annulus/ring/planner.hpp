@@ -190,6 +190,20 @@ void plan_each(const PlanInput& input, Schedule schedule, const std::vector<int>
 /// The rank among `ranks` with most work: visible pairs times query heads.
 [[nodiscard]] int busiest_rank(const PlanInput& input, const std::vector<int>& ranks);
 
+/// Work of a rank: visible pairs times query heads.
+struct RankWork {
+  int rank = 0;  ///< of the mesh
+  double work = 0;
+};
+struct WorkOfRanks {
+  double most = 0;  ///< of the rank with most
+  double mean = 0;
+};
+/// Most and mean work of all ranks, from the work in the plans of some. Where ranks compute the
+/// rows that they hold, it is counted for all ranks; where a schedule passes queries on or
+/// exchanges heads, it is that of the planned ranks.
+[[nodiscard]] WorkOfRanks work_of_ranks(const PlanInput& input, std::span<const RankWork> planned);
+
 /// The most ranks whose plans are made for each schedule or candidate in a comparison.
 inline constexpr int kSampledRanks = 24;
 

@@ -73,9 +73,12 @@ std::string predicted_cell(double seconds) {
 std::string network_text(const ring::CostModel& model, bool several_nodes) {
   if (!several_nodes) return {};
   constexpr double kLarge = 64 << 20;
-  return fmt::format(", between nodes {:.3g} GB/s per rank and {:.3g} GB/s per node{}",
-                     kLarge / model.transfer_seconds(kLarge, true) * 1e-9,
-                     model.node_bytes_per_second * 1e-9,
+  const auto giga = [](double rate) {
+    return rate < 10e9 ? fmt::format("{:.1f}", rate * 1e-9) : fmt::format("{:.0f}", rate * 1e-9);
+  };
+  return fmt::format(", between nodes {} GB/s per rank and {} GB/s per node{}",
+                     giga(kLarge / model.transfer_seconds(kLarge, true)),
+                     giga(model.node_bytes_per_second),
                      model.assumed.contains("network_hops") ? " (assumed)" : "");
 }
 

@@ -165,7 +165,6 @@ std::string command_of(const Recommendation& one, const Options& options) {
   return command;
 }
 
-// "ranks divide the heads among 8 and the sequence among 4".
 std::string why(const Recommendation& best, const std::vector<Recommendation>& all) {
   std::string text = fmt::format("predicted {} ms", predicted_cell(best.run.seconds));
   if (best.projection > 0) {
@@ -173,15 +172,30 @@ std::string why(const Recommendation& best, const std::vector<Recommendation>& a
         fmt::format(" and {} ms for the sums of the projection", predicted_cell(best.projection));
   }
   text += fmt::format(", {:.1f} GiB per rank", best.run.memory_bytes / kMiB / 1024);
-  if (best.run.received_bytes == 0) text += "; ranks send nothing to each other in attention";
-  const auto second = std::ranges::find_if(
-      all, [&](const Recommendation& one) { return one.why_not.empty() && one.mesh != best.mesh; });
-  if (second != all.end()) {
-    const double slower = (second->total() / best.total() - 1) * 100;
-    text += fmt::format("; the next, {}, takes {}", second->mesh,
-                        slower < 1 ? "as long" : fmt::format("{:.0f} % longer", slower));
+  if (best.run.received_bytes == 0) text += "; ranks send nothing to each other";
+  std::vector<std::string> as_fast;
+  for (const Recommendation& one : all) {
+    if (!one.why_not.empty() || one.mesh == best.mesh) continue;
+    const double factor = one.total() / best.total();
+    if (factor <= ring::kTie) {
+      as_fast.push_back(one.mesh);
+      continue;
+    }
+    if (as_fast.empty()) {
+      text += fmt::format("; the next, {}, takes {:.0f} % longer", one.mesh, (factor - 1) * 100);
+    }
+    break;
   }
+  if (!as_fast.empty()) text += fmt::format("; as fast: {}", fmt::join(as_fast, " and "));
   return text;
+}
+
+std::string verdict(const std::vector<Recommendation>& all) {
+  const auto refused = std::ranges::count_if(
+      all, [](const Recommendation& one) { return one.why_not.starts_with("does not fit"); });
+  return fmt::format("the best of {} for each size of tp{}",
+                     counted(static_cast<std::int64_t>(all.size()), "candidate"),
+                     refused > 0 ? fmt::format("; {} do not fit", refused) : "");
 }
 
 void add_meta(Report& report, const Options& options, const AttentionProblem& problem,
@@ -293,9 +307,7 @@ void recommend(const Options& given, const Registry& registry, std::ostream& out
     one->add_meta("why", why(best, all));
     add_meta(*one, options, setup.problem, predictor_text(model, transports, options.nodes > 1),
              has_projection);
-    one->set_verdict(fmt::format("the best of {} for each size of tp",
-                                 counted(static_cast<std::int64_t>(all.size()), "candidate")),
-                     true);
+    one->set_verdict(verdict(all), true);
   }
   if (!files.replace_table()) table.write_table(out);
   files.write(report, out);

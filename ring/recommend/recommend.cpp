@@ -108,6 +108,7 @@ class Search {
     choose();
     std::stable_sort(candidates_.begin(), candidates_.end(),
                      [](const Candidate& a, const Candidate& b) { return rank(a) < rank(b); });
+    put_fewest_head_shards_first();
     return {candidates_.begin(), candidates_.end()};
   }
 
@@ -260,6 +261,17 @@ class Search {
         one.why_not = fmt::format("ties with {}", text_of(*found->second));
       }
     }
+  }
+
+  // Of recommendations that tie with the fastest, the one that divides heads least asks least of a
+  // model.
+  void put_fewest_head_shards_first() {
+    const double limit = candidates_.front().total() * kTie;
+    auto first = candidates_.begin();
+    for (auto one = first; one != candidates_.end() && one->why_not.empty(); ++one) {
+      if (one->total() <= limit && one->head_shards < first->head_shards) first = one;
+    }
+    std::rotate(candidates_.begin(), first, first + 1);
   }
 
   static std::string text_of(const Candidate& one) {

@@ -144,6 +144,7 @@ const std::vector<BadValue> kBadValues{
     BadValue{{"plan", "--recommend", "perhaps"}, "true or false"},
     BadValue{{"plan", "--ranks", "0"}, "from 1"},
     BadValue{{"plan", "--nodes", "0"}, "from 1"},
+    BadValue{{"plan", "--max-tp", "0"}, "from 1"},
     BadValue{{"plan", "--memory", "much"}, "a size of 1 or more"},
     BadValue{{"plan", "--memory", "0"}, "a size of 1 or more"},
     BadValue{{"bench", "--scaling", "perhaps"}, "true or false"},

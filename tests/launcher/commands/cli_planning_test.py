@@ -15,6 +15,10 @@ from cli_support import PROGRAM, CliTest, main
 PLAN = ["plan", "--mesh", "sp=4", "--shape", "1,1k,1k,8,2,64"]
 
 
+def without_options(report):
+    return [{**row, "options": None} for row in report["rows"]]
+
+
 class Backward(CliTest):
     def planned(self, *words):
         result = self.annulus("plan", "--shape", "1,1k,1k,8,2,64", *words, "--json", "-")
@@ -125,7 +129,7 @@ class Simulate(CliTest):
 
     def test_rows_of_a_double_ring_are_nodes(self):
         words = ["--schedule", "double_ring", "--device", "cuda", "--dtype", "bfloat16"]
-        rows = {inner: self.simulated(*words, "--ranks-per-node", "2", *inner)["rows"]
+        rows = {inner: without_options(self.simulated(*words, "--ranks-per-node", "2", *inner))
                 for inner in [(), ("--inner-size", "2"), ("--inner-size", "4")]}
         self.assertEqual(rows[()], rows[("--inner-size", "2")])
         self.assertNotEqual(rows[()], rows[("--inner-size", "4")])
@@ -353,7 +357,7 @@ class Recommend(CliTest):
         def rows(*words):
             result = self.annulus("plan", "--recommend", *words, *shape, "--json", "-")
             self.expect_success(result)
-            return [{**row, "options": None} for row in json.loads(result.stdout)["rows"]]
+            return without_options(json.loads(result.stdout))
         first = rows("--ranks", "8", "--nodes", "2")
         self.assertEqual(first, rows("--ranks", "8", "--ranks-per-node", "4"))
         self.assertEqual(first, rows("--nodes", "2", "--ranks-per-node", "4"))
@@ -431,15 +435,13 @@ class Recommend(CliTest):
         other = {"ANNULUS_MESH": "x=16", "ANNULUS_QUERY_SPEC": "-,x", "ANNULUS_KV_SPEC": "-,x"}
         result = self.annulus(*words, environment=other)
         self.expect_success(result)
-        self.assertEqual(self.without_options(result), self.without_options(self.annulus(*words)))
+        self.assertEqual(without_options(json.loads(result.stdout)),
+                         without_options(json.loads(self.annulus(*words).stdout)))
         words += ["--mode", "prefill", "--sequence-axis", "ctx"]
         result = self.annulus(*words, environment=other)
         self.expect_success(result)
-        self.assertEqual(self.without_options(result), self.without_options(self.annulus(*words)))
-
-    @staticmethod
-    def without_options(result):
-        return [{**row, "options": None} for row in json.loads(result.stdout)["rows"]]
+        self.assertEqual(without_options(json.loads(result.stdout)),
+                         without_options(json.loads(self.annulus(*words).stdout)))
 
     def test_choices_of_the_user_stand(self):
         rows = self.report("--schedule", "ring", "--sequence-layout", "zigzag")["rows"]

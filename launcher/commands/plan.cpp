@@ -15,6 +15,7 @@
 #include <annulus/files/text_file.hpp>
 #include <annulus/ring/balance.hpp>
 #include <annulus/ring/planner.hpp>
+#include <annulus/ring/predicted_run.hpp>
 #include <annulus/ring/simulate.hpp>
 
 #include "launcher/commands/commands.hpp"
@@ -218,7 +219,7 @@ Report layouts_report(const PlannedCase& planned, const ring::Plan& chosen_plan,
     const ring::PlanInput input = planned.input(operands);
     const ring::Schedule schedule = planned.choice.schedule;
     try {
-      ring::plan_each(input, schedule, ring::sample_ranks(input),
+      ring::plan_each(input, schedule, ring::simulated_ranks(input),
                       [&](const ring::RankPlan& rank) { figures.add(rank); });
     } catch (const UnsupportedError&) {
       // Only layouts in global order have a plan with the same bits on any number of ranks.
@@ -278,7 +279,7 @@ void print(const PlannedCase& planned, const ring::Plan& plan, const ring::Price
 void show_plan(const PlannedCase& planned, const Options& options, std::ostream& out) {
   const ring::PlanInput input = planned.input();
   const ring::Plan plan =
-      ring::make_plan(input, planned.choice.schedule, ring::sample_ranks(input));
+      ring::make_plan(input, planned.choice.schedule, ring::simulated_ranks(input));
   const Report layouts = layouts_report(planned, plan, input.prices, options);
   if (!options.json.empty()) {
     const std::string text = plan_json(plan, input.prices, planned.choice, layouts) + '\n';

@@ -38,9 +38,7 @@ ScalingPoint predict_point(const Options& options, const Registry& registry, int
   point.schedule = ring::name_of(planned.choice.schedule);
   point.transport = planned.model.transport;
   const ring::PlanInput input = planned.input();
-  point.seconds =
-      ring::predict_run(input, planned.choice, ring::sample_ranks(input, ring::kSampledRanks))
-          .seconds;
+  point.seconds = ring::predict_run(input, planned.choice).seconds;
   point.flops = forward_flops(*asked.shape, visible_pairs(planned.setup.problem));
   return point;
 }

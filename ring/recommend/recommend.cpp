@@ -10,7 +10,6 @@
 #include <annulus/core/error.hpp>
 #include <annulus/ring/planner.hpp>
 #include <annulus/ring/recommend.hpp>
-#include <annulus/ring/simulate.hpp>
 
 namespace annulus::ring {
 namespace {
@@ -24,7 +23,7 @@ struct LaidOut {
   ShardedOperands operands;
   CostModel model;
   std::vector<const Implementation*> implementations;
-  std::vector<int> sample = {};  // ranks whose plans are made
+  std::unique_ptr<Predictor> predictor = {};
 };
 
 struct Candidate : Recommendation {
@@ -131,9 +130,8 @@ class Search {
       candidate.laid_out = &made;
       candidate.transport = made.model.transport;
       const PlanInput input = input_of(made);
-      made.sample = sample_ranks(input, kSampledRanks);
-      most_planned_ = std::max(most_planned_, made.sample.size());
-      const int busiest = busiest_rank(input, made.sample);
+      made.predictor = std::make_unique<Predictor>(input);
+      most_planned_ = std::max(most_planned_, made.predictor->ranks().size());
       const std::string schedule = problem_.schedule.empty() ? "auto" : problem_.schedule;
       for (const ConsideredVariant& considered : variants_for(input, schedule)) {
         Candidate one = candidate;
@@ -143,7 +141,7 @@ class Search {
         } else if (!considered.pointless.empty()) {
           one.why_not = "not worthwhile: " + considered.pointless;
         } else {
-          find_bounds(one, busiest);
+          find_bounds(one);
         }
         candidates_.push_back(std::move(one));
       }
@@ -167,12 +165,11 @@ class Search {
   }
 
   // Finds lower bounds from the plan of one rank.
-  void find_bounds(Candidate& candidate, int rank) {
+  void find_bounds(Candidate& candidate) {
     const PlanInput input = input_of(candidate);
     try {
-      const RankPlan plan = make_rank_plan(input, candidate.variant->schedule, rank);
-      candidate.least = least_seconds(plan, input.prices);
-      add_memory(candidate.run, plan);
+      candidate.run = candidate.laid_out->predictor->least(input, *candidate.variant);
+      candidate.least = std::exchange(candidate.run.seconds, 0);
     } catch (const UserError& error) {
       candidate.why_not = fmt::format("cannot run: {}", error.what());
     }
@@ -193,8 +190,7 @@ class Search {
       return;
     }
     try {
-      candidate.run =
-          predict_run(input_of(candidate), *candidate.variant, candidate.laid_out->sample);
+      candidate.run = *candidate.laid_out->predictor->run(input_of(candidate), *candidate.variant);
     } catch (const UserError& error) {
       candidate.why_not = fmt::format("cannot run: {}", error.what());
       return;

@@ -157,7 +157,12 @@ class Simulation::Impl {
   // Chooses, for each rank that is left out, the simulated rank whose pace it keeps: at the same
   // place of a node if there is one, as near as possible.
   void find_stand_ins() {
-    const std::size_t ranks = std::max(index_.size(), prices_.node_of_rank.size());
+    std::size_t ranks = std::max(index_.size(), prices_.node_of_rank.size());
+    for (const RankState& state : states_) {
+      for (const Message& message : state.script.messages) {
+        ranks = std::max(ranks, static_cast<std::size_t>(message.peer) + 1);
+      }
+    }
     std::map<int, int> sizes;  // by node
     std::vector<int> places;
     for (std::size_t rank = 0; rank < ranks; ++rank) {

@@ -11,6 +11,7 @@
 
 #include <annulus/core/error.hpp>
 #include <annulus/ring/planner.hpp>
+#include <annulus/ring/predicted_run.hpp>
 
 #include "kv_groups.hpp"
 #include "schedules/block_finder.hpp"
@@ -252,19 +253,17 @@ std::vector<int> sample_nodes(const PlanInput& input, int most) {
 
 }  // namespace
 
-std::vector<int> sample_ranks(const PlanInput& input, int most) {
-  const int all = input.operands.key.mesh().ranks();
-  if (all > most && !input.prices.node_of_rank.empty()) {
+std::vector<int> simulated_ranks(const PlanInput& input, int all, int most) {
+  const int ranks = input.operands.key.mesh().ranks();
+  if (ranks <= std::max(all, most)) return all_ranks(input);
+  if (!input.prices.node_of_rank.empty()) {
     std::vector<int> nodes = sample_nodes(input, most);
     if (!nodes.empty()) return nodes;
   }
-  std::set<int> sample;
-  if (all > most) {
-    sample.insert(busiest_rank(input, all_ranks(input)));
-  }
-  const int spread = std::min(all, most - static_cast<int>(sample.size()));
+  std::set<int> sample{busiest_rank(input, all_ranks(input))};
+  const int spread = most - 1;
   for (int i = 0; i < spread; ++i) {
-    sample.insert(spread == 1 ? 0 : static_cast<int>(std::int64_t{i} * (all - 1) / (spread - 1)));
+    sample.insert(spread == 1 ? 0 : static_cast<int>(std::int64_t{i} * (ranks - 1) / (spread - 1)));
   }
   return {sample.begin(), sample.end()};
 }

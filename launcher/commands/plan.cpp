@@ -15,6 +15,7 @@
 #include <annulus/files/text_file.hpp>
 #include <annulus/ring/balance.hpp>
 #include <annulus/ring/planner.hpp>
+#include <annulus/ring/predicted_run.hpp>
 #include <annulus/ring/simulate.hpp>
 
 #include "launcher/commands/commands.hpp"
@@ -108,6 +109,12 @@ std::string percent(std::optional<double> share) {
   return share ? fmt::format("{:.2f}", *share * 100) : std::string(kNothing);
 }
 
+// "626 TFLOP/s", without digits that nobody knows.
+std::string rate_text(double rate) {
+  return rate < 1e12 ? fmt::format("{:.0f} GFLOP/s", rate * 1e-9)
+                     : fmt::format("{:.0f} TFLOP/s", rate * 1e-12);
+}
+
 // The assumptions behind predictions, for the implementations that compute blocks.
 std::string cost_assumptions(const ring::Prices& prices, const ring::Plan& plan) {
   constexpr double kLong = 16 << 10;  // rows
@@ -121,8 +128,8 @@ std::string cost_assumptions(const ring::Prices& prices, const ring::Plan& plan)
   std::string kernels;
   for (const std::string& name : used) {
     const ring::KernelCost& cost = prices.kernel(name);
-    kernels += fmt::format("{} ({}) {:.0f} GFLOP/s on 16k rows and {:.1f} us per call, ", name,
-                           ring::name_of(cost.knowledge), cost.rate.clamped(kLong) * 1e-9,
+    kernels += fmt::format("{} ({}) {} on 16k rows and {:.1f} us per call, ", name,
+                           ring::name_of(cost.knowledge), rate_text(cost.rate.clamped(kLong)),
                            cost.call_latency * 1e6);
   }
   const ring::CostModel& model = prices.model;
@@ -237,7 +244,7 @@ Report layouts_report(const PlannedCase& planned, const ring::Plan& chosen_plan,
     const ring::PlanInput input = planned.input(operands);
     const ring::Schedule schedule = planned.choice.schedule;
     try {
-      ring::plan_each(input, schedule, ring::sample_ranks(input),
+      ring::plan_each(input, schedule, ring::simulated_ranks(input),
                       [&](const ring::RankPlan& rank) { figures.add(rank); });
     } catch (const UnsupportedError&) {
       // Only layouts in global order have a plan with the same bits on any number of ranks.
@@ -297,7 +304,7 @@ void print(const PlannedCase& planned, const ring::Plan& plan, const ring::Price
 void show_plan(const PlannedCase& planned, const Options& options, std::ostream& out) {
   const ring::PlanInput input = planned.input();
   const ring::Plan plan =
-      ring::make_plan(input, planned.choice.schedule, ring::sample_ranks(input));
+      ring::make_plan(input, planned.choice.schedule, ring::simulated_ranks(input));
   const Report layouts = layouts_report(planned, plan, input.prices, options);
   if (!options.json.empty()) {
     const std::string text = plan_json(plan, input.prices, planned.choice, layouts) + '\n';
@@ -314,6 +321,9 @@ void show_plan(const PlannedCase& planned, const Options& options, std::ostream&
 
 // One process plans for all ranks of --mesh.
 ExitCode plan_command(const CommandContext& context) {
+  if (!context.options.shape) {
+    throw ArgumentError("--shape", "nothing", "B,T,S,N,K,D or B,T,S,N,K,D,Dv");
+  }
   const Options options = with_ranks(context.options);
   const Registry registry = Registry::standard();
   if (options.recommend) {

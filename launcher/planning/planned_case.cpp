@@ -115,9 +115,6 @@ Selection select(const Options& options, const PlannedCase& planned, const Regis
 }
 
 PlannedCase lay_out(const Options& options, const Registry& registry) {
-  if (!options.shape) {
-    throw ArgumentError("--shape", "nothing", "B,T,S,N,K,D or B,T,S,N,K,D,Dv");
-  }
   ProblemSetup setup =
       set_up_problem(options, *options.shape, options.dtype.value_or(DType::float32), /*ranks=*/0);
   static_cast<void>(shard_operands(setup));  // throws the errors that name options

@@ -274,9 +274,6 @@ Options with_nodes(Options options) {
 
 void recommend(const Options& given, const Registry& registry, std::ostream& out) {
   const Options options = with_nodes(given);
-  if (!options.shape) {
-    throw ArgumentError("--shape", "nothing", "B,T,S,N,K,D or B,T,S,N,K,D,Dv");
-  }
   const ring::CostModel model = cost_model_of(options, planned_place(options));
   const ProblemSetup setup = problem_of(options, model);
   Report report("plan.recommend", planned_record(options, setup.problem), columns(true),

@@ -38,9 +38,7 @@ ScalingPoint predict_point(const Options& options, const Registry& registry, int
   point.schedule = ring::name_of(planned.choice.schedule);
   point.transport = planned.model.transport;
   const ring::PlanInput input = planned.input();
-  point.seconds =
-      ring::predict_run(input, planned.choice, ring::sample_ranks(input, ring::kSampledRanks))
-          .seconds;
+  point.seconds = ring::predict_run(input, planned.choice).seconds;
   point.flops = forward_flops(*asked.shape, visible_pairs(planned.setup.problem));
   return point;
 }
@@ -153,9 +151,6 @@ std::string scaling_picture(const std::vector<ScalingPoint>& points, const std::
 
 void predict_scaling(const Options& options, const Registry& registry, std::ostream& out) {
   if (options.ranks == 0) throw ArgumentError("--ranks", "nothing", "the largest number of ranks");
-  if (!options.shape) {
-    throw ArgumentError("--shape", "nothing", "B,T,S,N,K,D or B,T,S,N,K,D,Dv");
-  }
   const AttentionProblem scaled = scaled_problem(options);
   const std::string problem = problem_text(scaled);
   Report report = make_scaling_report("plan.scaling", "ms, predicted", options, problem,

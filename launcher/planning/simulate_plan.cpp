@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <numeric>
 #include <optional>
 #include <ostream>
 #include <set>
@@ -15,6 +14,7 @@
 #include <annulus/core/chrome_trace.hpp>
 #include <annulus/core/error.hpp>
 #include <annulus/files/text_file.hpp>
+#include <annulus/ring/predicted_run.hpp>
 #include <annulus/ring/simulate.hpp>
 
 #include "launcher/options/as_option.hpp"
@@ -59,7 +59,15 @@ Report make_report(const PlannedCase& planned, const ring::Stragglers& straggler
   return report;
 }
 
-void add_summary(Report& report, const std::vector<ring::RankTimeline>& timelines, int nodes) {
+void add_summary(Report& report, const std::vector<ring::RankTimeline>& timelines,
+                 const std::vector<int>& simulated, const PlannedCase& planned) {
+  const std::set<int> nodes(planned.node_of_rank.begin(), planned.node_of_rank.end());
+  std::set<int> simulated_nodes;
+  for (const int rank : simulated) {
+    if (!nodes.empty()) {
+      simulated_nodes.insert(planned.node_of_rank[static_cast<std::size_t>(rank)]);
+    }
+  }
   ring::RankTimeline most;
   double mean = 0;
   for (const ring::RankTimeline& timeline : timelines) {
@@ -68,9 +76,15 @@ void add_summary(Report& report, const std::vector<ring::RankTimeline>& timeline
     most.finish = std::max(most.finish, timeline.finish);
     mean += timeline.compute / static_cast<double>(timelines.size());
   }
-  report.add_meta("simulated",
-                  fmt::format("{} on {}", counted(static_cast<int>(timelines.size()), "rank"),
-                              counted(nodes, "node")));
+  const int ranks = planned.setup.mesh.ranks();
+  std::string text = fmt::format("{} on {}", counted(ranks, "rank"),
+                                 counted(std::max(1, static_cast<int>(nodes.size())), "node"));
+  if (static_cast<int>(simulated.size()) < ranks) {
+    text += fmt::format(
+        ", by {} of them{}, which stand for the others", simulated.size(),
+        nodes.empty() ? "" : " on " + counted(static_cast<int>(simulated_nodes.size()), "node"));
+  }
+  report.add_meta("simulated", text);
   report.add_meta("finish", milliseconds(most.finish) + " ms, of the slowest rank");
   report.add_meta("compute", fmt::format("{} ms at most, {} ms on average",
                                          milliseconds(most.compute), milliseconds(mean)));
@@ -82,13 +96,12 @@ std::string picture_of(const ring::Simulation& simulation, const std::vector<int
   const int ranks = planned.setup.mesh.ranks();
   std::vector<TimelineRow> rows;
   rows.reserve(shown.size());
-  for (const int rank : shown) {
-    rows.push_back({rank, &simulation.spans(static_cast<std::size_t>(rank))});
+  for (std::size_t i = 0; i < shown.size(); ++i) {
+    rows.push_back({shown[i], &simulation.spans(i)});
   }
-  const std::string sample =
-      static_cast<int>(shown.size()) < ranks
-          ? fmt::format("{} of {} ranks, at equal distances", shown.size(), ranks)
-          : counted(ranks, "rank");
+  const std::string sample = static_cast<int>(shown.size()) < ranks
+                                 ? fmt::format("{} of {} ranks", shown.size(), ranks)
+                                 : counted(ranks, "rank");
   return timeline_picture(
       rows,
       fmt::format("{} on {}, {} {}", variant_text(planned.choice), to_string(planned.setup.mesh),
@@ -98,10 +111,11 @@ std::string picture_of(const ring::Simulation& simulation, const std::vector<int
 }
 
 TraceOfRanks trace_of(const ring::Simulation& simulation, const std::vector<int>& traced,
-                      int ranks) {
+                      const std::vector<int>& simulated, int ranks) {
   TraceOfRanks trace(static_cast<std::size_t>(ranks));
-  for (const int rank : traced) {
-    trace[static_cast<std::size_t>(rank)] = simulation.spans(static_cast<std::size_t>(rank));
+  for (const int index : traced) {
+    const int rank = simulated[static_cast<std::size_t>(index)];
+    trace[static_cast<std::size_t>(rank)] = simulation.spans(static_cast<std::size_t>(index));
   }
   return trace;
 }
@@ -115,7 +129,11 @@ void check_simulated_ranks(const MeshShape& mesh) {
 }
 
 void simulate_plan(const PlannedCase& planned, const Options& options, std::ostream& out) {
+  const ring::PlanInput input = planned.input();
   const int ranks = planned.setup.mesh.ranks();
+  // A rank that is to be shown is simulated.
+  const std::vector<int> simulated =
+      ring::simulated_ranks(input, options.show_ranks >= ranks ? ranks : ring::kAllSimulated);
   const ring::Stragglers stragglers{options.straggler_seed, options.straggler_percent / 100};
   Report report = make_report(planned, stragglers, options);
   // Opened first, so that impossible names of files fail before the work.
@@ -128,50 +146,46 @@ void simulate_plan(const PlannedCase& planned, const Options& options, std::ostr
   if (!options.picture.empty()) {
     as_option("--picture " + options.picture, [&] { picture_file.emplace(options.picture); });
   }
-  const std::vector<int> traced = spread_ranks(trace_file ? ranks : 0, kMaximumTracedRanks);
-  const std::vector<int> pictured = spread_ranks(picture_file ? ranks : 0, kMaximumPicturedRanks);
-  std::set<int> recorded(traced.begin(), traced.end());
-  recorded.insert(pictured.begin(), pictured.end());
+  const auto count = static_cast<int>(simulated.size());
+  // Indices of simulated ranks.
+  const std::vector<int> traced = spread_ranks(trace_file ? count : 0, kMaximumTracedRanks);
+  const bool pictured = picture_file.has_value();
 
-  const ring::PlanInput input = planned.input();
   ring::Simulation simulation(input.prices, variant_text(planned.choice), stragglers);
-  std::vector<int> all(static_cast<std::size_t>(ranks));
-  std::iota(all.begin(), all.end(), 0);
-  ring::plan_each(input, planned.choice.schedule, all, [&](const ring::RankPlan& rank) {
-    simulation.add(rank, recorded.contains(rank.rank));
+  int added = 0;
+  ring::plan_each(input, planned.choice.schedule, simulated, [&](const ring::RankPlan& rank) {
+    simulation.add(rank, pictured || std::ranges::binary_search(traced, added));
+    ++added;
   });
   const std::vector<ring::RankTimeline> timelines = simulation.run();
 
-  const std::set<int> nodes(planned.node_of_rank.begin(), planned.node_of_rank.end());
-  add_summary(report, timelines, std::max(1, static_cast<int>(nodes.size())));
+  add_summary(report, timelines, simulated, planned);
   double finish = 0;
   for (const ring::RankTimeline& timeline : timelines) finish = std::max(finish, timeline.finish);
-  if (static_cast<int>(traced.size()) < ranks && trace_file) {
-    report.add_meta("traced", fmt::format("{} of {} ranks", traced.size(), ranks));
+  if (static_cast<int>(traced.size()) < count && trace_file) {
+    report.add_meta("traced", fmt::format("{} of {} ranks", traced.size(), count));
   }
   Report shown = report;  // the table lists some ranks, files have all
   const auto listed = std::min(static_cast<std::size_t>(std::max(kListedRanks, options.show_ranks)),
                                timelines.size());
   for (std::size_t r = 0; r < timelines.size(); ++r) {
     const ring::RankTimeline& timeline = timelines[r];
-    const Row row{std::to_string(r),
-                  std::to_string(input.prices.node_of(static_cast<int>(r))),
-                  milliseconds(timeline.compute),
-                  milliseconds(timeline.transfer),
-                  milliseconds(timeline.exposed),
-                  milliseconds(timeline.finish)};
+    const int rank = simulated[r];
+    const Row row{std::to_string(rank),           std::to_string(input.prices.node_of(rank)),
+                  milliseconds(timeline.compute), milliseconds(timeline.transfer),
+                  milliseconds(timeline.exposed), milliseconds(timeline.finish)};
     if (r < listed) shown.add_row(row);
     report.add_row(row);
   }
   if (picture_file) {
     as_option("--picture " + options.picture,
-              [&] { picture_file->commit(picture_of(simulation, pictured, planned, finish)); });
+              [&] { picture_file->commit(picture_of(simulation, simulated, planned, finish)); });
   }
   if (trace_file) {
     auto about = report.about();
     about.emplace_back("options", options.given);
     as_option("--trace " + options.trace, [&] {
-      trace_file->commit(chrome_trace(trace_of(simulation, traced, ranks), about));
+      trace_file->commit(chrome_trace(trace_of(simulation, traced, simulated, ranks), about));
     });
   }
   if (!files.replace_table()) {

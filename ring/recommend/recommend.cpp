@@ -3,6 +3,7 @@
 #include <limits>
 #include <map>
 #include <memory>
+#include <optional>
 #include <tuple>
 #include <utility>
 
@@ -11,7 +12,6 @@
 #include <annulus/core/error.hpp>
 #include <annulus/ring/planner.hpp>
 #include <annulus/ring/recommend.hpp>
-#include <annulus/ring/simulate.hpp>
 
 namespace annulus::ring {
 namespace {
@@ -23,10 +23,11 @@ struct LaidOut {
   ShardedOperands operands;
   CostModel model;
   std::vector<const Implementation*> implementations;
+  std::unique_ptr<Predictor> predictor = {};
 };
 
 struct Candidate : Recommendation {
-  const LaidOut* laid_out = nullptr;  // null for a mesh that the problem cannot be laid on
+  LaidOut* laid_out = nullptr;  // null for a mesh that the problem cannot be laid on
 };
 
 // The axis on the right lies inside nodes as far as it goes: sp, along which attention exchanges
@@ -160,7 +161,7 @@ class Search {
       candidate.layout = asked.layout;
     }
     const PlanInput input = input_of(made);
-    const int busiest = busiest_rank(input, sample_ranks(input, kSampledRanks));
+    made.predictor = std::make_unique<Predictor>(input);
     const std::string schedule = problem_.schedule.empty() ? "auto" : problem_.schedule;
     for (const ConsideredVariant& considered : variants_for(input, schedule)) {
       Candidate one = candidate;
@@ -170,7 +171,7 @@ class Search {
       } else if (!considered.pointless.empty()) {
         one.why_not = "not worthwhile: " + considered.pointless;
       } else {
-        find_bounds(one, busiest);
+        find_bounds(one);
       }
       candidates_.push_back(std::move(one));
     }
@@ -189,13 +190,12 @@ class Search {
     return input;
   }
 
-  // Finds lower bounds from the plan of one rank.
-  void find_bounds(Candidate& candidate, int rank) {
-    const PlanInput input = input_of(candidate);
+  void find_bounds(Candidate& candidate) {
     try {
-      const RankPlan plan = make_rank_plan(input, candidate.variant->schedule, rank);
-      candidate.least = least_seconds(plan, input.prices) + candidate.projection;
-      add_memory(candidate.run, plan);
+      PredictedRun least =
+          candidate.laid_out->predictor->least(input_of(candidate), *candidate.variant);
+      candidate.least = std::exchange(least.seconds, 0) + candidate.projection;
+      candidate.run = least;
     } catch (const UserError& error) {
       candidate.why_not = fmt::format("cannot run: {}", error.what());
     }
@@ -220,10 +220,16 @@ class Search {
   }
 
   void play(Candidate& candidate) {
-    if (candidate.least > fastest(candidate) * kTie) return set_slow(candidate);
+    const double limit = fastest(candidate) * kTie;
+    if (candidate.least > limit) return set_slow(candidate);
     try {
-      const PlanInput input = input_of(candidate);
-      candidate.run = predict_run(input, *candidate.variant, sample_ranks(input, kSampledRanks));
+      const std::optional<PredictedRun> run = candidate.laid_out->predictor->run(
+          input_of(candidate), *candidate.variant, limit - candidate.projection);
+      if (!run) {
+        candidate.least = std::max(candidate.least, limit);
+        return set_slow(candidate);
+      }
+      candidate.run = *run;
     } catch (const UserError& error) {
       candidate.why_not = fmt::format("cannot run: {}", error.what());
       return;

@@ -20,12 +20,18 @@ class GroupNodes {
   [[nodiscard]] const std::vector<int>& members(int node) const {
     return members_[static_cast<std::size_t>(node)];
   }
+  /// The turn in which `from` sends to `to` if all members exchange with each other. A turn leads
+  /// from each member to another one. If nodes have equally many members, it leads from node to
+  /// node at one distance, and to a different member of that node from each: nobody queues.
+  [[nodiscard]] int turn(int from, int to) const;
   /// True if links are alike between `count` members, of which member(0) is the first: all are on
   /// one node, or each is on a node of its own.
   [[nodiscard]] bool are_linked_alike(int count, const std::function<int(int)>& member) const;
 
  private:
   std::vector<int> node_of_;               // by member
+  std::vector<int> place_of_;              // in its node, by member
+  bool even_ = true;                       // nodes have equally many members
   std::vector<std::vector<int>> members_;  // by node
 };
 

@@ -130,7 +130,7 @@ std::vector<Played> play_all(const PlanInput& input, const char* name = "auto") 
     if (!one.obstacle.empty() || !one.pointless.empty()) continue;
     PlanInput with = input;
     with.options = with_variant(input.options, one.variant);
-    const Plan plan = make_plan(with, one.variant.schedule, sample_ranks(input, kSampledRanks));
+    const Plan plan = make_plan(with, one.variant.schedule);
     Played played{one.variant, predicted_seconds(plan, with.prices), 0};
     for (const RankPlan& rank : plan.ranks) {
       EXPECT_LE(least_seconds(rank, with.prices), played.seconds) << variant_text(one.variant);

@@ -301,7 +301,8 @@ class Recommend(CliTest):
         self.assertEqual(rows[:len(best)], best)
         self.assertEqual(sorted(self.sizes(row)[1] for row in best), [1, 2, 4, 8])
         totals = [self.total(row) for row in best]
-        self.assertEqual(totals, sorted(totals))
+        self.assertLess(totals[0], min(totals) * 1.03)  # of equals, the one with the smallest tp
+        self.assertEqual(totals[1:], sorted(totals[1:]))
         meshes = {self.sizes(row) for row in rows}
         # Batches and heads are divided where they divide.
         self.assertLessEqual({(1, 1, 8), (2, 1, 4), (1, 2, 4), (1, 8, 1), (2, 4, 1)}, meshes)

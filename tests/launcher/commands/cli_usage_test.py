@@ -612,7 +612,13 @@ class Plan(CliTest):
         self.assertAlmostEqual(chosen["time"], plan["predicted_ms"]["finish"], delta=0.006 * chosen["time"])
         self.annulus(*PLAN, "--json", "plan.json")
         with open(self.path("plan.json")) as file:
-            self.assertEqual(json.load(file), plan)
+            again = json.load(file)
+        self.assertIn("--json=plan.json", again["options"])
+        for one in [plan, again, *plan["layouts"], *again["layouts"]]:
+            self.assertEqual(one["device"], "cpu")
+            del one["options"]
+        self.assertEqual(again, plan)
+        self.assertEqual({one["name"]: one["unit"] for one in plan["layout_columns"]}["time"], "ms, predicted")
 
     def test_imbalance_and_traffic_of_every_layout(self):
         result = self.annulus(*PLAN, "--causal", "--json", "-")

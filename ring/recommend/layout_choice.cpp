@@ -2,7 +2,9 @@
 #include <cstdint>
 #include <limits>
 #include <optional>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include <fmt/format.h>
 
@@ -46,9 +48,39 @@ std::string why_default(const AttentionProblem& problem, const MeshShape& mesh,
                                : "equal work for every rank, as nothing is hidden";
 }
 
+constexpr double kEndless = std::numeric_limits<double>::infinity();
+
+// Seconds of the fastest schedule; `limit` if none takes less.
+double fastest_schedule(const PlanInput& input, const std::string& schedule, double limit) {
+  Predictor predictor(input);
+  const auto with = [&](const ScheduleVariant& variant) {
+    PlanInput named = input;
+    named.options = with_variant(input.options, variant);
+    return named;
+  };
+  std::vector<std::pair<double, ScheduleVariant>> variants;  // with their lower bounds
+  for (const ConsideredVariant& one : variants_for(input, schedule)) {
+    if (!one.obstacle.empty() || !one.pointless.empty()) continue;
+    try {
+      const PredictedRun least = predictor.least(with(one.variant), one.variant);
+      variants.emplace_back(least.seconds, one.variant);
+    } catch (const UnsupportedError&) {
+      continue;  // kernels refuse it
+    }
+  }
+  std::stable_sort(variants.begin(), variants.end(),
+                   [](const auto& a, const auto& b) { return a.first < b.first; });
+  for (const auto& [least, variant] : variants) {
+    if (least > limit) break;
+    const std::optional<PredictedRun> run = predictor.run(with(variant), variant, limit);
+    if (run) limit = std::min(limit, run->seconds);
+  }
+  return limit;
+}
+
 double predicted_seconds(const AttentionOptions& problem, const MeshShape& mesh, LayoutKind layout,
                          const std::vector<int>& node_of_rank, Place place,
-                         const Registry& registry, Presence presence) {
+                         const Registry& registry, Presence presence, double limit) {
   LayoutOptions asked = problem;
   asked.layout = layout;
   const ShardedOperands operands =
@@ -64,7 +96,19 @@ double predicted_seconds(const AttentionOptions& problem, const MeshShape& mesh,
   PlanInput input = make_plan_input(problem, operands, selection.candidates, place,
                                     std::move(model), plan_options(problem, place));
   input.prices.node_of_rank = node_of_rank;
-  return choose_schedule(input, selection.schedule_for(named(problem.schedule))).seconds;
+  return fastest_schedule(input, selection.schedule_for(named(problem.schedule)), limit);
+}
+
+struct PricedLayout {
+  LayoutKind layout;
+  double seconds;  // at least; endless if no schedule can run
+  bool is_known;
+};
+
+// "0.728 ms".
+std::string text_of(const PricedLayout& one) {
+  if (!one.is_known && one.seconds == kEndless) return "cannot run";
+  return fmt::format("{}{:.3g} ms", one.is_known ? "" : "more than ", one.seconds * 1e3);
 }
 
 }  // namespace
@@ -90,27 +134,39 @@ LayoutChoice choose_layout(const AttentionOptions& problem, const MeshShape& mes
                            const Registry& registry, Presence presence) {
   OpenLayouts open = open_layouts(problem, mesh, problem);
   if (!open.why_one.empty()) return {open.layouts.front(), std::move(open.why_one)};
-  const auto seconds_of = [&](LayoutKind layout) {
+  const LayoutKind usual = open.layouts.front();
+  // Balanced rows take longest to plan, so they come last, when there is a limit.
+  std::stable_partition(open.layouts.begin(), open.layouts.end(),
+                        [](LayoutKind layout) { return layout != LayoutKind::balanced; });
+  std::vector<PricedLayout> priced;
+  double fastest = kEndless;
+  for (const LayoutKind layout : open.layouts) {
+    const double limit = fastest * kTie;
+    PricedLayout& one = priced.emplace_back(PricedLayout{layout, kEndless, false});
     try {
-      return predicted_seconds(problem, mesh, layout, node_of_rank, place, registry, presence);
+      one.seconds =
+          predicted_seconds(problem, mesh, layout, node_of_rank, place, registry, presence, limit);
+      one.is_known = one.seconds < limit;
+      if (one.is_known) fastest = std::min(fastest, one.seconds);
     } catch (const UserError&) {
-      return std::numeric_limits<double>::infinity();  // no schedule takes this layout
+      continue;  // no schedule takes this layout
     }
-  };
-  std::vector<std::pair<LayoutKind, double>> priced;
-  for (const LayoutKind layout : open.layouts) priced.emplace_back(layout, seconds_of(layout));
-  const auto faster = [](const auto& a, const auto& b) { return a.second < b.second; };
-  const auto fastest = std::min_element(priced.begin(), priced.end(), faster);
-  if (priced.front().second > fastest->second * kTie) std::iter_swap(priced.begin(), fastest);
-  std::stable_sort(priced.begin() + 1, priced.end(), faster);
-  LayoutChoice choice{priced.front().first, {}};
-  for (const auto& [layout, seconds] : priced) {
-    const bool first = choice.why.empty();
-    const std::string time = seconds < std::numeric_limits<double>::infinity()
-                                 ? fmt::format("{:.3g} ms", seconds * 1e3)
-                                 : "cannot run";
-    choice.why +=
-        first ? "predicted " + time : fmt::format(", {} {}", annulus::name_of(layout), time);
+  }
+  const auto chosen = std::min_element(
+      priced.begin(), priced.end(), [&](const PricedLayout& a, const PricedLayout& b) {
+        const auto rank = [&](const PricedLayout& one) {
+          const bool ties = one.layout == usual && one.is_known && one.seconds <= fastest * kTie;
+          return std::pair(ties ? 0 : one.is_known ? 1 : 2, one.seconds);
+        };
+        return rank(a) < rank(b);
+      });
+  LayoutChoice choice{fastest < kEndless ? chosen->layout : usual, {}};
+  for (const PricedLayout& one : priced) {
+    if (one.layout == choice.layout) choice.why = "predicted " + text_of(one);
+  }
+  for (const PricedLayout& one : priced) {
+    if (one.layout == choice.layout) continue;
+    choice.why += fmt::format(", {} {}", annulus::name_of(one.layout), text_of(one));
   }
   return choice;
 }

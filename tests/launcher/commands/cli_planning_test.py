@@ -10,6 +10,8 @@ import subprocess
 import sys
 import xml.etree.ElementTree
 
+import numpy as np
+
 from cli_support import PROGRAM, CliTest, main
 
 PLAN = ["plan", "--mesh", "sp=4", "--shape", "1,1k,1k,8,2,64"]
@@ -273,6 +275,27 @@ class Transport(CliTest):
                 self.expect_success(result)
                 self.assertIn(f"# predicted by: assumed: one Hopper GPU per rank, NVLink, {transports}",
                               result.stdout)
+
+
+class Layouts(CliTest):
+    def test_plan_run_and_bench_choose_alike(self):
+        self.save("cu.npy", np.array([0, 100, 5000, 5100, 8192], np.int32))
+        words = ["--mesh", "sp=2", "--causal", "--cu-seqlens", "cu.npy"]
+        shape = ["--shape", "1,8k,8k,2,1,16"]
+        result = self.annulus("plan", *words, *shape, "--device", "cpu")
+        self.expect_success(result)
+        chosen = re.search(r"^# layout: (\w+: predicted .*)$", result.stdout, re.MULTILINE).group(1)
+        tensors = {name: np.zeros((1, 8192, heads, 16), np.float32)
+                   for name, heads in [("q", 2), ("k", 1), ("v", 1)]}
+        for name, tensor in tensors.items():
+            self.save(name + ".npy", tensor)
+        files = ["--query", "q.npy", "--key", "k.npy", "--value", "v.npy", "--output", "o.npy"]
+        for command in [["bench", *shape, "--iters", "1", "--warmup", "0"], ["run", *files]]:
+            result = self.annulus(*command, *words, "--explain", ranks=2)
+            self.expect_success(result)
+            self.assertIn(f"# layout chosen: {chosen}\n", result.stdout)
+        named = self.annulus("plan", *words, *shape, "--sequence-layout", "zigzag")
+        self.assertIn("# layout: zigzag: as asked\n", named.stdout)
 
 
 class Recommend(CliTest):

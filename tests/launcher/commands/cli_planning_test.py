@@ -403,10 +403,10 @@ class Recommend(CliTest):
 
     def test_says_that_it_looks_at_some_ranks(self):
         words = [*self.WORDS, "--schedule", "double_ring", "--sequence-layout", "zigzag"]
-        words[3:6] = ["64", "--nodes", "8"]
+        words[3:6] = ["512", "--nodes", "64"]
         result = self.annulus(*words)
         self.expect_success(result)
-        self.assertIn("# planned: 24 of 64 ranks of each candidate: memory is that of the one with most",
+        self.assertIn("# planned: 24 of 512 ranks of each candidate: memory is that of the one with most",
                       result.stdout)
         self.assertNotIn("# planned", self.annulus(*self.WORDS).stdout)
 

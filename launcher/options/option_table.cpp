@@ -529,11 +529,12 @@ void add_running(TableBuilder& table) {
       "measure a cost model for --cost-model instead: merges, reads, hops, and every kernel that "
       "computes the problem (heads of --shape, rows of --sweep); FILE keeps its entries of other "
       "dtypes, head dimensions and masks, and of the other pass");
-  table.add(
-      "show-ranks", "N", {{Command::plan}}, int_into(&Options::show_ranks, 0),
-      fmt::format("print every step of the first N ranks, and list more than 32 ranks if N is more "
-                  "(default: {})",
-                  defaults.show_ranks));
+  table.add("show-ranks", "N", {{Command::plan}}, int_into(&Options::show_ranks, 0),
+            fmt::format(
+                "print every step of the first N ranks, and list more than 32 ranks if N is more; "
+                "--simulate simulates all ranks of a large mesh if N is their number "
+                "(default: {})",
+                defaults.show_ranks));
   table.add("simulate", "", {{Command::plan}}, flag_into(&Options::simulate),
             "simulate the plan of all ranks, up to 4096, with shared links, overlapped transfers "
             "and slower ranks, and show what each rank does");

@@ -210,6 +210,12 @@ void add_meta(Report& report, const Options& options, const AttentionProblem& pr
                               options.memory_bytes > 0 ? fmt::format("at most {:.0f} MiB per rank",
                                                                      options.memory_bytes / kMiB)
                                                        : "without a limit (--memory 80G)"));
+  if (options.ranks > ring::kAllSimulated) {
+    report.add_meta("simulated",
+                    fmt::format("{} of {} ranks of each candidate at most, which stand for the "
+                                "others; moved and across are estimated",
+                                ring::kSampledRanks, options.ranks));
+  }
   if (has_projection) {
     report.add_meta("projection",
                     "where tp divides heads, a model adds its output projection, [B,T,N*Dv], over "

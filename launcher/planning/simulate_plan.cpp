@@ -81,8 +81,9 @@ void add_summary(Report& report, const std::vector<ring::RankTimeline>& timeline
                                  counted(std::max(1, static_cast<int>(nodes.size())), "node"));
   if (static_cast<int>(simulated.size()) < ranks) {
     text += fmt::format(
-        ", by {} of them{}, which stand for the others", simulated.size(),
-        nodes.empty() ? "" : " on " + counted(static_cast<int>(simulated_nodes.size()), "node"));
+        ", by {} of them{} (--show-ranks {}: by all)", simulated.size(),
+        nodes.empty() ? "" : " on " + counted(static_cast<int>(simulated_nodes.size()), "node"),
+        ranks);
   }
   report.add_meta("simulated", text);
   report.add_meta("finish", milliseconds(most.finish) + " ms, of the slowest rank");
@@ -91,13 +92,16 @@ void add_summary(Report& report, const std::vector<ring::RankTimeline>& timeline
   report.add_meta("wait", milliseconds(most.exposed) + " ms at most");
 }
 
+// `shown`: indices of simulated ranks.
 std::string picture_of(const ring::Simulation& simulation, const std::vector<int>& shown,
-                       const PlannedCase& planned, double finish) {
+                       const std::vector<int>& simulated, const PlannedCase& planned,
+                       double finish) {
   const int ranks = planned.setup.mesh.ranks();
   std::vector<TimelineRow> rows;
   rows.reserve(shown.size());
-  for (std::size_t i = 0; i < shown.size(); ++i) {
-    rows.push_back({shown[i], &simulation.spans(i)});
+  for (const int index : shown) {
+    const auto i = static_cast<std::size_t>(index);
+    rows.push_back({simulated[i], &simulation.spans(i)});
   }
   const std::string sample = static_cast<int>(shown.size()) < ranks
                                  ? fmt::format("{} of {} ranks", shown.size(), ranks)
@@ -149,12 +153,13 @@ void simulate_plan(const PlannedCase& planned, const Options& options, std::ostr
   const auto count = static_cast<int>(simulated.size());
   // Indices of simulated ranks.
   const std::vector<int> traced = spread_ranks(trace_file ? count : 0, kMaximumTracedRanks);
-  const bool pictured = picture_file.has_value();
+  const std::vector<int> pictured = spread_ranks(picture_file ? count : 0, kMaximumPicturedRanks);
 
   ring::Simulation simulation(input.prices, variant_text(planned.choice), stragglers);
   int added = 0;
   ring::plan_each(input, planned.choice.schedule, simulated, [&](const ring::RankPlan& rank) {
-    simulation.add(rank, pictured || std::ranges::binary_search(traced, added));
+    simulation.add(rank, std::ranges::binary_search(pictured, added) ||
+                             std::ranges::binary_search(traced, added));
     ++added;
   });
   const std::vector<ring::RankTimeline> timelines = simulation.run();
@@ -178,8 +183,9 @@ void simulate_plan(const PlannedCase& planned, const Options& options, std::ostr
     report.add_row(row);
   }
   if (picture_file) {
-    as_option("--picture " + options.picture,
-              [&] { picture_file->commit(picture_of(simulation, simulated, planned, finish)); });
+    as_option("--picture " + options.picture, [&] {
+      picture_file->commit(picture_of(simulation, pictured, simulated, planned, finish));
+    });
   }
   if (trace_file) {
     auto about = report.about();

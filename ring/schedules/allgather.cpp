@@ -37,21 +37,6 @@ bool may_await(const RankContext& context, const GatherRoutes& routes) {
                      });
 }
 
-// The turn in which a receiver takes messages of `source`; 1 is its left neighbour's. Turns keep
-// all ranks from reading from one at once.
-int turn_of(int source, int receiver, int ranks) {
-  return (receiver + ranks - source) % ranks;
-}
-
-// Arrivals in order of their turns. Arrivals from one rank keep their order, so that messages
-// between two ranks match.
-std::vector<GatherMessage> by_turn(std::vector<GatherMessage> arrivals, int me, int ranks) {
-  std::ranges::stable_sort(arrivals, {}, [&](const GatherMessage& arrival) {
-    return turn_of(arrival.source, me, ranks);
-  });
-  return arrivals;
-}
-
 // Puts all columns of a group of heads into one buffer: the rank's own at its end, before them its
 // left neighbour's, and so on in order of arrival. One kernel computes all columns, awaiting each.
 // So no results are handed over between kernels, and only the first tiles wait for transfers.

@@ -37,6 +37,18 @@ std::vector<HeadRange> gathered_heads(const RankContext& context, std::int64_t m
   return groups;
 }
 
+int turn_of(int source, int receiver, int ranks) {
+  return (receiver + ranks - source) % ranks;
+}
+
+std::vector<GatherMessage> by_turn(std::vector<GatherMessage> arrivals, int me, int ranks) {
+  std::stable_sort(arrivals.begin(), arrivals.end(),
+                   [&](const GatherMessage& a, const GatherMessage& b) {
+                     return turn_of(a.source, me, ranks) < turn_of(b.source, me, ranks);
+                   });
+  return arrivals;
+}
+
 std::vector<GatherMessage> by_origin(std::vector<GatherMessage> arrivals) {
   std::sort(arrivals.begin(), arrivals.end(), before);
   return arrivals;
@@ -77,6 +89,7 @@ GatherRounds::GatherRounds(TaskBuilder& builder, const GatherRoutes& routes, int
       last_(routes.steps() - 1),
       receive_(last_ > 0 ? 3 : 2, -1) {
   by_origin_ = annulus::ring::by_origin(arrivals_);
+  arrivals_ = by_turn(std::move(arrivals_), me, builder.context().needs.size());
   for (const GatherMessage& sent : departures_) {
     if (sent.origin == me) sent_own_ = hull(sent_own_, sent.columns());
   }

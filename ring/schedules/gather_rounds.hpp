@@ -17,6 +17,13 @@ namespace annulus::ring {
 [[nodiscard]] std::vector<HeadRange> gathered_heads(const RankContext& context,
                                                     std::int64_t more_bytes = 0);
 
+/// The turn in which a receiver takes messages of `source`; 1 is its left neighbour's. Turns keep
+/// all ranks from reading from one at once.
+[[nodiscard]] int turn_of(int source, int receiver, int ranks);
+/// Arrivals in order of their turns. Arrivals from one rank keep their order, so that messages
+/// between two ranks match.
+[[nodiscard]] std::vector<GatherMessage> by_turn(std::vector<GatherMessage> arrivals, int me,
+                                                 int ranks);
 /// Arrivals in order of their origin and its columns.
 [[nodiscard]] std::vector<GatherMessage> by_origin(std::vector<GatherMessage> arrivals);
 /// Puts arrivals side by side into a buffer. Returns the number of its tokens.

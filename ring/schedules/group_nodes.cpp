@@ -23,8 +23,8 @@ GroupNodes::GroupNodes(const Prices& prices, const std::vector<int>& group) {
 }
 
 int GroupNodes::turn(int from, int to) const {
+  if (!even_ || node_of(from) == node_of(to)) return 0;
   const auto distance = [](int begin, int end, int of) { return (end - begin + of) % of; };
-  if (!even_) return distance(from, to, static_cast<int>(node_of_.size()));
   const auto place = [&](int member) { return place_of_[static_cast<std::size_t>(member)]; };
   const int places = static_cast<int>(members_.front().size());
   return distance(node_of(from), node_of(to), count()) * places +

@@ -20,9 +20,10 @@ class GroupNodes {
   [[nodiscard]] const std::vector<int>& members(int node) const {
     return members_[static_cast<std::size_t>(node)];
   }
-  /// The turn in which `from` sends to `to` if all members exchange with each other. A turn leads
-  /// from each member to another one. If nodes have equally many members, it leads from node to
-  /// node at one distance, and to a different member of that node from each: nobody queues.
+  /// The place of a message between two nodes among those that a member sends, or receives, in one
+  /// exchange. In each turn, the members of a node send to different members of one other node, so
+  /// nobody queues. 0 inside a node, and if nodes do not have equally many members: such messages
+  /// stay as they are.
   [[nodiscard]] int turn(int from, int to) const;
   /// True if links are alike between `count` members, of which member(0) is the first: all are on
   /// one node, or each is on a node of its own.

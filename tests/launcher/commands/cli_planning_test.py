@@ -168,32 +168,65 @@ class Simulate(CliTest):
         self.assertLessEqual({"kernel", "wait", "transfer"}, looks)
         self.expect_no_files()
 
-    THOUSAND = ["plan", "--simulate", "--mesh", "node=128,gpu=8", "--query-spec", "-,node+gpu",
+    @staticmethod
+    def many(nodes):
+        return ["plan", "--simulate", "--mesh", f"node={nodes},gpu=8", "--query-spec", "-,node+gpu",
                 "--kv-spec", "-,node+gpu", "--dtype", "bfloat16", "--device", "cuda"]
 
     def test_thousand_ranks_take_seconds(self):
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        result = self.annulus(*self.THOUSAND, "--shape", "1,1M,1M,64,8,128", "--causal", "--schedule", "ring")
+        result = self.annulus(*self.many(128), "--shape", "1,1M,1M,64,8,128", "--causal", "--schedule", "ring")
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         self.expect_success(result)
-        # Under 10 s, and up to three times as long on a core that others share.
-        self.assertLess(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, 30)
-        self.assertIn("# simulated: 1024 ranks on 128 nodes", result.stdout)
-        self.assertIn("… 992 more ranks (--show-ranks 1024)", result.stdout)
+        # About 1 s, and up to three times as long on a core that others share.
+        self.assertLess(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, 4)
+        self.assertIn("# simulated: 1024 ranks on 128 nodes, by 24 of them on 3 nodes (--show-ranks 1024: by all)",
+                      result.stdout)
+
+    # A window, so that each rank exchanges with few.
+    WINDOW = ["--shape", "1,256k,256k,8,8,64", "--causal", "--window", "4k,0", "--sequence-layout",
+              "contiguous"]
+    FILES = ["--picture", "picture.svg", "--trace", "trace.json"]
+
+    def traced_ranks(self):
+        with open(self.path("trace.json")) as file:
+            return sorted({event["pid"] for event in json.load(file)["traceEvents"]})
 
     def test_files_of_many_ranks_hold_some(self):
-        # A window, so that each rank exchanges with few.
-        result = self.annulus(*self.THOUSAND, "--shape", "1,1M,1M,8,8,64", "--causal", "--window", "4k,0",
-                              "--sequence-layout", "contiguous", "--picture", "picture.svg", "--trace",
-                              "trace.json")
+        result = self.annulus(*self.many(32), *self.WINDOW, *self.FILES)
         self.expect_success(result)
-        self.assertIn("# traced: 64 of 1024 ranks", result.stdout)
-        with open(self.path("trace.json")) as file:
-            ranks = {event["pid"] for event in json.load(file)["traceEvents"]}
-        self.assertEqual((len(ranks), min(ranks), max(ranks)), (64, 0, 1023))
-        with open(self.path("picture.svg")) as file:
-            self.assertIn("256 of 1024 ranks, at equal distances", file.read())
+        self.assertIn("… 224 more ranks (--show-ranks 256)", result.stdout)
+        self.assertIn("# traced: 64 of 256 ranks", result.stdout)
+        ranks = self.traced_ranks()
+        self.assertEqual((len(ranks), ranks[0], ranks[-1]), (64, 0, 255))
         self.assertLess(os.path.getsize(self.path("picture.svg")), 1 << 20)
+
+    def test_files_hold_the_ranks_that_stand_for_all(self):
+        result = self.annulus(*self.many(40), *self.WINDOW, *self.FILES)
+        self.expect_success(result)
+        ranks = self.traced_ranks()
+        self.assertEqual((len(ranks), ranks[0], ranks[-1]), (24, 0, 319))
+        with open(self.path("picture.svg")) as file:
+            self.assertIn("24 of 320 ranks", file.read())
+        result = self.annulus(*self.many(40), *self.WINDOW, *self.FILES, "--show-ranks", "320")
+        self.expect_success(result)
+        self.assertIn("# simulated: 320 ranks on 40 nodes\n", result.stdout)
+        with open(self.path("picture.svg")) as file:
+            self.assertIn("256 of 320 ranks", file.read())
+
+    def test_the_same_plan_has_the_same_time(self):
+        for ranks, words in [(16, ["--shape", "1,256k,256k,64,8,128", "--causal"]),
+                             (128, ["--shape", "1,256k,256k,64,8,128", "--causal"]),
+                             (256, ["--shape", "1,128,1M,64,8,128", "--causal"]),
+                             (512, ["--shape", "1,512k,512k,32,32,128"])]:
+            given = ["plan", "--mesh", f"sp={ranks}", "--ranks-per-node", "8", "--dtype", "bfloat16", "--device",
+                     "cuda", "--sequence-layout", "zigzag", *words, "--json", "-"]
+            plan = json.loads(self.annulus(*given).stdout)
+            chosen = next(one for one in plan["schedules"] if one["chosen"])
+            simulated = json.loads(self.annulus(*given, "--simulate").stdout)
+            finish = max(row["finish"] for row in simulated["rows"])
+            self.assertAlmostEqual(chosen["predicted_ms"], finish, delta=6e-4)
+            self.assertAlmostEqual(plan["predicted_ms"]["finish"], chosen["predicted_ms"], delta=1e-9)
 
     def test_errors(self):
         words = ["plan", "--simulate", "--shape", "1,64k,64k,8,2,64"]
@@ -453,6 +486,15 @@ class Recommend(CliTest):
                           "least ", " MiB per rank, which ", "dp=")
         self.expect_error(self.annulus(*self.WORDS, "--impl", "vanilla"), 2, "--recommend: none of ",
                           " can run on 8 ranks: ", "vanilla")
+
+    def test_says_that_it_looks_at_some_ranks(self):
+        words = [*self.WORDS, "--schedule", "double_ring", "--sequence-layout", "zigzag"]
+        words[3:6] = ["512", "--nodes", "64"]
+        result = self.annulus(*words)
+        self.expect_success(result)
+        self.assertIn("# simulated: 24 of 512 ranks of each candidate at most, which stand for the others",
+                      result.stdout)
+        self.assertNotIn("# simulated", self.annulus(*self.WORDS).stdout)
 
     def test_a_mesh_of_the_environment_is_for_other_commands(self):
         words = ["plan", "--recommend", "--ranks", "2", "--shape", "1,64,64,8,2,64", "--json", "-"]

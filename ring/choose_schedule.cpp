@@ -1,7 +1,7 @@
 #include <algorithm>
-#include <cstddef>
-#include <cstdint>
+#include <cmath>
 #include <limits>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -11,9 +11,8 @@
 
 #include <annulus/core/error.hpp>
 #include <annulus/ring/planner.hpp>
-#include <annulus/ring/simulate.hpp>
+#include <annulus/ring/predicted_run.hpp>
 
-#include "kv_groups.hpp"
 #include "schedules/schedules.hpp"
 
 namespace annulus::ring {
@@ -22,36 +21,29 @@ namespace {
 // Predictions that differ by less count as equal.
 constexpr double kNoise = 1.01;
 
-std::int64_t buffer_bytes(const RankPlan& rank) {
-  return rank.buffer_bytes(BufferKind::exchange) + rank.buffer_bytes(BufferKind::local);
-}
-
 /// A variant in the comparison.
 struct Candidate {
   ScheduleVariant variant;
   PlanInput input;
   std::string refused = {};  // why no kernel computes it; empty if one does
-  double least = 0;          // seconds; see least_seconds()
-  bool played = false;
-  double seconds = 0;      // predicted, if it was simulated
-  std::int64_t bytes = 0;  // of buffers, of the sampled rank with most
+  double least = 0;          // seconds; see Predictor::least()
+  bool played = false;       // simulated
+  double seconds = 0;        // predicted, if it was simulated
+  double bytes = 0;  // of buffers, of the rank with most; a lower bound until it is simulated
 };
 
 /// Finds the best of several variants, simulating as few of them as possible.
 class Comparison {
  public:
-  explicit Comparison(const PlanInput& input)
-      : groups_(input),
-        sample_(sample_ranks(input, kSampledRanks)),
-        busiest_(busiest_rank(input, sample_)) {}
+  explicit Comparison(const PlanInput& input) : predictor_(input) {}
 
   void add(const PlanInput& input, const ScheduleVariant& variant) {
     Candidate one{variant, input};
     one.input.options = with_variant(input.options, variant);
     unless_refused(one, [&] {
-      const RankPlan plan = groups_.plan(one.input, variant.schedule, busiest_);
-      one.least = least_seconds(plan, one.input.prices);
-      one.bytes = buffer_bytes(plan);
+      const PredictedRun least = predictor_.least(one.input, variant);
+      one.least = least.seconds;
+      one.bytes = least.buffer_bytes;
     });
     candidates_.push_back(std::move(one));
   }
@@ -65,10 +57,14 @@ class Comparison {
     std::stable_sort(hopeful.begin(), hopeful.end(),
                      [](const Candidate* a, const Candidate* b) { return a->least < b->least; });
     const Candidate* best = nullptr;
-    for (Candidate* one : hopeful) {
-      if (best != nullptr && cannot_win(*one, *best)) continue;
-      unless_refused(*one, [&] { play(*one); });
-      if (one->refused.empty()) best = &best_of_played();
+    // What is played may change what else can win, so each round begins with the most hopeful.
+    const auto undecided = [&](const Candidate* one) {
+      return !one->played && one->refused.empty() && !is_passed_over(*one, best);
+    };
+    for (auto next = std::ranges::find_if(hopeful, undecided); next != hopeful.end();
+         next = std::ranges::find_if(hopeful, undecided)) {
+      unless_refused(**next, [&] { play(**next); });
+      best = best_of_played();
     }
     if (best == nullptr) throw UnsupportedError(refusals());
     ScheduleChoice choice{best->variant, best->seconds, {}};
@@ -115,17 +111,17 @@ class Comparison {
     return text + remedy;
   }
 
+  // A variant that takes longer than the limit is as good as played: its time is not needed.
   void play(Candidate& one) {
-    Simulation simulation(one.input.prices, variant_text(one.variant));
-    for (const int rank : sample_) {
-      const RankPlan plan = groups_.plan(one.input, one.variant.schedule, rank);
-      one.bytes = std::max(one.bytes, buffer_bytes(plan));
-      simulation.add(plan);
-    }
-    for (const RankTimeline& timeline : simulation.run()) {
-      one.seconds = std::max(one.seconds, timeline.finish);
+    const double limit = fastest_ * kNoise;
+    const std::optional<PredictedRun> run = predictor_.run(one.input, one.variant, limit);
+    if (!run) {
+      one.least = std::max(one.least, std::nextafter(limit, 2 * limit));
+      return;
     }
     one.played = true;
+    one.seconds = run->seconds;
+    one.bytes = run->buffer_bytes;
     fastest_ = std::min(fastest_, one.seconds);
   }
 
@@ -133,19 +129,22 @@ class Comparison {
     return one.seconds <= fastest_ * kNoise;
   }
 
-  // True if the variant is slower than the fastest so far, or can at best tie with the best.
-  [[nodiscard]] bool cannot_win(const Candidate& one, const Candidate& best) const {
-    return one.least > fastest_ * kNoise ||
-           (one.least * kNoise >= fastest_ && one.bytes >= best.bytes);
+  // True if simulating a variant cannot change the choice: it is slower than the fastest so far, or
+  // it can at best tie with it and loses every tie with the best so far.
+  [[nodiscard]] bool is_passed_over(const Candidate& one, const Candidate* best) const {
+    if (best == nullptr) return false;
+    const bool loses = one.bytes > best->bytes || (one.bytes == best->bytes && &one > best);
+    return one.least > fastest_ * kNoise || (one.least >= fastest_ && loses);
   }
 
-  [[nodiscard]] const Candidate& best_of_played() const {
+  // Null if none was played.
+  [[nodiscard]] const Candidate* best_of_played() const {
     const Candidate* best = nullptr;
     for (const Candidate& one : candidates_) {
       if (!one.played || !is_as_fast(one)) continue;
       if (best == nullptr || one.bytes < best->bytes) best = &one;
     }
-    return *best;
+    return best;
   }
 
   [[nodiscard]] std::string why_not(const Candidate& one, const Candidate& best) const {
@@ -162,9 +161,7 @@ class Comparison {
                        one.input.prices.model.source);
   }
 
-  KvGroups groups_;
-  std::vector<int> sample_;
-  int busiest_;
+  Predictor predictor_;
   std::vector<Candidate> candidates_;
   double fastest_ = std::numeric_limits<double>::infinity();  // of the simulated variants
 };

@@ -11,6 +11,7 @@
 
 #include <annulus/core/error.hpp>
 #include <annulus/ring/planner.hpp>
+#include <annulus/ring/predicted_run.hpp>
 
 #include "kv_groups.hpp"
 #include "schedules/block_finder.hpp"
@@ -160,14 +161,33 @@ Plan make_plan(const PlanInput& input, Schedule schedule, const std::vector<int>
   plan.backward = input.backward;
   if (schedule == Schedule::hybrid) plan.ulysses_degree = ulysses_degree(input);
   if (schedule == Schedule::double_ring) plan.inner_size = inner_size(input);
-  const std::vector<double> work = work_of_ranks(input, all_ranks(input));
-  for (const double one : work) {
-    plan.most_work = std::max(plan.most_work, one);
-    plan.mean_work += one / static_cast<double>(work.size());
-  }
   plan.ranks.reserve(ranks.size());
-  plan_each(input, schedule, ranks, [&](RankPlan rank) { plan.ranks.push_back(std::move(rank)); });
+  std::vector<RankWork> planned;
+  plan_each(input, schedule, ranks, [&](RankPlan rank) {
+    planned.push_back({rank.rank, rank.work()});
+    plan.ranks.push_back(std::move(rank));
+  });
+  const WorkOfRanks work = work_of_ranks(input, planned);
+  plan.most_work = work.most;
+  plan.mean_work = work.mean;
   return plan;
+}
+
+WorkOfRanks work_of_ranks(const PlanInput& input, std::span<const RankWork> planned) {
+  const auto of = [](const auto& all, const auto& work_in) {
+    WorkOfRanks result;
+    for (const auto& one : all) {
+      result.most = std::max(result.most, work_in(one));
+      result.mean += work_in(one) / static_cast<double>(all.size());
+    }
+    return result;
+  };
+  const std::vector<double> held = work_of_ranks(input, all_ranks(input));
+  const bool stays = std::all_of(planned.begin(), planned.end(), [&](const RankWork& one) {
+    return one.work == held[static_cast<std::size_t>(one.rank)];
+  });
+  if (stays) return of(held, [](double work) { return work; });
+  return of(planned, [](const RankWork& one) { return one.work; });
 }
 
 void plan_each(const PlanInput& input, Schedule schedule, const std::vector<int>& ranks,
@@ -233,19 +253,17 @@ std::vector<int> sample_nodes(const PlanInput& input, int most) {
 
 }  // namespace
 
-std::vector<int> sample_ranks(const PlanInput& input, int most) {
-  const int all = input.operands.key.mesh().ranks();
-  if (all > most && !input.prices.node_of_rank.empty()) {
+std::vector<int> simulated_ranks(const PlanInput& input, int all, int most) {
+  const int ranks = input.operands.key.mesh().ranks();
+  if (ranks <= std::max(all, most)) return all_ranks(input);
+  if (!input.prices.node_of_rank.empty()) {
     std::vector<int> nodes = sample_nodes(input, most);
     if (!nodes.empty()) return nodes;
   }
-  std::set<int> sample;
-  if (all > most) {
-    sample.insert(busiest_rank(input, all_ranks(input)));
-  }
-  const int spread = std::min(all, most - static_cast<int>(sample.size()));
+  std::set<int> sample{busiest_rank(input, all_ranks(input))};
+  const int spread = most - 1;
   for (int i = 0; i < spread; ++i) {
-    sample.insert(spread == 1 ? 0 : static_cast<int>(std::int64_t{i} * (all - 1) / (spread - 1)));
+    sample.insert(spread == 1 ? 0 : static_cast<int>(std::int64_t{i} * (ranks - 1) / (spread - 1)));
   }
   return {sample.begin(), sample.end()};
 }

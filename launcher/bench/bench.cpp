@@ -82,6 +82,7 @@ class Bench {
       check_choices(setup.problem, shard_operands(setup), ranks_.registry(), device_.place());
       setup.problem.cost_model = cost_model_of(options_, device_.place());
     });
+    settle_layout(setup, ranks_);
     if (cases_ == 0 && mesh_.rank() == 0) print_warnings(setup.warnings);
     // Three series, the first call and the oracle; four more and a first call of the backward pass.
     // The few traced calls do not count.
@@ -154,7 +155,10 @@ class Bench {
     }
 
     progress_.aside([&] {
-      if (options_.explain) explain(attention, report_);
+      if (options_.explain) {
+        report_.add_meta("layout chosen", why_layout_text(setup));
+        explain(attention, report_);
+      }
       add_bench_row(report_, setup, attention, measured, mesh_.size());
     });
     keep_trace(spans, shape_cell(shape));

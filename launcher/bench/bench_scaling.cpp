@@ -48,6 +48,7 @@ void measure(ScalingPoint& point, const Options& options, const AttentionShape& 
     check_choices(setup.problem, shard_operands(setup), ranks.registry(), device.place());
     setup.problem.cost_model = cost_model_of(options, device.place());
   });
+  settle_layout(setup, ranks);
   Attention attention(ranks, setup.problem);
   if (mesh.rank() == 0) print_warnings(attention.decision().warnings);
   const verification::CaseShards shards = collectively(world, [&] {
@@ -105,7 +106,7 @@ ExitCode bench_scaling(const CommandContext& context) {
       open_context(context, MeshShape({{options.sequence_axis, context.session.size()}}));
   Mesh& everyone = opened->mesh();
   const std::string problem =
-      collectively(everyone.world(), [&] { return scaled_problem_text(options); });
+      collectively(everyone.world(), [&] { return problem_text(scaled_problem(options)); });
   Report report =
       make_scaling_report("bench.scaling", "ms, median", options, problem,
                           make_record(context, everyone, opened->place(), opened->threads()));

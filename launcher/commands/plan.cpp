@@ -15,6 +15,7 @@
 #include <annulus/files/text_file.hpp>
 #include <annulus/ring/balance.hpp>
 #include <annulus/ring/planner.hpp>
+#include <annulus/ring/predicted_run.hpp>
 #include <annulus/ring/simulate.hpp>
 
 #include "launcher/commands/commands.hpp"
@@ -39,10 +40,10 @@ constexpr std::size_t kListedRanks = 32;
 constexpr std::array kLayouts{LayoutKind::contiguous, LayoutKind::zigzag, LayoutKind::striped,
                               LayoutKind::balanced};
 
-double gflop(const ring::Plan& plan, double work) {
-  const AttentionShape& shape = plan.problem.shape;
+double gflop(const PlannedCase& planned, double work) {
+  const AttentionShape& shape = planned.setup.problem.shape;
   const double pairs = work / static_cast<double>(shape.heads);
-  return (plan.backward ? backward_flops(shape, pairs) : forward_flops(shape, pairs)) * 1e-9;
+  return (planned.backward ? backward_flops(shape, pairs) : forward_flops(shape, pairs)) * 1e-9;
 }
 
 std::int64_t bytes_received(const ring::Exchange& exchange) {
@@ -68,6 +69,7 @@ class LayoutFigures {
     }
     hops = std::max(hops, static_cast<std::int64_t>(exchanges.size()));
     buffers = std::max(buffers, rank.buffer_bytes(ring::BufferKind::exchange));
+    work.push_back({rank.rank, rank.work()});
     simulation_.add(rank);
     ++ranks_;
   }
@@ -83,6 +85,7 @@ class LayoutFigures {
   std::int64_t hop_bytes = 0;  ///< most that a rank receives in one step
   std::int64_t messages = 0;   ///< most that a rank receives in one step
   std::int64_t buffers = 0;    ///< most buffer memory of a rank
+  std::vector<ring::RankWork> work;
 
  private:
   ring::Simulation simulation_;
@@ -106,6 +109,12 @@ std::string percent(std::optional<double> share) {
   return share ? fmt::format("{:.2f}", *share * 100) : std::string(kNothing);
 }
 
+// "626 TFLOP/s", without digits that nobody knows.
+std::string rate_text(double rate) {
+  return rate < 1e12 ? fmt::format("{:.0f} GFLOP/s", rate * 1e-9)
+                     : fmt::format("{:.0f} TFLOP/s", rate * 1e-12);
+}
+
 // The assumptions behind predictions, for the implementations that compute blocks.
 std::string cost_assumptions(const ring::Prices& prices, const ring::Plan& plan) {
   constexpr double kLong = 16 << 10;  // rows
@@ -119,36 +128,49 @@ std::string cost_assumptions(const ring::Prices& prices, const ring::Plan& plan)
   std::string kernels;
   for (const std::string& name : used) {
     const ring::KernelCost& cost = prices.kernel(name);
-    kernels += fmt::format("{} ({}) {:.0f} GFLOP/s on 16k rows and {:.1f} us per call, ", name,
-                           ring::name_of(cost.knowledge), cost.rate.clamped(kLong) * 1e-9,
+    kernels += fmt::format("{} ({}) {} on 16k rows and {:.1f} us per call, ", name,
+                           ring::name_of(cost.knowledge), rate_text(cost.rate.clamped(kLong)),
                            cost.call_latency * 1e6);
   }
   const ring::CostModel& model = prices.model;
-  return fmt::format("{}: {}64 MiB by {} at {:.1f} GB/s, merging {:.1f} GB/s", model.source,
+  return fmt::format("{}: {}64 MiB by {} at {:.0f} GB/s{}, merging {:.0f} GB/s", model.source,
                      kernels, model.transport, kLarge / model.transfer_seconds(kLarge) * 1e-9,
+                     network_text(model, !prices.node_of_rank.empty()),
                      model.merge_bytes_per_second * 1e-9);
 }
 
-// `plan` is the layout's, for the ranks in `figures`.
-void add_layout(Report& report, const ring::Plan& plan, LayoutFigures& figures,
-                const ring::ShardedOperands& operands, bool chosen) {
-  const double dense = dense_bytes(operands, plan.problem.dtype);
-  const double bytes = figures.bytes(plan.mesh.ranks());
+// True if ranks compute the rows that they hold.
+bool rows_stay(ring::Schedule schedule) {
+  return schedule != ring::Schedule::pass_q && schedule != ring::Schedule::ulysses &&
+         schedule != ring::Schedule::hybrid;
+}
+
+// `figures` are of the ranks that were planned.
+void add_layout(Report& report, const PlannedCase& planned, const ring::PlanInput& input,
+                LayoutFigures& figures, LayoutKind layout) {
+  const ring::ShardedOperands& operands = input.operands;
+  const ring::WorkOfRanks work = ring::work_of_ranks(input, figures.work);
+  const double dense = dense_bytes(operands, input.problem.dtype);
+  const double bytes = figures.bytes(operands.key.mesh().ranks());
   double finish = 0;
   double exposed = 0;
   for (const ring::RankTimeline& timeline : figures.simulate()) {
     finish = std::max(finish, timeline.finish);
     exposed = std::max(exposed, timeline.exposed);
   }
-  report.add_row({plan.layout, chosen ? "yes" : "no",
-                  fmt::format("{:.3f}", gflop(plan, plan.most_work)), percent(plan.imbalance()),
-                  percent(ring::tile_imbalance(plan.problem, operands.query)),
+  report.add_row({std::string(annulus::name_of(layout)),
+                  layout == planned.setup.layout.sequence ? "yes" : "no",
+                  fmt::format("{:.3f}", gflop(planned, work.most)),
+                  percent(work.mean > 0 ? work.most / work.mean - 1 : 0),
+                  percent(rows_stay(planned.choice.schedule)
+                              ? ring::tile_imbalance(input.problem, operands.query)
+                              : std::nullopt),
                   std::to_string(figures.hops), std::to_string(figures.messages),
                   fmt::format("{:.3f}", static_cast<double>(figures.hop_bytes) / kMiB),
                   fmt::format("{:.3f}", bytes / kMiB),
                   percent(dense > 0 ? std::optional(bytes / dense) : std::nullopt),
                   fmt::format("{:.3f}", static_cast<double>(figures.buffers) / kMiB),
-                  fmt::format("{:.3f}", exposed * 1e3), fmt::format("{:.3f}", finish * 1e3)});
+                  predicted_cell(exposed), predicted_cell(finish)});
 }
 
 // True if the balanced layout is planned for comparison. Very long sequences have none (`tiles` is
@@ -165,7 +187,7 @@ bool wants_balanced(const PlannedCase& planned, const ring::Plan& plan) {
 Report layouts_report(const PlannedCase& planned, const ring::Plan& chosen_plan,
                       const ring::Prices& prices, const Options& options) {
   Report report(
-      "plan", {},
+      "plan", planned_record(options, planned.setup.problem),
       {{"layout", "", 10},
        {"chosen", "", 6},
        {"work", "GFLOP, most", 0, 0,
@@ -174,7 +196,7 @@ Report layouts_report(const PlannedCase& planned, const ring::Plan& chosen_plan,
        {"imbalance", "%", 9, 0, "work of the rank with most, above the mean of all"},
        {"tiles", "imbalance, %", 12, 0,
         "the same for tiles of at most 128 x 128 pairs with a visible pair, which are what GPU "
-        "kernels compute"},
+        "kernels compute; none where queries or heads move to other ranks"},
        {"hops", "most", 6, 0, "steps with transfers, of the rank with most"},
        {"messages", "most", 0, 3, "that a rank receives in one step"},
        {"hop", "MiB/rank, most", 0, 2, "that a rank receives in one step"},
@@ -195,6 +217,7 @@ Report layouts_report(const PlannedCase& planned, const ring::Plan& chosen_plan,
   report.add_meta("key", to_string(planned.operands.key));
   if (planned.operands.bias) report.add_meta("bias", to_string(*planned.operands.bias));
   if (planned.operands.dense_mask) report.add_meta("mask", to_string(*planned.operands.dense_mask));
+  report.add_meta("layout", why_layout_text(planned.setup));
   report.add_meta("schedule", variant_text(planned.choice));
   add_price_of_order(planned.choice, planned.backward ? "backward" : "forward", report);
   if (options.explain) {
@@ -207,9 +230,12 @@ Report layouts_report(const PlannedCase& planned, const ring::Plan& chosen_plan,
     LayoutFigures figures(planned, prices);
     if (chosen) {
       for (const ring::RankPlan& rank : chosen_plan.ranks) figures.add(rank);
-      add_layout(report, chosen_plan, figures, planned.operands, true);
+      const ring::PlanInput input = planned.input();
+      add_layout(report, planned, input, figures, layout);
       continue;
     }
+    // Pieces of many documents on every rank take long to plan.
+    if (layout == LayoutKind::striped && planned.setup.problem.mask.has_segments()) continue;
     if (layout == LayoutKind::balanced && !wants_balanced(planned, chosen_plan)) continue;
     ring::OperandLayout other = planned.setup.layout;
     other.sequence = layout;
@@ -218,21 +244,21 @@ Report layouts_report(const PlannedCase& planned, const ring::Plan& chosen_plan,
     const ring::PlanInput input = planned.input(operands);
     const ring::Schedule schedule = planned.choice.schedule;
     try {
-      ring::plan_each(input, schedule, ring::sample_ranks(input),
+      ring::plan_each(input, schedule, ring::simulated_ranks(input),
                       [&](const ring::RankPlan& rank) { figures.add(rank); });
     } catch (const UnsupportedError&) {
       // Only layouts in global order have a plan with the same bits on any number of ranks.
       if (!planned.setup.problem.in_global_order()) throw;
       continue;
     }
-    add_layout(report, ring::make_plan(input, schedule, {}), figures, operands, false);
+    add_layout(report, planned, input, figures, layout);
   }
   return report;
 }
 
 Report ranks_report(const PlannedCase& planned, const ring::Plan& plan, const ring::Prices& prices,
                     const Options& options, std::size_t listed) {
-  Report report("plan.ranks", {},
+  Report report("plan.ranks", planned_record(options, planned.setup.problem),
                 {{"rank", "", 6},
                  {"queries", "", 12, 0, "positions that the rank holds"},
                  {"keys", "", 12, 1, "likewise"},
@@ -252,16 +278,16 @@ Report ranks_report(const PlannedCase& planned, const ring::Plan& plan, const ri
     report.add_row({std::to_string(rank.rank),
                     to_string(planned.operands.query.positions(rank.rank, 1)),
                     to_string(planned.operands.key.positions(rank.rank, 1)),
-                    fmt::format("{:.3f}", gflop(plan, rank.work())), mib(rank.bytes_sent()),
+                    fmt::format("{:.3f}", gflop(planned, rank.work())), mib(rank.bytes_sent()),
                     mib(rank.bytes_received()), mib(rank.buffer_bytes(ring::BufferKind::exchange)),
-                    fmt::format("{:.3f}", timelines[i].exposed * 1e3),
-                    fmt::format("{:.3f}", timelines[i].finish * 1e3)});
+                    predicted_cell(timelines[i].exposed), predicted_cell(timelines[i].finish)});
   }
   return report;
 }
 
 void print(const PlannedCase& planned, const ring::Plan& plan, const ring::Prices& prices,
            const Report& layouts, const Options& options, std::ostream& out) {
+  if (assumes_cpu(options)) out << "# " << kAssumesCpu[0] << ": " << kAssumesCpu[1] << '\n';
   print_plan(plan, options.show_ranks, out);
   layouts.write_table(out);
   out << '\n';
@@ -278,7 +304,7 @@ void print(const PlannedCase& planned, const ring::Plan& plan, const ring::Price
 void show_plan(const PlannedCase& planned, const Options& options, std::ostream& out) {
   const ring::PlanInput input = planned.input();
   const ring::Plan plan =
-      ring::make_plan(input, planned.choice.schedule, ring::sample_ranks(input));
+      ring::make_plan(input, planned.choice.schedule, ring::simulated_ranks(input));
   const Report layouts = layouts_report(planned, plan, input.prices, options);
   if (!options.json.empty()) {
     const std::string text = plan_json(plan, input.prices, planned.choice, layouts) + '\n';
@@ -295,7 +321,10 @@ void show_plan(const PlannedCase& planned, const Options& options, std::ostream&
 
 // One process plans for all ranks of --mesh.
 ExitCode plan_command(const CommandContext& context) {
-  const Options& options = context.options;
+  if (!context.options.shape) {
+    throw ArgumentError("--shape", "nothing", "B,T,S,N,K,D or B,T,S,N,K,D,Dv");
+  }
+  const Options options = with_ranks(context.options);
   const Registry registry = Registry::standard();
   if (options.recommend) {
     recommend(options, registry, context.out);

@@ -91,7 +91,12 @@ std::string plan_json(const ring::Plan& plan, const ring::Prices& prices,
   result["predicted_by"] = fmt::format("{}; rates: {}", prices.model.source, prices.knowledge());
   for (const auto& [name, cost] : prices.kernels) result["rates"][name] = cost.source;
   result["schedules"] = schedules_json(choice);
-  result["layouts"] = layouts.to_json()["rows"];
+  const json compared = layouts.to_json();
+  result["layouts"] = compared["rows"];
+  result["layout_columns"] = compared["columns"];
+  for (const auto& [key, value] : layouts.about()) {
+    if (key == "options" || key == "device" || key == "mask") result[key] = value;
+  }
   return result.dump(1);
 }
 

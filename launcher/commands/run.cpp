@@ -257,6 +257,7 @@ ExitCode run_command(const CommandContext& context) {
     check_choices(setup.problem, shard_operands(setup), ranks->registry(), device.place());
     setup.problem.cost_model = cost_model_of(options, device.place());
   });
+  settle_layout(setup, *ranks);
   if (leader) print_warnings(setup.warnings);
 
   begin_step("annulus run was preparing its plan and kernels");
@@ -304,7 +305,10 @@ ExitCode run_command(const CommandContext& context) {
   }
   add_price_of_order(attention.schedule(), "forward", report);
   if (backward != nullptr) add_price_of_order(backward->schedule(), "backward", report);
-  if (options.explain) explain(attention, report);
+  if (options.explain) {
+    report.add_meta("layout chosen", why_layout_text(setup));
+    explain(attention, report);
+  }
   const auto write_report = [&] {
     progress.end();
     collectively(world, [&] {

@@ -105,9 +105,9 @@ class Effects {
          {std::pair(o.scaling, "--scaling"), std::pair(o.recommend, "--recommend")}) {
       refuse(form, option, "compares many plans", {"explain", "show-ranks"});
       refuse(form, option, "is for forward passes", {"backward"});
-      refuse(form, option, "makes its own meshes", {"mesh", "query-spec", "kv-spec"});
+      refuse(form, option, "makes its own meshes", {"query-spec", "kv-spec"});
     }
-    refuse(o.recommend, "--recommend", "divides --ranks by --nodes", {"ranks-per-node"});
+    refuse(o.scaling, "--scaling", "makes its own meshes", {"mesh"});
     refuse(!o.forward_output.empty(), "--forward-output", "computes no forward pass",
            {"output", "lse", "maximum", "sum", "weights"});
     refuse(o.dry_run, "--dry-run", "computes nothing", {"repeat", "trace", "csv"});
@@ -171,8 +171,8 @@ class Effects {
     need("straggler-seed", simulates && has("straggler-percent"), "without --straggler-percent",
          "--simulate and --straggler-percent");
     need_form("csv", !plan || simulates || sizes, "--simulate, --recommend or --scaling");
-    need_form("ranks", sizes, "--recommend or --scaling");
-    need_form("nodes", o.recommend, "--recommend");
+    need_form("max-tp", o.recommend, "--recommend");
+    need("max-tp", !asks_for_mesh(), "with --mesh", "no --mesh");
     need_form("memory", o.recommend, "--recommend");
     need_form("tokens-per-rank", o.scaling, "--scaling");
     const bool cuts = has("window") || has("chunk");
@@ -198,6 +198,12 @@ class Effects {
          "where nothing is drawn",
          "--dropout, or --mask, --bias, --block-mask or --sinks with a value that begins with "
          "random:");
+  }
+
+  // True if --recommend has one mesh; it takes none from the environment or a file.
+  [[nodiscard]] bool asks_for_mesh() const {
+    const auto mesh = given_.find("mesh");
+    return mesh != given_.end() && asks(mesh->second);
   }
 
   // True if anything is drawn besides what verify and bench always draw.

@@ -237,11 +237,11 @@ void add_sharding(TableBuilder& table) {
       without_calibrate(
           drawn(kPlanned, same(&Options::sequence_layout, &Options::kv_sequence_layout))),
       set_layouts,
-      "auto, zigzag, contiguous, striped or balanced: how positions are distributed; or two "
-      "of them, for queries and for keys: zigzag,contiguous; balanced "
-      "gives ranks equal work under the mask (default: auto: zigzag if causal and sharded, else "
-      "contiguous; "
-      "balanced where packed documents, block masks or lengths make that uneven)");
+      "auto, zigzag, contiguous, striped or balanced: how positions are distributed; or two of "
+      "these, for queries and for keys: zigzag,contiguous; balanced "
+      "gives ranks equal work under the mask (default: auto: the one that is predicted to be "
+      "fastest; for verify, zigzag if causal and sharded, else contiguous, or balanced where packed "
+      "documents, block masks or lengths make that uneven)");
   table.add("granule", "N", without_calibrate(drawn(kPlanned)),
             parsed_into(&Options::granule, parse_granule),
             "chunks of a sequence are multiples of N positions; not with the layout striped "
@@ -300,9 +300,14 @@ void add_sharding(TableBuilder& table) {
             text_into(&Options::tuning_cache),
             "file for the measurements of --tuning, for later jobs (default: "
             "$XDG_CACHE_HOME/annulus/tuning-v1.json, else ~/.cache/annulus/tuning-v1.json)");
-  table.add("ranks-per-node", "N", {{Command::plan}}, int_into(&Options::ranks_per_node, 1),
-            "consecutive ranks that share a node, for predictions (default: the ranks of the mesh "
-            "that have the same coordinate on its axis named node; without such an axis, all)");
+  table.add(
+      "ranks-per-node", "N", {{Command::plan}}, int_into(&Options::ranks_per_node, 1),
+      "consecutive ranks that share a node, for predictions (default: the ranks over --nodes; "
+      "without both, the ranks that have the same coordinate on the mesh axis named node; "
+      "without that, all)");
+  table.add("nodes", "N", {{Command::plan}}, int_into(&Options::nodes, 1, 65536),
+            "nodes that the ranks are on: the same as --ranks-per-node in other words; both "
+            "together give the number of ranks");
   table.add("transport", "NAME", with_hops(kPlanned),
             parsed_into(&Options::transport, parse_transport_name),
             "auto, composite, nccl or peer: what carries data between GPUs; peer: copy engines "
@@ -537,11 +542,12 @@ void add_running(TableBuilder& table) {
       "measure a cost model for --cost-model instead: merges, reads, hops, and every kernel that "
       "computes the problem (heads of --shape, rows of --sweep); FILE keeps its entries of other "
       "dtypes, head dimensions and masks, and of the other pass");
-  table.add(
-      "show-ranks", "N", {{Command::plan}}, int_into(&Options::show_ranks, 0),
-      fmt::format("print every step of the first N ranks, and list more than 32 ranks if N is more "
-                  "(default: {})",
-                  defaults.show_ranks));
+  table.add("show-ranks", "N", {{Command::plan}}, int_into(&Options::show_ranks, 0),
+            fmt::format(
+                "print every step of the first N ranks, and list more than 32 ranks if N is more; "
+                "--simulate simulates all ranks of a large mesh if N is their number "
+                "(default: {})",
+                defaults.show_ranks));
   table.add("simulate", "", {{Command::plan}}, flag_into(&Options::simulate),
             "simulate the plan of all ranks, up to 4096, with shared links, overlapped transfers "
             "and slower ranks, and show what each rank does");
@@ -551,21 +557,23 @@ void add_running(TableBuilder& table) {
             "(default: 0)");
   table.add("straggler-seed", "N", {{Command::plan}},
             parsed_into(&Options::straggler_seed, parse_seed), "seed of that draw (default: 0)");
-  table.add("recommend", "", {{Command::plan}}, flag_into(&Options::recommend),
-            "compare meshes, sequence layouts and schedules for the problem on --ranks ranks, by "
-            "predicted time and memory");
-  table.add("ranks", "N", {{Command::plan}}, int_into(&Options::ranks, 1, 65536),
-            "ranks of --recommend, or the most of --scaling, in place of --mesh");
-  table.add("nodes", "N", {{Command::plan}}, int_into(&Options::nodes, 1, 65536),
-            "with --recommend: nodes that the ranks are on (default: 1)");
   table.add(
-      "memory", "BYTES", {{Command::plan}},
-      parsed_into(&Options::memory_bytes,
-                  [](const auto& option, const auto& text) {
-                    return static_cast<double>(parse_bytes(option, text));
-                  }),
-      "with --recommend: limit for a rank's shards and buffers, such as 80GB or 80GiB (default: "
-      "no limit)");
+      "recommend", "", {{Command::plan}}, flag_into(&Options::recommend),
+      "what to run: compare meshes, sequence layouts and schedules for the problem on --ranks "
+      "ranks, or on one --mesh, by predicted time and memory, and print the command");
+  table.add("ranks", "N", {{Command::plan}}, int_into(&Options::ranks, 1, 65536),
+            "ranks to plan for, the most of --scaling (default: those of --mesh, or --nodes times "
+            "--ranks-per-node)");
+  table.add("max-tp", "N", {{Command::plan}}, int_into(&Options::most_head_shards, 1, 65536),
+            "with --recommend: the most ranks that heads are divided among, on the axis tp "
+            "(default: no limit)");
+  table.add("memory", "BYTES", {{Command::plan}},
+            parsed_into(&Options::memory_bytes,
+                        [](const auto& option, const auto& text) {
+                          return static_cast<double>(parse_bytes(option, text));
+                        }),
+            "with --recommend: limit for a rank's shards and buffers, such as 80GB or 80GiB (default: "
+            "no limit)");
   table.add("scaling", "", {{Command::bench, Command::plan}}, flag_into(&Options::scaling),
             "1, 2, 4, ... ranks, with one problem (strong) and with a sequence that grows with the "
             "ranks (weak): predicted by plan up to --ranks, measured by bench on mpirun's ranks; "

@@ -354,6 +354,7 @@ Options options_from(const GivenValues& values, Command command) {
     const bool on_command_line = value.option.starts_with("--");
     given.emplace(entry.name, GivenOption{value.text, on_command_line, switched_off});
     if (on_command_line) options.named.insert(entry.name);
+    options.given_values.emplace_back(entry.name, value.text);
     options.given +=
         fmt::format("{}--{}={}", options.given.empty() ? "" : " ", entry.name, value.text);
   }

@@ -157,9 +157,10 @@ struct Options {
   double straggler_percent = 0;
   std::uint64_t straggler_seed = 0;
   bool recommend = false;
-  int ranks = 0;  ///< 0: not given
-  int nodes = 1;
-  double memory_bytes = 0;  ///< per rank; 0: no limit
+  int ranks = 0;             ///< 0: not given
+  int nodes = 0;             ///< 0: not given
+  int most_head_shards = 0;  ///< 0: not given
+  double memory_bytes = 0;   ///< per rank; 0: no limit
   // plan and bench
   bool scaling = false;
   std::int64_t tokens_per_rank = 0;  ///< 0: not given
@@ -167,6 +168,8 @@ struct Options {
   /// The given options and their values, from all sources: "--causal=true --mesh=sp=4". Must be the
   /// same on every rank.
   std::string given;
+  /// The same, by name.
+  std::vector<std::pair<std::string, std::string>> given_values;
   /// The options of the command line, without dashes. Unlike options of environment and files, they
   /// must have an effect.
   std::set<std::string, std::less<>> named;

@@ -1,6 +1,7 @@
 #include "launcher/planning/planned_case.hpp"
 
 #include <cstddef>
+#include <cstdint>
 #include <string>
 #include <utility>
 #include <vector>
@@ -11,6 +12,8 @@
 #include <annulus/ring/predicted_run.hpp>
 
 #include "launcher/options/as_option.hpp"
+#include "launcher/options/version.hpp"
+#include "launcher/report/cells.hpp"
 #include "launcher/setup/cost_model_option.hpp"
 #include "launcher/setup/hints.hpp"
 
@@ -18,6 +21,67 @@ namespace annulus::launcher {
 
 Place planned_place(const Options& options) {
   return options.device == "cuda" ? Place::cuda(0) : Place::host();
+}
+
+bool assumes_cpu(const Options& options) {
+  return options.device == "auto";
+}
+
+Options with_ranks(Options options) {
+  const bool makes_meshes = options.scaling || options.recommend;
+  if (makes_meshes && !options.named.contains("mesh")) options.mesh.reset();
+  if (options.nodes > 0 && options.ranks_per_node > 0) {
+    const std::int64_t product = std::int64_t{options.nodes} * options.ranks_per_node;
+    if (product > kMaximumPlannedRanks || (options.ranks > 0 && options.ranks != product)) {
+      throw ArgumentError("--nodes", std::to_string(options.nodes),
+                          options.ranks > 0
+                              ? fmt::format("nodes of --ranks-per-node {} for --ranks {}",
+                                            options.ranks_per_node, options.ranks)
+                              : fmt::format("at most {} ranks", kMaximumPlannedRanks));
+    }
+    options.ranks = static_cast<int>(product);
+  }
+  if (options.mesh || (options.ranks > 0 && !makes_meshes)) {
+    const MeshShape mesh = set_up_mesh(options, options.ranks);
+    options.ranks = mesh.ranks();
+    options.mesh = to_string(mesh);
+  }
+  if (options.nodes > 0 && options.ranks > 0) {
+    if (options.ranks % options.nodes != 0) {
+      throw ArgumentError("--nodes", std::to_string(options.nodes),
+                          fmt::format("a divisor of {}", counted(options.ranks, "rank")));
+    }
+    options.ranks_per_node = options.ranks / options.nodes;
+  }
+  return options;
+}
+
+Record planned_record(const Options& options, const AttentionProblem& problem) {
+  return {{"version", std::string(kVersion)},
+          {"options", options.given},
+          {"shape", shape_cell(problem.shape)},
+          {"dtype", std::string(annulus::name_of(problem.dtype))},
+          {"mask", mask_cell(problem)},
+          {"device", planned_place(options).is_host() ? "cpu" : "cuda"}};
+}
+
+std::string predicted_cell(double seconds) {
+  const double ms = seconds * 1e3;
+  if (ms >= 100) return fmt::format("{:.0f}", ms);
+  if (ms >= 10) return fmt::format("{:.1f}", ms);
+  return fmt::format("{:.{}f}", ms, ms >= 1 ? 2 : 3);
+}
+
+std::string network_text(const ring::CostModel& model, bool several_nodes) {
+  if (!several_nodes) return {};
+  constexpr double kLarge = 64 << 20;
+  const auto giga = [](double rate) {
+    return rate < 10e9 ? fmt::format("{:.1f}", rate * 1e-9) : fmt::format("{:.0f}", rate * 1e-9);
+  };
+  return fmt::format(", between nodes {} GB/s per rank and {} GB/s per node{}",
+                     giga(kLarge / model.transfer_seconds(kLarge, true)),
+                     giga(model.node_bytes_per_second),
+                     model.assumed.contains("network_hops") ? " (assumed)" : "");
 }
 
 std::vector<int> planned_nodes(const Options& options, const MeshShape& mesh) {
@@ -52,16 +116,18 @@ Selection select(const Options& options, const PlannedCase& planned, const Regis
                          Presence::assumed, planned.backward ? Pass::backward : Pass::forward);
 }
 
-PlannedCase lay_out(const Options& options) {
-  if (!options.shape) {
-    throw ArgumentError("--shape", "nothing", "B,T,S,N,K,D or B,T,S,N,K,D,Dv");
-  }
+PlannedCase lay_out(const Options& options, const Registry& registry) {
   ProblemSetup setup =
       set_up_problem(options, *options.shape, options.dtype.value_or(DType::float32), /*ranks=*/0);
-  ring::ShardedOperands operands = shard_operands(setup);
+  static_cast<void>(shard_operands(setup));  // throws the errors that name options
   const Place place = planned_place(options);
   std::vector<int> nodes = planned_nodes(options, setup.mesh);
   ring::CostModel model = cost_model_of(options, place);
+  setup.problem.transport = options.transport;
+  setup.problem.cost_model = model;
+  set_layout(setup, ring::choose_layout(setup.problem, setup.mesh, nodes, place, registry,
+                                        Presence::assumed));
+  ring::ShardedOperands operands = shard_operands(setup);
   as_option("--transport",
             [&] { ring::settle_transport(model, options.transport, operands.key, nodes); });
   ring::PlanOptions how = plan_options(setup.problem, place);
@@ -78,13 +144,15 @@ PlannedCase lay_out(const Options& options) {
 
 }  // namespace
 
-std::string predictor_text(const ring::CostModel& model, const std::set<std::string>& transports) {
-  if (transports.empty()) return model.source;
-  return fmt::format("{}, {}", model.source, fmt::join(transports, " and "));
+std::string predictor_text(const ring::CostModel& model, const std::set<std::string>& transports,
+                           bool several_nodes) {
+  const std::string network = network_text(model, several_nodes);
+  if (transports.empty()) return model.source + network;
+  return fmt::format("{}, {}{}", model.source, fmt::join(transports, " and "), network);
 }
 
 PlannedCase lay_out_case(const Options& options, const Registry& registry) {
-  PlannedCase planned = lay_out(options);
+  PlannedCase planned = lay_out(options, registry);
   planned.candidates = select(options, planned, registry).candidates;
   return planned;
 }

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <optional>
 #include <set>
 #include <string>
@@ -11,6 +12,7 @@
 #include <annulus/ring/planner.hpp>
 
 #include "launcher/options/options.hpp"
+#include "launcher/report/record.hpp"
 #include "launcher/setup/problem_setup.hpp"
 
 namespace annulus::launcher {
@@ -36,15 +38,38 @@ struct PlannedCase {
 /// The place of ranks that need not exist; the user says which.
 [[nodiscard]] Place planned_place(const Options& options);
 
+/// The first line of plans that assume CPUs because nothing else was said: key and value.
+inline constexpr std::array kAssumesCpu{
+    "device",
+    "cpu, one core per rank, assumed as --device is not given (--device cuda plans for GPUs)"};
+[[nodiscard]] bool assumes_cpu(const Options& options);
+
+/// The options with --ranks, --nodes, --ranks-per-node and --mesh completed from each other: the
+/// number of ranks and the ranks per node are given, if known, and the mesh has all sizes. Throws
+/// ArgumentErrors where they contradict each other. --scaling and --recommend keep a mesh of the
+/// command line only.
+[[nodiscard]] Options with_ranks(Options options);
+
+/// Facts about a plan, for each row of a record: program, options, shape, dtype, mask and device.
+[[nodiscard]] Record planned_record(const Options& options, const AttentionProblem& problem);
+
+/// "12.3", milliseconds of a predicted time, without digits that a prediction does not know.
+[[nodiscard]] std::string predicted_cell(double seconds);
+
+/// ", between nodes 45 GB/s per rank and 360 GB/s per node (assumed)"; empty if ranks are on one.
+[[nodiscard]] std::string network_text(const ring::CostModel& model, bool several_nodes);
+
 /// The node of each rank. With --ranks-per-node, consecutive ranks share a node; else the ranks
 /// with the same coordinate on the axis "node", if the mesh has one; else all, which is an empty
 /// list. Throws ArgumentError if --ranks-per-node is less than the number of ranks and does not
 /// divide it.
 [[nodiscard]] std::vector<int> planned_nodes(const Options& options, const MeshShape& mesh);
 
-/// The basis of predictions for several cases: the model's source and the cases' transports.
+/// The basis of predictions for several cases: the model's source, the cases' transports, and the
+/// network between nodes.
 [[nodiscard]] std::string predictor_text(const ring::CostModel& model,
-                                         const std::set<std::string>& transports);
+                                         const std::set<std::string>& transports,
+                                         bool several_nodes);
 
 /// Settles everything but the schedule. Throws UserErrors.
 [[nodiscard]] PlannedCase lay_out_case(const Options& options, const Registry& registry);

@@ -35,9 +35,7 @@ ScalingPoint predict_point(const Options& options, const Registry& registry, int
   point.schedule = ring::name_of(planned.choice.schedule);
   point.transport = planned.model.transport;
   const ring::PlanInput input = planned.input();
-  point.seconds =
-      ring::predict_run(input, planned.choice, ring::sample_ranks(input, ring::kSampledRanks))
-          .seconds;
+  point.seconds = ring::predict_run(input, planned.choice).seconds;
   point.flops = forward_flops(*asked.shape, visible_pairs(planned.setup.problem));
   return point;
 }
@@ -78,11 +76,10 @@ void set_efficiencies(std::vector<ScalingPoint>& points) {
   }
 }
 
-std::string scaled_problem_text(const Options& options) {
-  return problem_text(set_up_problem(on_mesh(options, fmt::format("{}=1", options.sequence_axis)),
-                                     *options.shape, options.dtype.value_or(DType::float32),
-                                     /*ranks=*/0)
-                          .problem);
+AttentionProblem scaled_problem(const Options& options) {
+  return set_up_problem(on_mesh(options, fmt::format("{}=1", options.sequence_axis)),
+                        *options.shape, options.dtype.value_or(DType::float32), /*ranks=*/0)
+      .problem;
 }
 
 Report make_scaling_report(const char* command, const char* time_unit, const Options& options,
@@ -118,11 +115,11 @@ Row scaling_row(const ScalingPoint& point) {
 
 void predict_scaling(const Options& options, const Registry& registry, std::ostream& out) {
   if (options.ranks == 0) throw ArgumentError("--ranks", "nothing", "the largest number of ranks");
-  if (!options.shape) {
-    throw ArgumentError("--shape", "nothing", "B,T,S,N,K,D or B,T,S,N,K,D,Dv");
-  }
-  const std::string problem = scaled_problem_text(options);
-  Report report = make_scaling_report("plan.scaling", "ms, predicted", options, problem);
+  const AttentionProblem scaled = scaled_problem(options);
+  const std::string problem = problem_text(scaled);
+  Report report = make_scaling_report("plan.scaling", "ms, predicted", options, problem,
+                                      planned_record(options, scaled));
+  if (assumes_cpu(options)) report.add_meta(kAssumesCpu[0], kAssumesCpu[1]);
   ReportFiles files(options.json, options.csv, report);
   // Refuses ranks that do not fill their nodes before the work.
   static_cast<void>(planned_nodes(options, MeshShape({{options.sequence_axis, options.ranks}})));
@@ -135,7 +132,7 @@ void predict_scaling(const Options& options, const Registry& registry, std::ostr
       transports.insert(points.back().transport);
     }
   }
-  report.add_meta("predicted by", predictor_text(model, transports));
+  report.add_meta("predicted by", predictor_text(model, transports, points.back().nodes > 1));
   set_efficiencies(points);
   for (const ScalingPoint& point : points) report.add_row(scaling_row(point));
   if (!files.replace_table()) report.write_table(out);

@@ -43,9 +43,9 @@ struct ScalingPoint {
 /// Sets the efficiency of strong and weak points, each relative to the first of its kind.
 void set_efficiencies(std::vector<ScalingPoint>& points);
 
-/// problem_text() of the options' shape. Needs --shape; throws UserErrors.
-[[nodiscard]] std::string scaled_problem_text(const Options& options);
-/// `problem`: scaled_problem_text().
+/// The problem of the options' shape. Needs --shape; throws UserErrors.
+[[nodiscard]] AttentionProblem scaled_problem(const Options& options);
+/// `problem`: problem_text() of scaled_problem().
 [[nodiscard]] Report make_scaling_report(const char* command, const char* time_unit,
                                          const Options& options, const std::string& problem,
                                          Record record = {});

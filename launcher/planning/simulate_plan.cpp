@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <numeric>
 #include <optional>
 #include <ostream>
 #include <set>
@@ -16,6 +15,7 @@
 #include <annulus/core/chrome_trace.hpp>
 #include <annulus/core/error.hpp>
 #include <annulus/files/text_file.hpp>
+#include <annulus/ring/predicted_run.hpp>
 #include <annulus/ring/simulate.hpp>
 
 #include "launcher/options/as_option.hpp"
@@ -39,7 +39,7 @@ std::string stragglers_text(const ring::Stragglers& stragglers) {
 
 Report make_report(const PlannedCase& planned, const ring::Stragglers& stragglers,
                    const Options& options) {
-  Report report("plan.simulate", {},
+  Report report("plan.simulate", planned_record(options, planned.setup.problem),
                 {{"rank", "", 6},
                  {"node", "", 6},
                  {"compute", "ms", 10, 0, "copies, kernels and reductions"},
@@ -47,16 +47,27 @@ Report make_report(const PlannedCase& planned, const ring::Stragglers& straggler
                  {"wait", "ms", 10, 0, "for messages, with nothing to compute"},
                  {"finish", "ms", 10, 0, "when the rank is done"}},
                 {options.wide, options.legend});
+  if (assumes_cpu(options)) report.add_meta(kAssumesCpu[0], kAssumesCpu[1]);
   if (planned.backward) report.add_meta("pass", "backward");
   report.add_meta("query", to_string(planned.operands.query));
   report.add_meta("key", to_string(planned.operands.key));
+  report.add_meta("layout", why_layout_text(planned.setup));
   report.add_meta("schedule", variant_text(planned.choice));
-  report.add_meta("predicted by", planned.model.source + ", " + planned.model.transport);
+  report.add_meta("predicted by", predictor_text(planned.model, {planned.model.transport},
+                                                 !planned.node_of_rank.empty()));
   if (stragglers.most > 0) report.add_meta("stragglers", stragglers_text(stragglers));
   return report;
 }
 
-void add_summary(Report& report, const std::vector<ring::RankTimeline>& timelines, int nodes) {
+void add_summary(Report& report, const std::vector<ring::RankTimeline>& timelines,
+                 const std::vector<int>& simulated, const PlannedCase& planned) {
+  const std::set<int> nodes(planned.node_of_rank.begin(), planned.node_of_rank.end());
+  std::set<int> simulated_nodes;
+  for (const int rank : simulated) {
+    if (!nodes.empty()) {
+      simulated_nodes.insert(planned.node_of_rank[static_cast<std::size_t>(rank)]);
+    }
+  }
   ring::RankTimeline most;
   double mean = 0;
   for (const ring::RankTimeline& timeline : timelines) {
@@ -65,32 +76,41 @@ void add_summary(Report& report, const std::vector<ring::RankTimeline>& timeline
     most.finish = std::max(most.finish, timeline.finish);
     mean += timeline.compute / static_cast<double>(timelines.size());
   }
-  report.add_meta("simulated",
-                  fmt::format("{} on {}", counted(static_cast<int>(timelines.size()), "rank"),
-                              counted(nodes, "node")));
+  const int ranks = planned.setup.mesh.ranks();
+  std::string text = fmt::format("{} on {}", counted(ranks, "rank"),
+                                 counted(std::max(1, static_cast<int>(nodes.size())), "node"));
+  if (static_cast<int>(simulated.size()) < ranks) {
+    text += fmt::format(
+        ", by {} of them{} (--show-ranks {}: by all)", simulated.size(),
+        nodes.empty() ? "" : " on " + counted(static_cast<int>(simulated_nodes.size()), "node"),
+        ranks);
+  }
+  report.add_meta("simulated", text);
   report.add_meta("finish", milliseconds(most.finish) + " ms, of the slowest rank");
   report.add_meta("compute", fmt::format("{} ms at most, {} ms on average",
                                          milliseconds(most.compute), milliseconds(mean)));
   report.add_meta("wait", milliseconds(most.exposed) + " ms at most");
 }
 
-// At most `most` of the ranks from 0 to `ranks` − 1, in order: the first, the last, and others at
+// At most `most` of the numbers from 0 to `count` − 1, in order: the first, the last, and others at
 // equal distances.
-std::vector<int> spread_ranks(int ranks, int most) {
-  const int count = std::min(ranks, most);
+std::vector<int> spread_over(int count, int most) {
+  const int chosen_count = std::min(count, most);
   std::vector<int> chosen;
-  for (int i = 0; i < count; ++i) {
-    chosen.push_back(count == 1 ? 0
-                                : static_cast<int>(std::int64_t{i} * (ranks - 1) / (count - 1)));
+  for (int i = 0; i < chosen_count; ++i) {
+    chosen.push_back(chosen_count == 1 ? 0
+                                       : static_cast<int>(std::int64_t{i} * (count - 1) /
+                                                          (chosen_count - 1)));
   }
   return chosen;
 }
 
 TraceOfRanks trace_of(const ring::Simulation& simulation, const std::vector<int>& traced,
-                      int ranks) {
+                      const std::vector<int>& simulated, int ranks) {
   TraceOfRanks trace(static_cast<std::size_t>(ranks));
-  for (const int rank : traced) {
-    trace[static_cast<std::size_t>(rank)] = simulation.spans(static_cast<std::size_t>(rank));
+  for (const int index : traced) {
+    const int rank = simulated[static_cast<std::size_t>(index)];
+    trace[static_cast<std::size_t>(rank)] = simulation.spans(static_cast<std::size_t>(index));
   }
   return trace;
 }
@@ -104,7 +124,11 @@ void check_simulated_ranks(const MeshShape& mesh) {
 }
 
 void simulate_plan(const PlannedCase& planned, const Options& options, std::ostream& out) {
+  const ring::PlanInput input = planned.input();
   const int ranks = planned.setup.mesh.ranks();
+  // A rank that is to be shown is simulated.
+  const std::vector<int> simulated =
+      ring::simulated_ranks(input, options.show_ranks >= ranks ? ranks : ring::kAllSimulated);
   const ring::Stragglers stragglers{options.straggler_seed, options.straggler_percent / 100};
   Report report = make_report(planned, stragglers, options);
   // Opened first, so that impossible names of files fail before the work.
@@ -113,34 +137,31 @@ void simulate_plan(const PlannedCase& planned, const Options& options, std::ostr
   if (!options.trace.empty()) {
     as_option("--trace " + options.trace, [&] { trace_file.emplace(options.trace); });
   }
-  const std::vector<int> traced = spread_ranks(trace_file ? ranks : 0, kMaximumTracedRanks);
-  const std::set<int> recorded(traced.begin(), traced.end());
+  const auto count = static_cast<int>(simulated.size());
+  // Indices of simulated ranks.
+  const std::vector<int> traced = spread_over(trace_file ? count : 0, kMaximumTracedRanks);
 
-  const ring::PlanInput input = planned.input();
   ring::Simulation simulation(input.prices, variant_text(planned.choice), stragglers);
-  std::vector<int> all(static_cast<std::size_t>(ranks));
-  std::iota(all.begin(), all.end(), 0);
-  ring::plan_each(input, planned.choice.schedule, all, [&](const ring::RankPlan& rank) {
-    simulation.add(rank, recorded.contains(rank.rank));
+  int added = 0;
+  ring::plan_each(input, planned.choice.schedule, simulated, [&](const ring::RankPlan& rank) {
+    simulation.add(rank, std::ranges::binary_search(traced, added));
+    ++added;
   });
   const std::vector<ring::RankTimeline> timelines = simulation.run();
 
-  const std::set<int> nodes(planned.node_of_rank.begin(), planned.node_of_rank.end());
-  add_summary(report, timelines, std::max(1, static_cast<int>(nodes.size())));
-  if (static_cast<int>(traced.size()) < ranks && trace_file) {
-    report.add_meta("traced", fmt::format("{} of {} ranks", traced.size(), ranks));
+  add_summary(report, timelines, simulated, planned);
+  if (static_cast<int>(traced.size()) < count && trace_file) {
+    report.add_meta("traced", fmt::format("{} of {} ranks", traced.size(), count));
   }
   Report shown = report;  // the table lists some ranks, files have all
   const auto listed = std::min(static_cast<std::size_t>(std::max(kListedRanks, options.show_ranks)),
                                timelines.size());
   for (std::size_t r = 0; r < timelines.size(); ++r) {
     const ring::RankTimeline& timeline = timelines[r];
-    const Row row{std::to_string(r),
-                  std::to_string(input.prices.node_of(static_cast<int>(r))),
-                  milliseconds(timeline.compute),
-                  milliseconds(timeline.transfer),
-                  milliseconds(timeline.exposed),
-                  milliseconds(timeline.finish)};
+    const int rank = simulated[r];
+    const Row row{std::to_string(rank),           std::to_string(input.prices.node_of(rank)),
+                  milliseconds(timeline.compute), milliseconds(timeline.transfer),
+                  milliseconds(timeline.exposed), milliseconds(timeline.finish)};
     if (r < listed) shown.add_row(row);
     report.add_row(row);
   }
@@ -148,7 +169,7 @@ void simulate_plan(const PlannedCase& planned, const Options& options, std::ostr
     auto about = report.about();
     about.emplace_back("options", options.given);
     as_option("--trace " + options.trace, [&] {
-      trace_file->commit(chrome_trace(trace_of(simulation, traced, ranks), about));
+      trace_file->commit(chrome_trace(trace_of(simulation, traced, simulated, ranks), about));
     });
   }
   if (!files.replace_table()) {

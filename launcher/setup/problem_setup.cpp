@@ -29,7 +29,6 @@ namespace annulus::launcher {
 namespace {
 
 // The limit for a mesh that need not exist, since the plans of all its ranks are held in memory.
-constexpr int kMaximumPlannedRanks = 1 << 16;
 
 // The most random sinks per head.
 constexpr std::int64_t kMaximumSinks = 4096;
@@ -320,8 +319,10 @@ MeshShape set_up_mesh(const Options& options, int ranks) {
       try {
         return MeshShape::parse(*options.mesh, ranks);
       } catch (const ArgumentError& error) {
-        throw ArgumentError(error.argument(), error.value(),
-                            error.expected() + hint_of_ranks(options, ranks));
+        throw ArgumentError(
+            error.argument(), error.value(),
+            error.expected() +
+                (options.command == Command::plan ? std::string() : hint_of_ranks(options, ranks)));
       }
     });
     if (ranks == 0 && mesh.ranks() > kMaximumPlannedRanks) {
@@ -411,9 +412,22 @@ ProblemSetup set_up_problem(const Options& options, const AttentionShape& shape,
     }
     throw UserError(fmt::format("{}: {}", wrong, error.what()));
   }
-  layout.layout = setup.layout.sequence;  // found once
   setup.warnings = hints(options, shape, setup.mesh, setup.layout);
   return setup;
+}
+
+void set_layout(ProblemSetup& setup, ring::LayoutChoice choice) {
+  setup.layout.sequence = choice.layout;
+  setup.problem.layout = choice.layout;
+  setup.why_layout = std::move(choice.why);
+}
+
+void settle_layout(ProblemSetup& setup, Context& context) {
+  set_layout(setup, ring::choose_layout(setup.problem, context));
+}
+
+std::string why_layout_text(const ProblemSetup& setup) {
+  return fmt::format("{}: {}", ring::layout_text(setup.layout), setup.why_layout);
 }
 
 double visible_pairs(const AttentionProblem& problem) {

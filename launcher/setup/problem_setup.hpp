@@ -7,6 +7,8 @@
 #include <annulus/core/place.hpp>
 #include <annulus/mesh/mesh_shape.hpp>
 #include <annulus/ring/attention.hpp>
+#include <annulus/ring/context.hpp>
+#include <annulus/ring/layout_choice.hpp>
 #include <annulus/ring/sharded_operands.hpp>
 #include <annulus/verification/random_scores.hpp>
 
@@ -19,9 +21,12 @@ struct ProblemSetup {
   AttentionOptions problem;  ///< with its layout and the choices of the options
   MeshShape mesh;
   ring::OperandLayout layout;
+  std::string why_layout;             ///< see settle_layout()
   verification::OperandFills fills;   ///< of bias and dense mask
   std::vector<std::string> warnings;  ///< one sentence each
 };
+
+inline constexpr int kMaximumPlannedRanks = 1 << 16;
 
 /// The mesh of the options; by default all `ranks` are on sp. With `ranks` = 0 there is no
 /// communicator, and the mesh must be given in full, with at most 65536 ranks. It depends on
@@ -32,12 +37,21 @@ struct ProblemSetup {
 /// the old mesh.
 [[nodiscard]] Options on_mesh(Options options, std::string mesh);
 
-/// Determines mesh, specs (given, or by the sharding rules of the mode), sequence layout, dtype and
-/// mask of a problem of `shape`. Reads the small files that the mask needs (segment ids,
+/// Determines mesh, specs (given, or by the sharding rules of the mode), default sequence layout,
+/// dtype and mask of a problem of `shape`. Reads the small files that the mask needs (segment ids,
 /// cu_seqlens, lengths, blocks) whole, on every rank, and only the headers of bias and dense mask.
 /// --bias-policy is applied to the problem's mask. Does not communicate. Throws UserErrors.
 [[nodiscard]] ProblemSetup set_up_problem(const Options& options, const AttentionShape& shape,
                                           DType dtype, int ranks);
+
+/// Takes the sequence layout with the shortest predicted time (ring::choose_layout()), if the
+/// options leave it open. The problem must have its cost model. Collective over the context.
+void settle_layout(ProblemSetup& setup, Context& context);
+/// Takes a layout for the problem, and why.
+void set_layout(ProblemSetup& setup, ring::LayoutChoice choice);
+
+/// "contiguous: predicted 0.728 ms, zigzag 0.783 ms".
+[[nodiscard]] std::string why_layout_text(const ProblemSetup& setup);
 
 /// The visible pairs of all batches, per query head.
 [[nodiscard]] double visible_pairs(const AttentionProblem& problem);

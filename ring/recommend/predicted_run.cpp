@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <map>
+#include <utility>
 
 #include <fmt/format.h>
 
@@ -8,6 +9,8 @@
 #include <annulus/mesh/peer_reach.hpp>
 #include <annulus/ring/predicted_run.hpp>
 #include <annulus/ring/simulate.hpp>
+
+#include "kv_groups.hpp"
 
 namespace annulus::ring {
 namespace {
@@ -23,6 +26,15 @@ void add_traffic(PredictedRun& run, const RankPlan& rank, const Prices& prices) 
       if (prices.node_of(peer) != node) run.across_bytes += received;
     }
   }
+}
+
+void add_memory(PredictedRun& run, const RankPlan& rank) {
+  const auto bytes = [&](BufferKind kind) { return static_cast<double>(rank.buffer_bytes(kind)); };
+  const double shards = bytes(BufferKind::caller);
+  const double buffers = bytes(BufferKind::exchange) + bytes(BufferKind::local);
+  run.shard_bytes = std::max(run.shard_bytes, shards);
+  run.buffer_bytes = std::max(run.buffer_bytes, buffers);
+  run.memory_bytes = std::max(run.memory_bytes, shards + buffers);
 }
 
 // The peer extent of ranks that exchange keys and values, assuming that the ranks of a node reach
@@ -45,32 +57,57 @@ PeerExtent extent_inside_nodes(const NamedSharding& key, const std::vector<int>&
 
 }  // namespace
 
-void add_memory(PredictedRun& run, const RankPlan& rank) {
-  const auto bytes = [&](BufferKind kind) { return static_cast<double>(rank.buffer_bytes(kind)); };
-  const double shards = bytes(BufferKind::caller);
-  const double buffers = bytes(BufferKind::exchange) + bytes(BufferKind::local);
-  run.shard_bytes = std::max(run.shard_bytes, shards);
-  run.buffer_bytes = std::max(run.buffer_bytes, buffers);
-  run.memory_bytes = std::max(run.memory_bytes, shards + buffers);
+struct Predictor::Impl {
+  KvGroups groups;
+  std::vector<int> ranks;
+  int busiest;
+};
+
+Predictor::Predictor(const PlanInput& input) : Predictor(input, simulated_ranks(input)) {}
+
+Predictor::Predictor(const PlanInput& input, std::vector<int> ranks) {
+  const int busiest = busiest_rank(input, ranks);
+  impl_ = std::make_unique<Impl>(KvGroups(input), std::move(ranks), busiest);
 }
 
-PredictedRun predict_run(const PlanInput& input, const ScheduleVariant& variant,
-                         const std::vector<int>& ranks) {
+Predictor::~Predictor() = default;
+
+const std::vector<int>& Predictor::ranks() const noexcept {
+  return impl_->ranks;
+}
+
+PredictedRun Predictor::least(const PlanInput& input, const ScheduleVariant& variant) {
+  const RankPlan plan = impl_->groups.plan(input, variant.schedule, impl_->busiest);
+  PredictedRun run;
+  add_memory(run, plan);
+  run.seconds = least_seconds(plan, input.prices);
+  return run;
+}
+
+std::optional<PredictedRun> Predictor::run(const PlanInput& input, const ScheduleVariant& variant,
+                                           double limit) {
   PredictedRun run;
   Simulation simulation(input.prices, variant_text(variant));
-  plan_each(input, variant.schedule, ranks, [&](const RankPlan& rank) {
-    add_memory(run, rank);
-    add_traffic(run, rank, input.prices);
-    simulation.add(rank);
-  });
-  for (const RankTimeline& timeline : simulation.run()) {
+  for (const int rank : impl_->ranks) {
+    const RankPlan plan = impl_->groups.plan(input, variant.schedule, rank);
+    add_memory(run, plan);
+    add_traffic(run, plan, input.prices);
+    if (simulation.add(plan) > limit) return std::nullopt;
+  }
+  const std::vector<RankTimeline> timelines = simulation.run(limit);
+  if (timelines.empty()) return std::nullopt;
+  for (const RankTimeline& timeline : timelines) {
     run.seconds = std::max(run.seconds, timeline.finish);
   }
-  const double scale =
-      static_cast<double>(input.operands.key.mesh().ranks()) / static_cast<double>(ranks.size());
+  const double scale = static_cast<double>(input.operands.key.mesh().ranks()) /
+                       static_cast<double>(impl_->ranks.size());
   run.received_bytes *= scale;
   run.across_bytes *= scale;
   return run;
+}
+
+PredictedRun predict_run(const PlanInput& input, const ScheduleVariant& variant) {
+  return *Predictor(input).run(input, variant);
 }
 
 void settle_transport(CostModel& model, Transport asked, const NamedSharding& key,

@@ -1,8 +1,10 @@
 #include <algorithm>
-#include <array>
-#include <iterator>
+#include <cmath>
+#include <limits>
+#include <map>
 #include <memory>
-#include <set>
+#include <optional>
+#include <tuple>
 #include <utility>
 
 #include <fmt/format.h>
@@ -10,46 +12,47 @@
 #include <annulus/core/error.hpp>
 #include <annulus/ring/planner.hpp>
 #include <annulus/ring/recommend.hpp>
-#include <annulus/ring/simulate.hpp>
 
 namespace annulus::ring {
 namespace {
 
 constexpr double kMiB = 1 << 20;
-constexpr std::array kLayouts{LayoutKind::contiguous, LayoutKind::zigzag, LayoutKind::striped,
-                              LayoutKind::balanced};
 
 /// The problem laid out in some way.
 struct LaidOut {
   ShardedOperands operands;
   CostModel model;
   std::vector<const Implementation*> implementations;
-  std::vector<int> sample = {};  // ranks whose plans are made
+  std::unique_ptr<Predictor> predictor = {};
 };
 
 struct Candidate : Recommendation {
-  const LaidOut* laid_out = nullptr;  // null for a mesh that the problem cannot be laid on
+  LaidOut* laid_out = nullptr;  // null for a mesh that the problem cannot be laid on
 };
 
-// Sizes of dp, tp and sp. Attention exchanges data only along sp, so sp is laid inside nodes as far
-// as possible.
+// The axis on the right lies inside nodes as far as it goes: sp, along which attention exchanges
+// data, or tp, along which the output projection does. Ranks of dp exchange nothing.
 std::vector<MeshShape> meshes_of(const AttentionShape& shape, const WantedRanks& wanted) {
+  if (wanted.mesh) return {*wanted.mesh};
   const int ranks = wanted.ranks;
+  const int per_node = ranks / wanted.nodes;
   std::vector<MeshShape> meshes;
   for (int dp = 1; dp <= ranks; ++dp) {
     if (ranks % dp != 0 || (dp > 1 && shape.batch % dp != 0)) continue;
     for (int tp = 1; tp <= ranks / dp; ++tp) {
       if ((ranks / dp) % tp != 0 || (tp > 1 && shape.heads % tp != 0)) continue;
-      meshes.push_back(
-          MeshShape({{"dp", dp}, {"tp", tp}, {wanted.sequence_axis, ranks / dp / tp}}));
+      if (wanted.most_head_shards > 0 && tp > wanted.most_head_shards) continue;
+      const MeshAxis batch{"dp", dp};
+      const MeshAxis heads{"tp", tp};
+      const MeshAxis sequence{wanted.sequence_axis, ranks / dp / tp};
+      meshes.push_back(MeshShape({batch, heads, sequence}));
+      const bool both = heads.size > 1 && sequence.size > 1;
+      if (both && wanted.nodes > 1 && tp <= per_node) {
+        meshes.push_back(MeshShape({batch, sequence, heads}));
+      }
     }
   }
   return meshes;
-}
-
-// All layouts are the same on a mesh that leaves the sequence whole.
-bool without_shards(const MeshShape& mesh) {
-  return mesh.axes().back().size == 1;
 }
 
 std::vector<int> nodes_of(const WantedRanks& wanted) {
@@ -59,6 +62,25 @@ std::vector<int> nodes_of(const WantedRanks& wanted) {
     nodes.push_back(rank / (wanted.ranks / wanted.nodes));
   }
   return nodes;
+}
+
+// Seconds to add a tensor of [b,t,n·Dv] over the ranks that share its heads: the shorter time of
+// two algorithms, a ring of 2 (P − 1) steps with a P-th of the bytes each, and a tree.
+double all_reduce_seconds(const LaidOut& laid_out, DType dtype, const std::vector<int>& nodes) {
+  const NamedSharding& output = laid_out.operands.output;
+  const AxisNames& axes = output.spec()[2];
+  const int ranks = output.mesh().size(axes);
+  if (ranks == 1) return 0;
+  const Extents shape = output.local_shape(0);
+  const double bytes = static_cast<double>(shape[0] * shape[1] * shape[2] * shape[3] * ranks) *
+                       static_cast<double>(size_of(dtype));
+  const std::vector<int> group = output.mesh().group(0, axes);
+  const bool crosses = !nodes.empty() && std::any_of(group.begin(), group.end(), [&](int rank) {
+    return nodes[static_cast<std::size_t>(rank)] != nodes[static_cast<std::size_t>(group[0])];
+  });
+  const auto message = [&](double size) { return laid_out.model.transfer_seconds(size, crosses); };
+  return std::min(2 * (ranks - 1) * message(bytes / ranks),
+                  2 * std::ceil(std::log2(ranks)) * message(bytes));
 }
 
 std::string too_much(double bytes, double limit, const char* how_much) {
@@ -75,29 +97,20 @@ class Search {
         registry_(registry),
         nodes_(nodes_of(wanted)),
         flops_(forward_flops(problem.shape, visible_pairs())) {
-    for (const MeshShape& mesh : meshes_of(problem.shape, wanted)) {
-      if (problem.layout || without_shards(mesh)) {
-        lay_out(mesh, problem.layout);
-        continue;
-      }
-      for (const LayoutKind layout : kLayouts) lay_out(mesh, layout);
-    }
+    for (const MeshShape& mesh : meshes_of(problem.shape, wanted)) lay_out(mesh);
   }
 
-  [[nodiscard]] Recommendations run() {
+  [[nodiscard]] std::vector<Recommendation> run() {
     std::stable_sort(candidates_.begin(), candidates_.end(),
                      [](const Candidate& a, const Candidate& b) { return a.least < b.least; });
     for (Candidate& one : candidates_) {
       if (one.why_not.empty()) play(one);
     }
+    choose();
     std::stable_sort(candidates_.begin(), candidates_.end(),
-                     [](const Candidate& a, const Candidate& b) {
-                       if (a.why_not.empty() != b.why_not.empty()) return a.why_not.empty();
-                       if (!a.why_not.empty()) return false;
-                       return std::pair(a.run.seconds, a.run.memory_bytes) <
-                              std::pair(b.run.seconds, b.run.memory_bytes);
-                     });
-    return {{candidates_.begin(), candidates_.end()}, most_planned_};
+                     [](const Candidate& a, const Candidate& b) { return rank(a) < rank(b); });
+    put_fewest_head_shards_first();
+    return {candidates_.begin(), candidates_.end()};
   }
 
  private:
@@ -109,47 +122,58 @@ class Search {
                                    .pairs);
   }
 
-  // The problem laid out in one way, with every schedule.
-  void lay_out(const MeshShape& mesh, std::optional<LayoutKind> layout) {
+  void lay_out(const MeshShape& mesh) {
     LayoutOptions asked = problem_;
     asked.query_spec.reset();
     asked.kv_spec.reset();
-    asked.layout = layout;
-    Candidate candidate;
-    candidate.mesh = to_string(mesh);
-    if (!without_shards(mesh)) candidate.layout = layout;
     try {
-      layouts_.push_back(std::make_unique<LaidOut>(
-          LaidOut{shard_operands(problem_, mesh, default_layout(problem_, mesh, asked)),
-                  problem_.cost_model.value_or(CostModel::for_place(wanted_.place)),
-                  registry_
-                      .select(problem_.implementation.empty() ? "auto" : problem_.implementation,
-                              problem_, wanted_.place, Presence::assumed)
-                      .candidates}));
-      LaidOut& made = *layouts_.back();
-      settle_transport(made.model, problem_.transport, made.operands.key, nodes_);
-      candidate.laid_out = &made;
-      candidate.transport = made.model.transport;
-      const PlanInput input = input_of(made);
-      made.sample = sample_ranks(input, kSampledRanks);
-      most_planned_ = std::max(most_planned_, made.sample.size());
-      const int busiest = busiest_rank(input, made.sample);
-      const std::string schedule = problem_.schedule.empty() ? "auto" : problem_.schedule;
-      for (const ConsideredVariant& considered : variants_for(input, schedule)) {
-        Candidate one = candidate;
-        one.variant = considered.variant;
-        if (!considered.obstacle.empty()) {
-          one.why_not = "cannot run: " + considered.obstacle;
-        } else if (!considered.pointless.empty()) {
-          one.why_not = "not worthwhile: " + considered.pointless;
-        } else {
-          find_bounds(one, busiest);
-        }
-        candidates_.push_back(std::move(one));
+      for (const LayoutKind layout : open_layouts(problem_, mesh, asked).layouts) {
+        asked.layout = layout;
+        lay_out(mesh, asked);
       }
     } catch (const UserError& error) {
-      candidate.why_not = fmt::format("cannot run: {}", error.what());
-      candidates_.push_back(std::move(candidate));
+      refuse(mesh, error);
+    }
+  }
+
+  void refuse(const MeshShape& mesh, const UserError& error) {
+    Candidate& refused = candidates_.emplace_back();
+    refused.mesh = to_string(mesh);
+    refused.why_not = fmt::format("cannot run: {}", error.what());
+  }
+
+  // The problem laid out in one way, with every schedule.
+  void lay_out(const MeshShape& mesh, const LayoutOptions& asked) {
+    const std::string name = problem_.implementation.empty() ? "auto" : problem_.implementation;
+    layouts_.push_back(std::make_unique<LaidOut>(
+        LaidOut{shard_operands(problem_, mesh, default_layout(problem_, mesh, asked)),
+                problem_.cost_model.value_or(CostModel::for_place(wanted_.place)),
+                registry_.select(name, problem_, wanted_.place, Presence::assumed).candidates}));
+    LaidOut& made = *layouts_.back();
+    settle_transport(made.model, problem_.transport, made.operands.key, nodes_);
+    Candidate candidate;
+    candidate.mesh = to_string(mesh);
+    candidate.laid_out = &made;
+    candidate.transport = made.model.transport;
+    candidate.head_shards = made.operands.query.shards(2);
+    candidate.projection = all_reduce_seconds(made, problem_.dtype, nodes_);
+    if (made.operands.key.shards(1) > 1 || made.operands.query.shards(1) > 1) {
+      candidate.layout = asked.layout;
+    }
+    const PlanInput input = input_of(made);
+    made.predictor = std::make_unique<Predictor>(input);
+    const std::string schedule = problem_.schedule.empty() ? "auto" : problem_.schedule;
+    for (const ConsideredVariant& considered : variants_for(input, schedule)) {
+      Candidate one = candidate;
+      one.variant = considered.variant;
+      if (!considered.obstacle.empty()) {
+        one.why_not = "cannot run: " + considered.obstacle;
+      } else if (!considered.pointless.empty()) {
+        one.why_not = "not worthwhile: " + considered.pointless;
+      } else {
+        find_bounds(one);
+      }
+      candidates_.push_back(std::move(one));
     }
   }
 
@@ -166,13 +190,12 @@ class Search {
     return input;
   }
 
-  // Finds lower bounds from the plan of one rank.
-  void find_bounds(Candidate& candidate, int rank) {
-    const PlanInput input = input_of(candidate);
+  void find_bounds(Candidate& candidate) {
     try {
-      const RankPlan plan = make_rank_plan(input, candidate.variant->schedule, rank);
-      candidate.least = least_seconds(plan, input.prices);
-      add_memory(candidate.run, plan);
+      PredictedRun least =
+          candidate.laid_out->predictor->least(input_of(candidate), *candidate.variant);
+      candidate.least = std::exchange(least.seconds, 0) + candidate.projection;
+      candidate.run = least;
     } catch (const UserError& error) {
       candidate.why_not = fmt::format("cannot run: {}", error.what());
     }
@@ -185,16 +208,28 @@ class Search {
     return wanted_.memory_bytes > 0 && candidate.run.memory_bytes > wanted_.memory_bytes;
   }
 
+  // The fastest so far with as many head shards.
+  [[nodiscard]] double& fastest(const Candidate& candidate) {
+    return fastest_.try_emplace(candidate.head_shards, std::numeric_limits<double>::infinity())
+        .first->second;
+  }
+
+  static void set_slow(Candidate& candidate) {
+    candidate.is_slow = true;
+    candidate.why_not = fmt::format("slower: takes {:.3g} ms or more", candidate.least * 1e3);
+  }
+
   void play(Candidate& candidate) {
-    if (best_.size() == kRecommended && candidate.least > *best_.rbegin()) {
-      candidate.is_slow = true;
-      candidate.why_not = fmt::format("not worthwhile: takes {:.3f} ms or more, and {} take less",
-                                      candidate.least * 1e3, kRecommended);
-      return;
-    }
+    const double limit = fastest(candidate) * kTie;
+    if (candidate.least > limit) return set_slow(candidate);
     try {
-      candidate.run =
-          predict_run(input_of(candidate), *candidate.variant, candidate.laid_out->sample);
+      const std::optional<PredictedRun> run = candidate.laid_out->predictor->run(
+          input_of(candidate), *candidate.variant, limit - candidate.projection);
+      if (!run) {
+        candidate.least = std::max(candidate.least, limit);
+        return set_slow(candidate);
+      }
+      candidate.run = *run;
     } catch (const UserError& error) {
       candidate.why_not = fmt::format("cannot run: {}", error.what());
       return;
@@ -204,8 +239,58 @@ class Search {
       candidate.why_not = too_much(candidate.run.memory_bytes, wanted_.memory_bytes, "");
       return;
     }
-    best_.insert(candidate.run.seconds);
-    if (best_.size() > kRecommended) best_.erase(std::prev(best_.end()));
+    fastest(candidate) = std::min(fastest(candidate), candidate.total());
+  }
+
+  // Leaves one recommendation for each number of head shards: of those that tie, the one that needs
+  // least memory.
+  void choose() {
+    std::map<int, Candidate*> best;
+    for (Candidate& one : candidates_) {
+      if (!one.why_not.empty()) continue;
+      if (one.total() > fastest(one) * kTie) {
+        one.least = one.total();
+        one.is_slow = true;
+        one.why_not = fmt::format("slower: takes {:.3g} ms", one.total() * 1e3);
+        continue;
+      }
+      Candidate*& chosen = best[one.head_shards];
+      if (chosen == nullptr || std::pair(one.run.memory_bytes, one.total()) <
+                                   std::pair(chosen->run.memory_bytes, chosen->total())) {
+        chosen = &one;
+      }
+    }
+    for (Candidate& one : candidates_) {
+      const auto found = best.find(one.head_shards);
+      if (one.why_not.empty() && found->second != &one) {
+        one.ties = true;
+        one.why_not = fmt::format("ties with {}", text_of(*found->second));
+      }
+    }
+  }
+
+  // Of recommendations that tie with the fastest, the one that divides heads least asks least of a
+  // model.
+  void put_fewest_head_shards_first() {
+    const double limit = candidates_.front().total() * kTie;
+    auto first = candidates_.begin();
+    for (auto one = first; one != candidates_.end() && one->why_not.empty(); ++one) {
+      if (one->total() <= limit && one->head_shards < first->head_shards) first = one;
+    }
+    std::rotate(candidates_.begin(), first, first + 1);
+  }
+
+  static std::string text_of(const Candidate& one) {
+    return fmt::format("{} {}{}", one.mesh,
+                       one.layout ? fmt::format("{} ", annulus::name_of(*one.layout)) : "",
+                       variant_text(*one.variant));
+  }
+
+  // The order of the answer.
+  static std::tuple<int, double> rank(const Candidate& one) {
+    if (one.why_not.empty()) return {0, one.total()};
+    if (one.ties) return {1, one.total()};
+    return {one.is_slow ? 2 : 3, one.least};
   }
 
   const AttentionOptions& problem_;
@@ -215,17 +300,19 @@ class Search {
   double flops_;                                   // of all ranks
   std::vector<std::unique_ptr<LaidOut>> layouts_;  // candidates refer to them
   std::vector<Candidate> candidates_;
-  std::multiset<double> best_;  // seconds, of those that fit
-  std::size_t most_planned_ = 0;
+  std::map<int, double> fastest_;  // seconds, by number of head shards, of those that fit
 };
 
 }  // namespace
 
-Recommendations recommend(const AttentionOptions& problem, const WantedRanks& wanted,
-                          const Registry& registry) {
+std::vector<Recommendation> recommend(const AttentionOptions& problem, const WantedRanks& wanted,
+                                      const Registry& registry) {
   if (wanted.ranks < 1 || wanted.nodes < 1 || wanted.ranks % wanted.nodes != 0) {
     throw ArgumentError("nodes", std::to_string(wanted.nodes),
                         fmt::format("a divisor of {} ranks", wanted.ranks));
+  }
+  if (wanted.mesh && wanted.mesh->ranks() != wanted.ranks) {
+    throw ArgumentError("mesh", to_string(*wanted.mesh), fmt::format("{} ranks", wanted.ranks));
   }
   return Search(problem, wanted, registry).run();
 }

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <map>
 #include <utility>
 #include <vector>
@@ -43,10 +44,42 @@ class Accesses {
 };
 
 // Sends from a piece of memory that a writing queue has not waited for yet. Exchanges are released
-// in any order, so none stands for earlier ones.
-struct Unreleased {
-  std::size_t known = 0;     // of Uses::sends, from the first on
-  std::vector<Access> left;  // of the known ones
+// in any order, so none stands for earlier ones. A gathered buffer is sent from in thousands of
+// parts, so they are kept by buffer and first token.
+class Unreleased {
+ public:
+  // Takes over the sends that have been added since.
+  void update(const std::vector<Access>& sends) {
+    for (; known_ < sends.size(); ++known_) {
+      const LocalRange& tokens = sends[known_].region.tokens;
+      left_[sends[known_].region.buffer].emplace(tokens.begin.value(), sends[known_]);
+      longest_ = std::max(longest_, tokens.count);
+    }
+  }
+
+  // Calls take() for each send, except of `task`, that may overlap the region, and forgets it.
+  template <class Take>
+  void take_overlapping(const Region& region, int task, const Take& take) {
+    for (auto& [buffer, sends] : left_) {
+      const bool same = buffer == region.buffer;
+      const std::int64_t begin = region.tokens.begin.value();
+      auto send = same ? sends.lower_bound(begin - longest_) : sends.begin();
+      const auto end = same ? sends.lower_bound(begin + region.tokens.count) : sends.end();
+      while (send != end) {
+        if (send->second.task == task || !may_overlap(send->second.region, region)) {
+          ++send;
+          continue;
+        }
+        take(send->second.task);
+        send = sends.erase(send);
+      }
+    }
+  }
+
+ private:
+  std::size_t known_ = 0;  // of all sends, from the first on
+  std::map<int, std::multimap<std::int64_t, Access>> left_;
+  std::int64_t longest_ = 0;  // tokens
 };
 
 // The uses of a piece of memory.
@@ -183,15 +216,8 @@ class Analysis {
   // Sent memory is still being read after its exchange is done.
   void wait_for_release(Uses& uses, const Region& region, Awaited& awaited) {
     Unreleased& unreleased = uses.unreleased[queue_];
-    std::vector<Access>& left = unreleased.left;
-    for (; unreleased.known < uses.sends.size(); ++unreleased.known) {
-      left.push_back(uses.sends[unreleased.known]);
-    }
-    std::erase_if(left, [&](const Access& send) {
-      if (send.task == task_ || !may_overlap(send.region, region)) return false;
-      awaited.released.push_back(send.task);
-      return true;
-    });
+    unreleased.update(uses.sends);
+    unreleased.take_overlapping(region, task_, [&](int task) { awaited.released.push_back(task); });
   }
 
   // Leaves out what this queue has already waited for.

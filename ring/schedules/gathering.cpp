@@ -14,7 +14,7 @@ struct Chunk {
 
 }  // namespace
 
-Gathering::Gathering(const std::vector<PositionRanges>& shards) {
+Gathering::Gathering(const std::vector<PositionRanges>& shards) : messages_(shards.size()) {
   std::vector<Chunk> chunks;
   bool few = true;
   for (std::size_t member = 0; member < shards.size(); ++member) {
@@ -32,15 +32,16 @@ Gathering::Gathering(const std::vector<PositionRanges>& shards) {
   }
   std::vector<PositionRange> positions;
   std::int64_t at = 0;
+  int last = -1;  // the member of the chunk before
   for (const Chunk& chunk : chunks) {
     const std::int64_t length = chunk.positions.length;
-    const bool follows = !messages_.empty() && messages_.back().member == chunk.member &&
-                         messages_.back().tokens.end() == chunk.begin;
-    if (follows) {
-      messages_.back().tokens.count += length;
+    std::vector<Message>& messages = messages_[static_cast<std::size_t>(chunk.member)];
+    if (last == chunk.member && messages.back().tokens.end() == chunk.begin) {
+      messages.back().tokens.count += length;
     } else {
-      messages_.push_back({chunk.member, {chunk.begin, length}, at});
+      messages.push_back({{chunk.begin, length}, at});
     }
+    last = chunk.member;
     at += length;
     // Chunks that continue each other are one range, for kernels that want straight blocks.
     if (!positions.empty() && positions.back().stride == chunk.positions.stride &&
@@ -51,6 +52,9 @@ Gathering::Gathering(const std::vector<PositionRanges>& shards) {
     }
   }
   positions_ = PositionRanges(std::move(positions));
+  for (std::vector<Message>& messages : messages_) {
+    std::ranges::sort(messages, {}, [](const Message& message) { return message.tokens.begin; });
+  }
 }
 
 std::vector<PlacedPiece> Gathering::pieces() const {
@@ -61,15 +65,6 @@ std::vector<PlacedPiece> Gathering::pieces() const {
     at += range.length;
   }
   return pieces;
-}
-
-std::vector<Gathering::Message> Gathering::messages(int member) const {
-  std::vector<Message> messages;
-  std::copy_if(messages_.begin(), messages_.end(), std::back_inserter(messages),
-               [&](const Message& message) { return message.member == member; });
-  std::sort(messages.begin(), messages.end(),
-            [](const Message& a, const Message& b) { return a.tokens.begin < b.tokens.begin; });
-  return messages;
 }
 
 }  // namespace annulus::ring

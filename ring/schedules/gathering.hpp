@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
@@ -15,7 +16,6 @@ class Gathering {
  public:
   /// Tokens that are contiguous both in one shard and in the buffer.
   struct Message {
-    int member = 0;
     LocalRange tokens;    ///< of the shard
     std::int64_t at = 0;  ///< token of the buffer
     [[nodiscard]] LocalRange placed() const { return {LocalPosition(at), tokens.count}; }
@@ -29,10 +29,12 @@ class Gathering {
   /// The same as columns.
   [[nodiscard]] std::vector<PlacedPiece> pieces() const;
   /// The messages of a member, in order of its tokens.
-  [[nodiscard]] std::vector<Message> messages(int member) const;
+  [[nodiscard]] const std::vector<Message>& messages(int member) const {
+    return messages_[static_cast<std::size_t>(member)];
+  }
 
  private:
-  std::vector<Message> messages_;
+  std::vector<std::vector<Message>> messages_;  // by member
   PositionRanges positions_;
 };
 

@@ -1,5 +1,6 @@
 #include "schedules/group_nodes.hpp"
 
+#include <algorithm>
 #include <cstddef>
 #include <map>
 
@@ -11,9 +12,23 @@ GroupNodes::GroupNodes(const Prices& prices, const std::vector<int>& group) {
   for (const int rank : group) {
     const auto [number, fresh] = numbers.try_emplace(prices.node_of(rank), count());
     if (fresh) members_.emplace_back();
-    members_[static_cast<std::size_t>(number->second)].push_back(static_cast<int>(node_of_.size()));
+    std::vector<int>& members = members_[static_cast<std::size_t>(number->second)];
+    place_of_.push_back(static_cast<int>(members.size()));
+    members.push_back(static_cast<int>(node_of_.size()));
     node_of_.push_back(number->second);
   }
+  even_ = std::ranges::all_of(members_, [&](const std::vector<int>& members) {
+    return members.size() == members_.front().size();
+  });
+}
+
+int GroupNodes::turn(int from, int to) const {
+  if (!even_ || node_of(from) == node_of(to)) return 0;
+  const auto distance = [](int begin, int end, int of) { return (end - begin + of) % of; };
+  const auto place = [&](int member) { return place_of_[static_cast<std::size_t>(member)]; };
+  const int places = static_cast<int>(members_.front().size());
+  return distance(node_of(from), node_of(to), count()) * places +
+         distance(place(from), place(to), places);
 }
 
 bool GroupNodes::are_linked_alike(int count, const std::function<int(int)>& member) const {

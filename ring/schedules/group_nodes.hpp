@@ -20,12 +20,19 @@ class GroupNodes {
   [[nodiscard]] const std::vector<int>& members(int node) const {
     return members_[static_cast<std::size_t>(node)];
   }
+  /// The place of a message between two nodes among those that a member sends, or receives, in one
+  /// exchange. In each turn, the members of a node send to different members of one other node, so
+  /// nobody queues. 0 inside a node, and if nodes do not have equally many members: such messages
+  /// stay as they are.
+  [[nodiscard]] int turn(int from, int to) const;
   /// True if links are alike between `count` members, of which member(0) is the first: all are on
   /// one node, or each is on a node of its own.
   [[nodiscard]] bool are_linked_alike(int count, const std::function<int(int)>& member) const;
 
  private:
   std::vector<int> node_of_;               // by member
+  std::vector<int> place_of_;              // in its node, by member
+  bool even_ = true;                       // nodes have equally many members
   std::vector<std::vector<int>> members_;  // by node
 };
 

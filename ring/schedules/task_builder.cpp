@@ -77,16 +77,22 @@ int TaskBuilder::add_group(const AxisNames& axes) {
   return static_cast<int>(plan_.groups.size()) - 1;
 }
 
+// Of buffers that reuse each other's memory, all name the first: a chain of thousands would be long
+// to follow.
+int TaskBuilder::owner(int reuses) const {
+  return reuses < 0 ? -1 : plan_.memory_of(reuses);
+}
+
 int TaskBuilder::add_local(Content content, DType dtype, LocalRange tokens, HeadRange heads,
                            int reuses) {
-  plan_.buffers.push_back({BufferKind::local, {content}, dtype, tokens, heads, reuses});
+  plan_.buffers.push_back({BufferKind::local, {content}, dtype, tokens, heads, owner(reuses)});
   return static_cast<int>(plan_.buffers.size()) - 1;
 }
 
 int TaskBuilder::add_exchange(std::vector<Content> contents, DType dtype, LocalRange tokens,
                               HeadRange heads, int reuses) {
   plan_.buffers.push_back(
-      {BufferKind::exchange, std::move(contents), dtype, tokens, heads, reuses});
+      {BufferKind::exchange, std::move(contents), dtype, tokens, heads, owner(reuses)});
   return static_cast<int>(plan_.buffers.size()) - 1;
 }
 
@@ -193,8 +199,23 @@ int place_in_step(const Task& task) {
 
 }  // namespace
 
+// Of the messages between two ranks, the order stays.
+void TaskBuilder::order_messages(Exchange& exchange) const {
+  const int me = context_.group_rank;
+  const auto sort = [](std::vector<Transfer>& messages, const auto& turn) {
+    if (messages.size() < 2) return;
+    std::ranges::stable_sort(messages, {}, [&](const Transfer& one) { return turn(one.peer); });
+  };
+  sort(exchange.sends, [&](int peer) { return context_.nodes.turn(me, peer); });
+  sort(exchange.receives, [&](int peer) { return context_.nodes.turn(peer, me); });
+}
+
 // Tasks are large, and a rank of a large mesh has thousands, so each is moved once.
 void TaskBuilder::order_tasks() {
+  for (Task& task : plan_.tasks) {
+    auto* exchange = std::get_if<Exchange>(&task.work);
+    if (exchange != nullptr && exchange->group == 0) order_messages(*exchange);
+  }
   std::vector<int> turns(plan_.tasks.size());
   for (const auto& [slot, task] : exchanges_) turns[task] = slot.turn;
   const auto key = [&](std::size_t index) {

@@ -10,7 +10,8 @@ namespace annulus::ring::simulation {
 
 /// Shared links, and the messages that move over them. A message at full speed takes a share of
 /// each of its links. If the shares of a link add up to more than 1, all its messages slow down
-/// alike; a message is as slow as its slowest link.
+/// alike; a message is as slow as its slowest link. Several messages that move at the same time
+/// over the same links may be one flow: its weight says how many they are on average.
 class Links {
  public:
   using Flow = std::uint32_t;
@@ -23,13 +24,15 @@ class Links {
     double share = 1;
   };
 
-  /// Adds a message that starts to move. Its speed is known after settle().
-  void enter(Flow flow, const std::array<Demand, kMaximumLinks>& demands, std::size_t count) {
+  /// Adds messages that start to move, each of which takes these shares. Their speed is known after
+  /// settle().
+  void enter(Flow flow, double weight, const std::array<Demand, kMaximumLinks>& demands,
+             std::size_t count) {
     if (flow >= flows_.size()) flows_.resize(flow + 1);
-    flows_[flow] = {demands, count};
+    flows_[flow] = {demands, count, weight};
     for (std::size_t i = 0; i < count; ++i) {
       Link& link = links_[demands[i].link];
-      link.load += demands[i].share;
+      link.load += weight * demands[i].share;
       link.flows.push_back(flow);
       touch(demands[i].link);
     }
@@ -43,13 +46,13 @@ class Links {
       *found = link.flows.back();
       link.flows.pop_back();
       // Exactly 0 when empty, without rounding errors.
-      link.load = link.flows.empty() ? 0 : link.load - demand.share;
+      link.load = link.flows.empty() ? 0 : link.load - flows_[flow].weight * demand.share;
       touch(demand.link);
     }
   }
 
-  /// Calls changed(flow, speed) for every message on a link that another message has entered or
-  /// left. A speed is at most 1.
+  /// Calls changed(flow, speed) for every flow on a link that another one has entered or left. The
+  /// speed of all its messages together is at most 1.
   template <class Changed>
   void settle(const Changed& changed) {
     for (const std::uint32_t index : touched_) {
@@ -69,6 +72,7 @@ class Links {
   struct Entry {
     std::array<Demand, kMaximumLinks> demands;
     std::size_t count = 0;
+    double weight = 1;
   };
 
   void touch(std::uint32_t index) {
@@ -84,7 +88,7 @@ class Links {
     for (std::size_t i = 0; i < flows_[flow].count; ++i) {
       load = std::max(load, links_[flows_[flow].demands[i].link].load);
     }
-    return load <= kFull ? 1 : 1 / load;
+    return load <= kFull ? 1 : std::min(1.0, flows_[flow].weight / load);
   }
 
   std::vector<Link> links_;

@@ -160,6 +160,7 @@ class Writer {
     script.receives = messages_of(group, exchange.receives);
     script.steps_before = index_of(script_.steps.size());
     script.task = index_of(task_);
+    script.step = plan_.tasks[task_].step;
     script_.queues[queues_.at(exchange.group)].exchanges.push_back(script);
   }
 

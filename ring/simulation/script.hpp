@@ -48,6 +48,7 @@ struct ExchangeScript {
   Slice sends;
   Slice receives;
   std::uint32_t steps_before = 0;  ///< steps that precede it in the list
+  int step = 0;                    ///< of the plan, the same on all ranks that take part
   std::uint32_t task = 0;
 };
 

@@ -5,6 +5,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <tuple>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -55,6 +56,21 @@ std::int64_t nanoseconds(double seconds) {
   return std::llround(seconds * 1e9);
 }
 
+double least_seconds(const Script& script) {
+  double least = 0;
+  for (const Step& step : script.steps) least += step.seconds;
+  for (const ExchangeQueue& queue : script.queues) {
+    std::array<double, 2> received{};  // from the node, from others
+    for (const ExchangeScript& exchange : queue.exchanges) {
+      for (const Message& message : script.messages_of(exchange.receives)) {
+        received[message.across ? 1 : 0] += message.seconds;
+      }
+    }
+    least = std::max({least, received[0], received[1]});
+  }
+  return least;
+}
+
 }  // namespace
 
 double Stragglers::factor(int rank) const {
@@ -77,7 +93,7 @@ class Simulation::Impl {
         stragglers_(stragglers),
         latencies_{prices.model.messages(false).at_zero(), prices.model.messages(true).at_zero()} {}
 
-  void add(const RankPlan& rank, bool record) {
+  double add(const RankPlan& rank, bool record) {
     RankState state;
     state.script = make_script(rank, prices_, stragglers_.factor(rank.rank), record);
     state.node = static_cast<std::uint32_t>(prices_.node_of(rank.rank));
@@ -88,14 +104,16 @@ class Simulation::Impl {
       added.untaken.resize(queue.exchanges.size());
     }
     states_.push_back(std::move(state));
+    return least_seconds(states_.back().script);
   }
 
-  std::vector<RankTimeline> run() {
+  std::vector<RankTimeline> run(double limit) {
     find_ranks();
     for (std::uint32_t r = 0; r < states_.size(); ++r) look_at(r);
     do {
       settle();
       step();
+      if (now_ > limit) return {};
     } while (!looked_at_.empty() || !events_.empty() || links_changed_);
     std::vector<RankTimeline> timelines;
     timelines.reserve(states_.size());
@@ -133,6 +151,38 @@ class Simulation::Impl {
         weights_[n] = std::max(1.0, prices_.ranks_on(static_cast<int>(n)) / there[n]);
     }
     links_ = Links(4 * states_.size() + 2 * nodes);
+    find_stand_ins();
+  }
+
+  // Chooses, for each rank that is left out, the simulated rank whose pace it keeps: at the same
+  // place of a node if there is one, as near as possible.
+  void find_stand_ins() {
+    std::size_t ranks = std::max(index_.size(), prices_.node_of_rank.size());
+    for (const RankState& state : states_) {
+      for (const Message& message : state.script.messages) {
+        ranks = std::max(ranks, static_cast<std::size_t>(message.peer) + 1);
+      }
+    }
+    std::map<int, int> sizes;  // by node
+    std::vector<int> places;
+    for (std::size_t rank = 0; rank < ranks; ++rank) {
+      const int node = prices_.node_of(static_cast<int>(rank));
+      places.push_back(prices_.node_of_rank.empty() ? 0 : sizes[node]++);
+    }
+    stand_in_.assign(index_.begin(), index_.end());
+    stand_in_.resize(ranks, kAbsent);
+    for (std::size_t rank = 0; rank < ranks; ++rank) {
+      if (stand_in_[rank] != kAbsent) continue;
+      const auto distance = [&](const RankState& state) {
+        const int other = state.script.rank;
+        const int mine = static_cast<int>(rank);
+        return std::tuple(std::abs(places[rank] - places[static_cast<std::size_t>(other)]),
+                          std::abs(prices_.node_of(mine) - prices_.node_of(other)),
+                          std::abs(mine - other));
+      };
+      const auto nearest = std::ranges::min_element(states_, {}, distance);
+      stand_in_[rank] = static_cast<std::uint32_t>(nearest - states_.begin());
+    }
   }
 
   [[nodiscard]] std::uint32_t present(int rank) const {
@@ -145,8 +195,11 @@ class Simulation::Impl {
   // Handles all events of the next moment.
   void step() {
     if (events_.empty()) return;
+    // Rounding errors do not tear apart what happens at once: each moment may change the speed of
+    // many messages.
+    constexpr double kSameMoment = 1 + 1e-12;
     now_ = events_.top().time;
-    while (!events_.empty() && events_.top().time <= now_) {
+    while (!events_.empty() && events_.top().time <= now_ * kSameMoment) {
       const Event event = events_.top();
       events_.pop();
       switch (event.what) {
@@ -288,7 +341,13 @@ class Simulation::Impl {
       }
     }
     if (queue.ready) {
-      for (std::uint8_t lane = 0; lane < kLanes; ++lane) start_next(r, q, LaneKind{lane});
+      for (std::uint8_t lane = 0; lane < kLanes; ++lane) {
+        if (traits_.starts_once && is_across(LaneKind{lane})) {
+          start_together(r, q, LaneKind{lane});
+        } else {
+          start_next(r, q, LaneKind{lane});
+        }
+      }
     }
     return finish_if_done(r, q);
   }
@@ -303,7 +362,11 @@ class Simulation::Impl {
       ++queue.untaken[queue.done];
       ++state.untaken;
     }
-    for (Lane& lane : queue.lanes) lane = {};
+    for (Lane& lane : queue.lanes) {
+      lane.next = 0;
+      lane.busy = lane.begun = false;
+      lane.open.clear();
+    }
     queue.lanes[kInside].list = queue.lanes[kAcross].list = exchange.receives;
     if (!traits_.one_sided) {
       queue.lanes[kOutInside].list = queue.lanes[kOutAcross].list = exchange.sends;
@@ -333,8 +396,9 @@ class Simulation::Impl {
     return exchange;
   }
 
-  void offer(const RankState& state, QueueState& queue, const ExchangeScript& exchange) {
+  void offer(RankState& state, QueueState& queue, const ExchangeScript& exchange) {
     queue.offered = true;
+    for (const std::uint32_t follower : std::exchange(state.followers, {})) look_at(follower);
     const std::uint32_t from = present(state.script.rank);
     for (const Message& message : state.script.messages_of(exchange.sends)) {
       const std::uint32_t to = present(message.peer);
@@ -350,43 +414,107 @@ class Simulation::Impl {
     }
   }
 
+  [[nodiscard]] static bool is_across(LaneKind lane) {
+    return lane == kAcross || lane == kOutAcross;
+  }
+  [[nodiscard]] static bool is_outgoing(LaneKind lane) { return lane >= kOutInside; }
+
+  // True if the message is one of the lane's.
+  [[nodiscard]] bool is_of(LaneKind lane, const Message& message) const {
+    return message.across == is_across(lane) &&
+           (!is_outgoing(lane) || present(message.peer) == kAbsent);
+  }
+
+  // A flow of the lane without messages.
+  [[nodiscard]] Flow empty_flow(std::uint32_t r, std::uint32_t q, LaneKind lane) const {
+    Flow flow;
+    flow.lane = lane;
+    flow.across = is_across(lane);
+    (is_outgoing(lane) ? flow.sender : flow.receiver) = r;
+    (is_outgoing(lane) ? flow.sender_queue : flow.receiver_queue) = q;
+    flow.sender_exchange = states_[r].queues[q].done;  // of an outgoing one
+    return flow;
+  }
+
+  static void add_message(Flow& flow, const Message& message) {
+    ++flow.messages;
+    flow.longest = std::max(flow.longest, message.seconds);
+    flow.bytes += message.bytes;
+    flow.progress.left += message.seconds;
+  }
+
+  // True if a rank that is left out takes part in this exchange of a simulated one: if the rank
+  // that stands for it has come as far. If not, the rank is examined again later.
+  [[nodiscard]] bool takes_part(int left_out, std::uint32_t r, std::uint32_t q) {
+    RankState& stand_in = states_[stand_in_[static_cast<std::size_t>(left_out)]];
+    const QueueState& mine = states_[r].queues[q];
+    const std::uint32_t index = queue_of(stand_in, mine.axes);
+    if (index == stand_in.queues.size()) return true;
+    const QueueState& theirs = stand_in.queues[index];
+    const std::vector<ExchangeScript>& exchanges = stand_in.script.queues[index].exchanges;
+    if (theirs.done == exchanges.size()) return true;
+    const int step = states_[r].script.queues[q].exchanges[mine.done].step;
+    const int reached = exchanges[theirs.done].step;
+    if (reached > step || (reached == step && theirs.active && theirs.offered)) return true;
+    stand_in.followers.push_back(r);
+    return false;
+  }
+
+  // True if the message can move; if so, it has become the flow's.
+  [[nodiscard]] bool take(Flow& flow, std::uint32_t r, std::uint32_t q, const Message& message) {
+    const std::uint32_t peer = present(message.peer);
+    if (peer == kAbsent) {
+      if (!takes_part(message.peer, r, q)) return false;
+    } else {
+      const std::uint32_t axes = states_[r].queues[q].axes;
+      const std::optional<std::uint32_t> exchange = take_offer(route(axes, peer, r));
+      if (!exchange) return false;
+      flow.sender = peer;
+      flow.sender_queue = queue_of(states_[peer], axes);
+      flow.sender_exchange = *exchange;
+    }
+    add_message(flow, message);
+    return true;
+  }
+
   // Starts the next message of a lane if it can move.
   void start_next(std::uint32_t r, std::uint32_t q, LaneKind kind) {
     RankState& state = states_[r];
-    QueueState& queue = state.queues[q];
-    Lane& lane = queue.lanes[kind];
-    const bool outgoing = kind >= kOutInside;
-    const bool across = kind == kAcross || kind == kOutAcross;
+    Lane& lane = state.queues[q].lanes[kind];
     const auto messages = state.script.messages_of(lane.list);
     while (!lane.busy && lane.next < messages.size()) {
       const Message& message = messages[lane.next];
-      const std::uint32_t peer = present(message.peer);
-      if (message.across != across || (outgoing && peer != kAbsent)) {
-        ++lane.next;
-        continue;
-      }
-      Flow flow;
-      flow.lane = kind;
-      flow.across = across;
-      flow.bytes = message.bytes;
-      flow.progress.left = message.seconds;
-      (outgoing ? flow.sender : flow.receiver) = r;
-      (outgoing ? flow.sender_queue : flow.receiver_queue) = q;
-      flow.sender_exchange = queue.done;  // of an outgoing one
-      if (!outgoing && peer != kAbsent) {
-        const std::optional<std::uint32_t> exchange = take_offer(route(queue.axes, peer, r));
-        if (!exchange) return;
-        flow.sender = peer;
-        flow.sender_queue = queue_of(peer, queue.axes);
-        flow.sender_exchange = *exchange;
+      if (is_of(kind, message)) {
+        Flow flow = empty_flow(r, q, kind);
+        if (!take(flow, r, q, message)) return;
+        start(flow, lane);
       }
       ++lane.next;
-      start(flow, lane);
     }
   }
 
-  [[nodiscard]] std::uint32_t queue_of(std::uint32_t r, std::uint32_t axes) const {
-    const std::vector<QueueState>& queues = states_[r].queues;
+  // Starts all messages of a lane that can move. Those of ranks that are left out are one flow.
+  void start_together(std::uint32_t r, std::uint32_t q, LaneKind kind) {
+    RankState& state = states_[r];
+    Lane& lane = state.queues[q].lanes[kind];
+    const auto messages = state.script.messages_of(lane.list);
+    for (; lane.next < messages.size(); ++lane.next) {
+      if (is_of(kind, messages[lane.next])) lane.open.push_back(lane.next);
+    }
+    Flow others = empty_flow(r, q, kind);
+    std::erase_if(lane.open, [&](std::uint32_t index) {
+      const Message& message = messages[index];
+      if (present(message.peer) == kAbsent) return take(others, r, q, message);
+      Flow flow = empty_flow(r, q, kind);
+      if (!take(flow, r, q, message)) return false;
+      start(flow, lane);
+      return true;
+    });
+    if (others.messages > 0) start(others, lane);
+  }
+
+  [[nodiscard]] static std::uint32_t queue_of(const RankState& state, std::uint32_t axes) {
+    const std::vector<QueueState>& queues = state.queues;
     const auto found = std::find_if(queues.begin(), queues.end(),
                                     [&](const QueueState& queue) { return queue.axes == axes; });
     return static_cast<std::uint32_t>(found - queues.begin());
@@ -394,7 +522,8 @@ class Simulation::Impl {
 
   void start(Flow flow, Lane& lane) {
     flow.begin = now_;
-    const bool started = lane.begun && traits_.starts_once;
+    // Messages that follow each other may start together; those between nodes then also move so.
+    const bool started = lane.begun && traits_.starts_once && !flow.across;
     const double latency = started ? 0 : latencies_[flow.across ? 1 : 0];
     lane.busy = lane.begun = true;
     count_moving(flow, 1);
@@ -433,7 +562,7 @@ class Simulation::Impl {
     };
     add(flow.sender, 0);
     add(flow.receiver, 1);
-    links_.enter(id, demands, count);
+    links_.enter(id, flow.weight(), demands, count);
     links_changed_ = true;
   }
 
@@ -447,15 +576,15 @@ class Simulation::Impl {
     if (flow.receiver != kAbsent) {
       QueueState& queue = states_[flow.receiver].queues[flow.receiver_queue];
       queue.lanes[flow.lane].busy = false;
-      --queue.missing;
+      queue.missing -= flow.messages;
       look_at(flow.receiver);
     }
     if (flow.sender != kAbsent) {
       RankState& state = states_[flow.sender];
       QueueState& queue = state.queues[flow.sender_queue];
       if (flow.receiver == kAbsent) queue.lanes[flow.lane].busy = false;
-      --queue.untaken[flow.sender_exchange];
-      --state.untaken;
+      queue.untaken[flow.sender_exchange] -= flow.messages;
+      state.untaken -= flow.messages;
       state.timeline.finish = std::max(state.timeline.finish, now_);
       look_at(flow.sender);
     }
@@ -469,6 +598,7 @@ class Simulation::Impl {
     if (!traits_.one_sided && queue.untaken[queue.done] > 0) return false;
     ++queue.done;
     queue.active = false;
+    for (const std::uint32_t follower : std::exchange(state.followers, {})) look_at(follower);
     state.timeline.finish = std::max(state.timeline.finish, now_);
     look_at(r);
     return true;
@@ -535,8 +665,9 @@ class Simulation::Impl {
   std::array<double, 2> latencies_;  // before messages move: inside a node, between nodes
   std::vector<RankState> states_;
   std::map<AxisNames, std::uint32_t> axes_;
-  std::vector<std::uint32_t> index_;  // of states, by mesh rank
-  std::vector<double> weights_;       // of the messages of a node: ranks on it per rank simulated
+  std::vector<std::uint32_t> index_;     // of states, by mesh rank
+  std::vector<std::uint32_t> stand_in_;  // of ranks that are left out: likewise
+  std::vector<double> weights_;  // of the messages of a node: ranks on it per rank simulated
   Links links_;
   bool links_changed_ = false;
   std::vector<Flow> flows_;
@@ -553,12 +684,12 @@ Simulation::Simulation(const Prices& prices, std::string plan, const Stragglers&
 
 Simulation::~Simulation() = default;
 
-void Simulation::add(const RankPlan& rank, bool record) {
-  impl_->add(rank, record);
+double Simulation::add(const RankPlan& rank, bool record) {
+  return impl_->add(rank, record);
 }
 
-std::vector<RankTimeline> Simulation::run() {
-  return impl_->run();
+std::vector<RankTimeline> Simulation::run(double limit) {
+  return impl_->run(limit);
 }
 
 const std::vector<TraceSpan>& Simulation::spans(std::size_t index) const {
@@ -573,19 +704,7 @@ std::vector<RankTimeline> simulate(const Plan& plan, const Prices& prices) {
 }
 
 double least_seconds(const RankPlan& rank, const Prices& prices) {
-  const Script script = make_script(rank, prices, 1, false);
-  double least = 0;
-  for (const Step& step : script.steps) least += step.seconds;
-  for (const ExchangeQueue& queue : script.queues) {
-    std::array<double, 2> received{};  // from the node, from others
-    for (const ExchangeScript& exchange : queue.exchanges) {
-      for (const Message& message : script.messages_of(exchange.receives)) {
-        received[message.across ? 1 : 0] += message.seconds;
-      }
-    }
-    least = std::max({least, received[0], received[1]});
-  }
-  return least;
+  return least_seconds(make_script(rank, prices, 1, false));
 }
 
 double predicted_seconds(const Plan& plan, const Prices& prices) {

@@ -27,13 +27,14 @@ struct Progress {
   }
 };
 
-/// Messages of an exchange that follow each other: from ranks of the node, from other nodes, and to
-/// ranks that are left out.
+/// Messages of an exchange: from ranks of the node, from other nodes, and to ranks that are left
+/// out. They follow each other, except between nodes where the transport starts them together.
 struct Lane {
   Slice list;  // of messages, some of which are of other lanes
   std::uint32_t next = 0;
   bool busy = false;
   bool begun = false;
+  std::vector<std::uint32_t> open;  // of messages that move together: cannot move yet
 };
 enum LaneKind : std::uint8_t { kInside, kAcross, kOutInside, kOutAcross, kLanes };
 
@@ -66,22 +67,28 @@ struct RankState {
   int moving = 0;             // messages that are on their way
   int by_kernels = 0;         // messages that multiprocessors move
   double moving_since = 0;
-  bool queued = false;  // in the list of ranks to examine
-  bool slowed = false;  // the speed of its computation must be updated
+  std::vector<std::uint32_t> followers;  // wait for a rank that this one stands for
+  bool queued = false;                   // in the list of ranks to examine
+  bool slowed = false;                   // the speed of its computation must be updated
   RankTimeline timeline;
   std::vector<TraceSpan> spans;
 };
 
-/// A message on its way.
+/// A message on its way, or several from or to ranks that are left out.
 struct Flow {
   std::uint32_t sender = kAbsent, sender_queue = 0;
   std::uint32_t sender_exchange = 0;
   std::uint32_t receiver = kAbsent, receiver_queue = 0;
   LaneKind lane = kInside;
   bool across = false;
+  std::uint32_t messages = 0;
+  double longest = 0;  // seconds of one message at full speed
   double bytes = 0;
   double begin = 0;
   Progress progress;
+
+  /// Its weight on links: of several messages, the small ones end early.
+  [[nodiscard]] double weight() const { return longest > 0 ? progress.left / longest : 1; }
 };
 
 /// Messages of one exchange on one route.

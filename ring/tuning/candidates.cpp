@@ -13,7 +13,7 @@
 #include <fmt/format.h>
 
 #include <annulus/core/error.hpp>
-#include <annulus/ring/simulate.hpp>
+#include <annulus/ring/predicted_run.hpp>
 
 #include "schedules/schedules.hpp"
 
@@ -28,9 +28,7 @@ constexpr std::array<std::int64_t, 3> kOtherGroups{
 class Search {
  public:
   Search(const PlanInput& input, std::string schedule)
-      : input_(input),
-        schedule_(std::move(schedule)),
-        sample_(sample_ranks(input, kSampledRanks)) {}
+      : input_(input), schedule_(std::move(schedule)), predictor_(input) {}
 
   void add(const Choice& choice) {
     TunedCandidate candidate{choice};
@@ -43,7 +41,7 @@ class Search {
     }
     const Schedule schedule = parse_schedule(name);
     try {
-      candidate.predicted = predicted_seconds(make_plan(input, schedule, sample_), input.prices);
+      candidate.predicted = predictor_.run(input, {schedule})->seconds;
     } catch (const UnsupportedError& error) {
       candidate.reason = error.what();
       impossible_.push_back(std::move(candidate));
@@ -59,7 +57,7 @@ class Search {
  private:
   const PlanInput& input_;
   std::string schedule_;
-  std::vector<int> sample_;
+  Predictor predictor_;
   std::set<std::tuple<Schedule, Transport, double>> seen_;
   std::vector<TunedCandidate> possible_, impossible_;
 };

@@ -520,24 +520,6 @@ TEST(Planner, AutoPassesOverSchedulesWhoseBlocksNobodyTakes) {
   EXPECT_NE(allgather->reason.find("vanilla"), std::string::npos) << allgather->reason;
 }
 
-TEST(Planner, LargeMeshesArePricedByTheBusiestRankAndOthers) {
-  AttentionProblem problem = causal_problem(1 << 16);
-  const ShardedOperands operands = sequence_operands(problem, 512, LayoutKind::contiguous);
-  const PlanInput input = native_input(problem, operands);
-  const std::vector<int> ranks = sample_ranks(input, 16);
-  EXPECT_LE(ranks.size(), 16U);
-  EXPECT_EQ(ranks.front(), 0);
-  EXPECT_EQ(ranks.back(), 511);  // the last chunk sees everything
-  const Plan plan = make_plan(input, Schedule::ring, ranks);
-  EXPECT_TRUE(plan.is_sample());
-  EXPECT_EQ(plan.most_work, plan.ranks.back().work());
-  EXPECT_NEAR(plan.imbalance(), 2 - 1.0 / 512 - 1, 1e-3);
-  EXPECT_GT(predicted_seconds(plan, input.prices), 0);
-  EXPECT_EQ(
-      sample_ranks(native_input(problem, sequence_operands(problem, 8, LayoutKind::zigzag))).size(),
-      8U);
-}
-
 TEST(ShardedOperands, RefusesWhatCannotLieTogether) {
   const AttentionProblem problem = causal_problem(64, 8, 2);
   const MeshShape mesh({{"dp", 1}, {"tp", 4}, {"sp", 2}});

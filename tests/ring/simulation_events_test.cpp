@@ -11,6 +11,7 @@
 #include <annulus/core/error.hpp>
 #include <annulus/core/trace_messages.hpp>
 #include <annulus/ring/planner.hpp>
+#include <annulus/ring/predicted_run.hpp>
 #include <annulus/ring/simulate.hpp>
 
 #include "tests/ring/sequence_plan.hpp"
@@ -114,6 +115,22 @@ TEST(SimulationEvents, TheRanksOfANodeShareItsNetwork) {
   prices = link_prices("nccl");
   prices.node_of_rank = {0, 0, 1, 1};
   EXPECT_NEAR(play({ranks[0], ranks[2]}, prices)[1].finish, 2, 1e-9);
+}
+
+// NCCL's grouped messages move together, so one whose sender is busy or late holds up no other.
+TEST(SimulationEvents, MessagesFromOtherNodesMoveAtTheSameTime) {
+  const std::vector<RankPlan> ranks{
+      messages_only(0, 4, {}, {1, 2}, kBytes), messages_only(1, 4, {0, 3}, {}, kBytes),
+      messages_only(2, 4, {0}, {}, kBytes), messages_only(3, 4, {}, {1}, kBytes)};
+  Prices prices = link_prices("nccl");
+  prices.model.node_bytes_per_second = kEndless;
+  // Inside a node, the second message to rank 0 waits for the first, which shares its sender's
+  // link.
+  EXPECT_NEAR(play(ranks, prices)[0].finish, 3, 1e-9);
+  prices.node_of_rank = {0, 1, 2, 3};
+  EXPECT_NEAR(play(ranks, prices)[0].finish, 2, 1e-9);
+  // Ranks that are left out send together.
+  EXPECT_NEAR(play({ranks[0]}, prices)[0].finish, 2, 1e-9);
 }
 
 TEST(SimulationEvents, MessagesInsideANodePassThoseAcross) {
@@ -522,8 +539,8 @@ TEST(SimulationEvents, CopiesThatFollowEachOtherAreLaunchedOnce) {
   EXPECT_NEAR(simulate(plan, prices)[0].compute, before + launches, 1e-6);
 }
 
-// A sample takes whole nodes, so that the network is shared as in the whole mesh.
-TEST(Planner, SamplesOfSeveralNodesPredictTheWholeMesh) {
+// Whole nodes stand for the others, so that the network is shared as in the whole mesh.
+TEST(Planner, SomeNodesPredictTheWholeMesh) {
   AttentionProblem problem = causal_problem(1 << 15);
   problem.mask.set_causal(false);
   const ShardedOperands operands = sequence_operands(problem, 32, LayoutKind::contiguous);
@@ -533,14 +550,14 @@ TEST(Planner, SamplesOfSeveralNodesPredictTheWholeMesh) {
     PlanInput input = native_input(problem, operands, options);
     input.prices = link_prices("nccl", 1e13);
     for (int rank = 0; rank < 32; ++rank) input.prices.node_of_rank.push_back(rank / 4);
-    const std::vector<int> sample = sample_ranks(input, 15);
+    const std::vector<int> sample = simulated_ranks(input, 0, 15);
     ASSERT_EQ(sample.size(), 12U);
     for (std::size_t i = 0; i < sample.size(); ++i) {
       EXPECT_EQ(sample[i] % 4, static_cast<int>(i % 4));
     }
     const double all = predicted_seconds(make_plan(input, Schedule::ring), input.prices);
     const double some = predicted_seconds(make_plan(input, Schedule::ring, sample), input.prices);
-    EXPECT_NEAR(some, all, 0.1 * all) << direct;
+    EXPECT_NEAR(some, all, 0.03 * all) << direct;
   }
 }
 

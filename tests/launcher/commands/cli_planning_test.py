@@ -9,9 +9,15 @@ import resource
 import subprocess
 import sys
 
+import numpy as np
+
 from cli_support import PROGRAM, CliTest, main
 
 PLAN = ["plan", "--mesh", "sp=4", "--shape", "1,1k,1k,8,2,64"]
+
+
+def without_options(report):
+    return [{**row, "options": None} for row in report["rows"]]
 
 
 class Backward(CliTest):
@@ -121,7 +127,7 @@ class Simulate(CliTest):
 
     def test_rows_of_a_double_ring_are_nodes(self):
         words = ["--schedule", "double_ring", "--device", "cuda", "--dtype", "bfloat16"]
-        rows = {inner: self.simulated(*words, "--ranks-per-node", "2", *inner)["rows"]
+        rows = {inner: without_options(self.simulated(*words, "--ranks-per-node", "2", *inner))
                 for inner in [(), ("--inner-size", "2"), ("--inner-size", "4")]}
         self.assertEqual(rows[()], rows[("--inner-size", "2")])
         self.assertNotEqual(rows[()], rows[("--inner-size", "4")])
@@ -153,28 +159,60 @@ class Simulate(CliTest):
         self.assertEqual(sum(event["ph"] == "s" for event in events), 12)
         self.expect_no_files()
 
-    THOUSAND = ["plan", "--simulate", "--mesh", "node=128,gpu=8", "--query-spec", "-,node+gpu",
+    @staticmethod
+    def many(nodes):
+        return ["plan", "--simulate", "--mesh", f"node={nodes},gpu=8", "--query-spec", "-,node+gpu",
                 "--kv-spec", "-,node+gpu", "--dtype", "bfloat16", "--device", "cuda"]
 
     def test_thousand_ranks_take_seconds(self):
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        result = self.annulus(*self.THOUSAND, "--shape", "1,1M,1M,64,8,128", "--causal", "--schedule", "ring")
+        result = self.annulus(*self.many(128), "--shape", "1,1M,1M,64,8,128", "--causal", "--schedule", "ring")
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         self.expect_success(result)
-        # Under 10 s, and up to three times as long on a core that others share.
-        self.assertLess(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, 30)
-        self.assertIn("# simulated: 1024 ranks on 128 nodes", result.stdout)
-        self.assertIn("… 992 more ranks (--show-ranks 1024)", result.stdout)
+        # About 1 s, and up to three times as long on a core that others share.
+        self.assertLess(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, 4)
+        self.assertIn("# simulated: 1024 ranks on 128 nodes, by 24 of them on 3 nodes (--show-ranks 1024: by all)",
+                      result.stdout)
+
+    # A window, so that each rank exchanges with few.
+    WINDOW = ["--shape", "1,256k,256k,8,8,64", "--causal", "--window", "4k,0", "--sequence-layout",
+              "contiguous"]
+    FILES = ["--trace", "trace.json"]
+
+    def traced_ranks(self):
+        with open(self.path("trace.json")) as file:
+            return sorted({event["pid"] for event in json.load(file)["traceEvents"]})
 
     def test_files_of_many_ranks_hold_some(self):
-        # A window, so that each rank exchanges with few.
-        result = self.annulus(*self.THOUSAND, "--shape", "1,1M,1M,8,8,64", "--causal", "--window", "4k,0",
-                              "--sequence-layout", "contiguous", "--trace", "trace.json")
+        result = self.annulus(*self.many(32), *self.WINDOW, *self.FILES)
         self.expect_success(result)
-        self.assertIn("# traced: 64 of 1024 ranks", result.stdout)
-        with open(self.path("trace.json")) as file:
-            ranks = {event["pid"] for event in json.load(file)["traceEvents"]}
-        self.assertEqual((len(ranks), min(ranks), max(ranks)), (64, 0, 1023))
+        self.assertIn("… 224 more ranks (--show-ranks 256)", result.stdout)
+        self.assertIn("# traced: 64 of 256 ranks", result.stdout)
+        ranks = self.traced_ranks()
+        self.assertEqual((len(ranks), ranks[0], ranks[-1]), (64, 0, 255))
+
+    def test_files_hold_the_ranks_that_stand_for_all(self):
+        result = self.annulus(*self.many(40), *self.WINDOW, *self.FILES)
+        self.expect_success(result)
+        ranks = self.traced_ranks()
+        self.assertEqual((len(ranks), ranks[0], ranks[-1]), (24, 0, 319))
+        result = self.annulus(*self.many(40), *self.WINDOW, *self.FILES, "--show-ranks", "320")
+        self.expect_success(result)
+        self.assertIn("# simulated: 320 ranks on 40 nodes\n", result.stdout)
+
+    def test_the_same_plan_has_the_same_time(self):
+        for ranks, words in [(16, ["--shape", "1,256k,256k,64,8,128", "--causal"]),
+                             (128, ["--shape", "1,256k,256k,64,8,128", "--causal"]),
+                             (256, ["--shape", "1,128,1M,64,8,128", "--causal"]),
+                             (512, ["--shape", "1,512k,512k,32,32,128"])]:
+            given = ["plan", "--mesh", f"sp={ranks}", "--ranks-per-node", "8", "--dtype", "bfloat16", "--device",
+                     "cuda", "--sequence-layout", "zigzag", *words, "--json", "-"]
+            plan = json.loads(self.annulus(*given).stdout)
+            chosen = next(one for one in plan["schedules"] if one["chosen"])
+            simulated = json.loads(self.annulus(*given, "--simulate").stdout)
+            finish = max(row["finish"] for row in simulated["rows"])
+            self.assertAlmostEqual(chosen["predicted_ms"], finish, delta=6e-4)
+            self.assertAlmostEqual(plan["predicted_ms"]["finish"], chosen["predicted_ms"], delta=1e-9)
 
     def test_errors(self):
         words = ["plan", "--simulate", "--shape", "1,64k,64k,8,2,64"]
@@ -227,20 +265,44 @@ class Transport(CliTest):
             return json.loads(self.annulus("plan", "--simulate", "--schedule", "ring", *words,
                                            "--json", "-").stdout)
         across = report(*self.ACROSS, *self.GPUS)
-        self.assertTrue(across["meta"]["predicted by"].endswith(", composite"))
-        self.assertEqual(across["rows"], report(*self.ACROSS, *self.GPUS, "--transport", "composite")["rows"])
+        self.assertIn(", composite, between nodes 44 GB/s per rank and 360 GB/s per node (assumed)",
+                      across["meta"]["predicted by"])
+        def times(one):
+            return [[row[key] for key in ["compute", "transfer", "wait", "finish"]] for row in one["rows"]]
+        self.assertEqual(times(across), times(report(*self.ACROSS, *self.GPUS, "--transport", "composite")))
 
     def test_every_number_of_ranks_and_every_mesh_has_its_own(self):
         case = ["--ranks", "8", "--device", "cuda", "--shape", "1,64k,64k,8,8,128", "--dtype", "bfloat16"]
         for words, transports in [(["--scaling", "--ranks-per-node", "4"], "composite and peer"),
                                   (["--scaling", "--ranks-per-node", "8"], "peer"),
-                                  (["--recommend", "--nodes", "2"], "composite and peer"),
+                                  (["--recommend", "--nodes", "2"], "composite and nccl and peer"),
                                   (["--recommend", "--nodes", "1"], "peer")]:
             with self.subTest(words):
                 result = self.annulus("plan", *words, *case)
                 self.expect_success(result)
-                self.assertIn(f"# predicted by: assumed: one Hopper GPU per rank, NVLink, {transports}\n",
+                self.assertIn(f"# predicted by: assumed: one Hopper GPU per rank, NVLink, {transports}",
                               result.stdout)
+
+
+class Layouts(CliTest):
+    def test_plan_run_and_bench_choose_alike(self):
+        self.save("cu.npy", np.array([0, 100, 5000, 5100, 8192], np.int32))
+        words = ["--mesh", "sp=2", "--causal", "--cu-seqlens", "cu.npy"]
+        shape = ["--shape", "1,8k,8k,2,1,16"]
+        result = self.annulus("plan", *words, *shape, "--device", "cpu")
+        self.expect_success(result)
+        chosen = re.search(r"^# layout: (\w+: predicted .*)$", result.stdout, re.MULTILINE).group(1)
+        tensors = {name: np.zeros((1, 8192, heads, 16), np.float32)
+                   for name, heads in [("q", 2), ("k", 1), ("v", 1)]}
+        for name, tensor in tensors.items():
+            self.save(name + ".npy", tensor)
+        files = ["--query", "q.npy", "--key", "k.npy", "--value", "v.npy", "--output", "o.npy"]
+        for command in [["bench", *shape, "--iters", "1", "--warmup", "0"], ["run", *files]]:
+            result = self.annulus(*command, *words, "--explain", ranks=2)
+            self.expect_success(result)
+            self.assertIn(f"# layout chosen: {chosen}\n", result.stdout)
+        named = self.annulus("plan", *words, *shape, "--sequence-layout", "zigzag")
+        self.assertIn("# layout: zigzag: as asked\n", named.stdout)
 
 
 class Recommend(CliTest):
@@ -256,46 +318,102 @@ class Recommend(CliTest):
 
     @staticmethod
     def sizes(row):
-        return tuple(int(axis.split("=")[1]) for axis in row["mesh"].split(","))
+        axes = dict(axis.split("=") for axis in row["mesh"].split(","))
+        return tuple(int(axes[name]) for name in ["dp", "tp", "sp"])
 
-    def test_best_first(self):
-        report = self.report()
-        rows = report["rows"]
-        can = [row for row in rows if row["why not"] is None]
-        self.assertEqual(rows[:len(can)], can)
-        self.assertEqual([row["time"] for row in can], sorted(row["time"] for row in can))
-        self.assertEqual(report["verdict"]["text"], f"{len(can)} of {len(rows)} candidates compared")
+    @staticmethod
+    def total(row):
+        return row["time"] + (row["projection"] or 0)
+
+    def test_best_of_each_tensor_parallel_size_first(self):
+        rows = self.report()["rows"]
+        best = [row for row in rows if row["why not"] is None]
+        self.assertEqual(rows[:len(best)], best)
+        self.assertEqual(sorted(self.sizes(row)[1] for row in best), [1, 2, 4, 8])
+        totals = [self.total(row) for row in best]
+        self.assertLess(totals[0], min(totals) * 1.03)  # of equals, the one with the smallest tp
+        self.assertEqual(totals[1:], sorted(totals[1:]))
         meshes = {self.sizes(row) for row in rows}
         # Batches and heads are divided where they divide.
         self.assertLessEqual({(1, 1, 8), (2, 1, 4), (1, 2, 4), (1, 8, 1), (2, 4, 1)}, meshes)
         self.assertTrue(all(dp * tp * sp == 8 and dp <= 2 for dp, tp, sp in meshes))
-        self.assertLessEqual({"ring", "allgather", "local", "ulysses", "hybrid", "double_ring"},
-                             {row["schedule"] for row in rows})
+        for row in rows:
+            (chosen,) = [one for one in best if self.sizes(one)[1] == self.sizes(row)[1]]
+            reason = row["why not"] or ""
+            if reason.startswith("ties with "):
+                self.assertLess(self.total(row), self.total(chosen) * 1.03)
+                self.assertGreaterEqual(row["memory"], chosen["memory"])
+                self.assertIn(chosen["mesh"], reason)
+            elif reason.startswith("slower: takes "):
+                self.assertGreater(float(reason.split()[2]), self.total(chosen) * 0.99)
         (reason,) = {row["why not"] for row in rows
-                     if self.sizes(row) == (1, 1, 8) and row["schedule"] == "pass_q"}
+                     if row["mesh"] == "dp=1,tp=1,sp=8" and row["schedule"] == "pass_q"}
         self.assertTrue(reason.startswith("not worthwhile: queries and their results would be more"), reason)
         (reason,) = {row["why not"] for row in rows
-                     if self.sizes(row) == (1, 1, 8) and row["schedule"] == "local"}
+                     if row["mesh"] == "dp=1,tp=1,sp=8" and row["schedule"] == "local"}
         self.assertTrue(reason.startswith("cannot run: the key/value sequence is sharded"), reason)
         self.assertLessEqual({(2, "hybrid"), (4, "hybrid"), (4, "double_ring"), (None, "ring")},
                              {(row["split"], row["schedule"]) for row in rows})
-        # The first twenty are the best of all; what cannot be among them is not played.
-        self.assertGreaterEqual(len(can), 20)
-        slow = [row for row in rows if "or more, and 20 take less" in (row["why not"] or "")]
-        for row in slow:
-            self.assertGreaterEqual(float(row["why not"].split()[3]) + 0.001, can[19]["time"])
-        self.assertLessEqual({"zigzag", "contiguous", "striped", "balanced"},
-                             {row["layout"] for row in rows})
-        for row in can:
+        # A causal mask needs no other layouts, and no row comes twice.
+        self.assertEqual({row["layout"] for row in rows}, {"zigzag", None})
+        names = [tuple(row[key] for key in ["mesh", "layout", "schedule", "split"]) for row in rows]
+        self.assertEqual(len(names), len(set(names)))
+        for row in best:
             self.assertLessEqual(row["across"], row["moved"])
-            self.assertAlmostEqual(row["memory"], row["shards"] + row["buffers"], delta=0.01)
-        # Batches and heads on ranks of their own need no messages.
-        apart = [row for row in can if self.sizes(row)[2] == 1]
-        self.assertTrue(apart)
-        self.assertEqual({row["moved"] for row in apart}, {0})
-        rings = self.report("--schedule", "ring", "--sequence-layout", "zigzag")["rows"]
-        whole = [row for row in rings if self.sizes(row) == (1, 1, 8)]
-        self.assertGreater(min(row["across"] for row in whole), 0)
+            self.assertAlmostEqual(row["memory"], row["shards"] + row["buffers"], delta=0.2)
+            # Only divided heads need sums, and batches and heads on ranks of their own no messages.
+            self.assertEqual(row["projection"] is None, self.sizes(row)[1] == 1)
+            if self.sizes(row)[2] == 1:
+                self.assertEqual(row["moved"], 0)
+        # tp inside nodes is compared too.
+        self.assertIn("dp=1,sp=2,tp=4", {row["mesh"] for row in rows})
+
+    def test_the_answer_comes_first_and_runs(self):
+        result = self.annulus(*self.WORDS)
+        self.expect_success(result)
+        lines = result.stdout.splitlines()
+        self.assertRegex(lines[0], r"^# run: mpirun -np 8 --map-by ppr:4:node annulus bench --mesh \S+ ")
+        self.assertRegex(lines[1], r"^# why: predicted [\d.]+ ms.* GiB per rank")
+        self.assertIn("--shape 2,32k,32k,8,2,128 ", lines[0])
+        words = ["plan", "--recommend", "--ranks", "2", "--shape", "1,1k,1k,4,2,16", "--causal"]
+        answer = self.annulus(*words, environment={"ANNULUS_DEVICE": "auto"})
+        self.expect_success(answer)
+        lines = answer.stdout.splitlines()
+        self.assertTrue(lines[0].startswith("# device: cpu"), lines[0])
+        command = lines[1].removeprefix("# run: mpirun -np 2 annulus ").split()
+        self.expect_success(self.annulus(*command, "--iters", "1", "--warmup", "0", ranks=2))
+
+    def test_both_spellings_of_nodes(self):
+        shape = ["--shape", "2,32k,32k,8,2,128", "--dtype", "bfloat16", "--causal", "--device", "cuda"]
+        def rows(*words):
+            result = self.annulus("plan", "--recommend", *words, *shape, "--json", "-")
+            self.expect_success(result)
+            return without_options(json.loads(result.stdout))
+        first = rows("--ranks", "8", "--nodes", "2")
+        self.assertEqual(first, rows("--ranks", "8", "--ranks-per-node", "4"))
+        self.assertEqual(first, rows("--nodes", "2", "--ranks-per-node", "4"))
+        def plan(*words):
+            result = self.annulus("plan", *words, *shape, "--json", "-")
+            self.expect_success(result)
+            return json.loads(result.stdout)["predicted_ms"]
+        self.assertEqual(plan("--mesh", "sp=8", "--nodes", "2"), plan("--mesh", "sp=8", "--ranks-per-node", "4"))
+        self.assertEqual(plan("--mesh", "sp=8", "--nodes", "2"), plan("--mesh", "sp=-1", "--ranks", "8", "--nodes", "2"))
+        self.assertEqual(plan("--mesh", "sp=8", "--nodes", "2"), plan("--nodes", "2", "--ranks-per-node", "4"))
+
+    def test_the_model_fixes_its_mesh(self):
+        rows = self.report("--mesh", "tp=4,sp=-1")["rows"]
+        self.assertEqual({row["mesh"] for row in rows}, {"tp=4,sp=2"})
+        rows = self.report("--max-tp", "2")["rows"]
+        self.assertEqual({self.sizes(row)[1] for row in rows}, {1, 2})
+
+    def test_a_step_of_decoding_is_one_row(self):
+        result = self.annulus("plan", "--recommend", "--ranks", "8", "--shape", "32,1,128k,64,8,128",
+                              "--dtype", "bfloat16", "--device", "cuda", "--causal")
+        self.expect_success(result)
+        table = [line for line in result.stdout.splitlines() if not line.startswith("#")]
+        self.assertEqual(len(table), 1)
+        self.assertIn("ranks send nothing to each other", result.stdout)
+        self.assertIn("--causal-offset bottom-right", result.stderr)
 
     def test_names_all_that_decides(self):
         words = ["plan", "--recommend", "--ranks", "2", "--shape", "1,512,512,8,2,64", "--dtype", "float16",
@@ -311,19 +429,19 @@ class Recommend(CliTest):
                  "--device", "cuda", "--json", "-"]
         result = self.annulus(*words)
         self.expect_success(result)
-        best = json.loads(result.stdout)["rows"][0]
+        (best,) = [row for row in json.loads(result.stdout)["rows"]
+                   if row["why not"] is None and self.sizes(row)[1] == 1]
         self.assertEqual((best["mesh"], best["schedule"]), ("dp=1,tp=1,sp=8", "pass_q"))
 
     def test_says_what_plan_says(self):
-        row = [row for row in self.report("--schedule", "ring")["rows"]
-               if row["mesh"] == "dp=1,tp=1,sp=8" and row["layout"] == "zigzag"][0]
+        (row,) = self.report("--schedule", "ring", "--mesh", "sp=8")["rows"]
         plan = self.annulus("plan", "--mesh", "sp=8", "--ranks-per-node", "4", "--schedule", "ring",
                             *self.WORDS[6:], "--json", "-")
         self.expect_success(plan)
         plan = json.loads(plan.stdout)
-        self.assertAlmostEqual(row["time"], plan["predicted_ms"]["finish"], delta=0.001)
-        self.assertAlmostEqual(row["moved"] * 2**20, sum(rank["bytes_received"] for rank in plan["ranks"]),
-                               delta=1024)
+        self.assertAlmostEqual(row["time"], plan["predicted_ms"]["finish"], delta=0.006 * row["time"])
+        self.assertAlmostEqual(row["moved"], sum(rank["bytes_received"] for rank in plan["ranks"]) / 2**20,
+                               delta=0.1)
 
     def test_too_little_memory_is_a_reason(self):
         free = self.report()["rows"]
@@ -345,23 +463,25 @@ class Recommend(CliTest):
 
     def test_says_that_it_looks_at_some_ranks(self):
         words = [*self.WORDS, "--schedule", "double_ring", "--sequence-layout", "zigzag"]
-        words[3:6] = ["64", "--nodes", "8"]
+        words[3:6] = ["512", "--nodes", "64"]
         result = self.annulus(*words)
         self.expect_success(result)
-        self.assertIn("# planned: 24 of 64 ranks of each candidate: memory is that of the one with most",
+        self.assertIn("# simulated: 24 of 512 ranks of each candidate at most, which stand for the others",
                       result.stdout)
-        self.assertNotIn("# planned", self.annulus(*self.WORDS).stdout)
+        self.assertNotIn("# simulated", self.annulus(*self.WORDS).stdout)
 
     def test_a_mesh_of_the_environment_is_for_other_commands(self):
         words = ["plan", "--recommend", "--ranks", "2", "--shape", "1,64,64,8,2,64", "--json", "-"]
         other = {"ANNULUS_MESH": "x=16", "ANNULUS_QUERY_SPEC": "-,x", "ANNULUS_KV_SPEC": "-,x"}
         result = self.annulus(*words, environment=other)
         self.expect_success(result)
-        self.assertEqual(json.loads(result.stdout)["rows"], json.loads(self.annulus(*words).stdout)["rows"])
+        self.assertEqual(without_options(json.loads(result.stdout)),
+                         without_options(json.loads(self.annulus(*words).stdout)))
         words += ["--mode", "prefill", "--sequence-axis", "ctx"]
         result = self.annulus(*words, environment=other)
         self.expect_success(result)
-        self.assertEqual(json.loads(result.stdout)["rows"], json.loads(self.annulus(*words).stdout)["rows"])
+        self.assertEqual(without_options(json.loads(result.stdout)),
+                         without_options(json.loads(self.annulus(*words).stdout)))
 
     def test_choices_of_the_user_stand(self):
         rows = self.report("--schedule", "ring", "--sequence-layout", "zigzag")["rows"]
@@ -372,11 +492,13 @@ class Recommend(CliTest):
         result = self.annulus(*self.WORDS)
         self.expect_success(result)
         self.assertIn("# ranks: 8 ranks on 2 nodes", result.stdout)
-        self.assertRegex(result.stdout, r"# cannot run: dp=1,tp=1,sp=8 \w+ local and ")
-        self.assertRegex(result.stdout, r"# not worthwhile: dp=1,tp=1,sp=8 \w+ pass_q and ")
+        self.assertIn("between nodes", result.stdout)
         lines = list(csv.DictReader(io.StringIO(self.annulus(*self.WORDS, "--csv", "-").stdout)))
         self.assertEqual([line["mesh"] for line in lines],
                          [row["mesh"] for row in self.report()["rows"]])
+        for line in lines:
+            self.assertEqual((line["dtype"], line["device"], line["mask"]), ("bfloat16", "cuda", "causal"))
+            self.assertIn("--shape=2,32k,32k,8,2,128", line["options"])
 
     def test_errors(self):
         words = ["plan", "--recommend", "--shape", "1,64,64,8,2,64"]
@@ -384,17 +506,17 @@ class Recommend(CliTest):
         self.expect_error(self.annulus(*words[:2], "--ranks", "2"), 2, "--shape: got nothing")
         self.expect_error(self.annulus(*words, "--ranks", "6", "--nodes", "4"), 2,
                           "--nodes: got 4, expected a divisor of 6 ranks")
-        self.expect_error(self.annulus(*words, "--ranks", "2", "--mesh", "sp=2"), 2,
-                          "--mesh sp=2: has no effect with --recommend")
-        self.expect_error(self.annulus(*words, "--ranks", "2", "--ranks-per-node", "2"), 2,
-                          "--ranks-per-node 2: has no effect with --recommend")
+        self.expect_error(self.annulus(*words, "--ranks", "2", "--mesh", "sp=4"), 2, "--mesh: got", "sp=4")
+        self.expect_error(self.annulus(*words, "--ranks", "6", "--ranks-per-node", "4"), 2,
+                          "--ranks-per-node: got 4, expected a divisor of 6 ranks")
+        self.expect_error(self.annulus(*words, "--ranks", "6", "--nodes", "2", "--ranks-per-node", "4"), 2,
+                          "--nodes: got 2, expected nodes of --ranks-per-node 4 for --ranks 6")
         self.expect_error(self.annulus(*words, "--ranks", "2", "--query-spec", "-,sp"), 2,
                           "--query-spec -,sp: has no effect with --recommend")
         self.expect_error(self.annulus(*words, "--ranks", "2", "--memory", "much"), 2,
                           "--memory: got 'much', expected a size of 1 or more")
         self.expect_error(self.annulus(*words, "--ranks", "2", "--simulate"), 2, "one at a time")
-        for option, value, forms in [("--ranks", "2", "--recommend or --scaling"),
-                                     ("--nodes", "2", "--recommend"), ("--memory", "1G", "--recommend"),
+        for option, value, forms in [("--memory", "1G", "--recommend"), ("--max-tp", "2", "--recommend"),
                                      ("--tokens-per-rank", "8", "--scaling")]:
             self.expect_error(self.annulus(*PLAN, option, value), 2,
                               f"{option} {value}: has no effect without {forms}")

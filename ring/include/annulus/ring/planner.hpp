@@ -163,7 +163,7 @@ struct ScheduleChoice : ScheduleVariant {
 /// simulated if one rank alone takes so long (least_seconds()) that it cannot win. Throws the
 /// errors of parse_schedule(), and UnsupportedError when a named schedule cannot run: local, with a
 /// sharded key/value sequence; any other, if the sequence has no axis, not even one of a single
-/// rank. On large meshes only some ranks are priced; see sample_ranks().
+/// rank. The times are those of Predictor.
 [[nodiscard]] ScheduleChoice choose_schedule(const PlanInput& input, std::string_view name);
 
 /// Throws what choose_schedule() throws, without choosing.
@@ -190,13 +190,19 @@ void plan_each(const PlanInput& input, Schedule schedule, const std::vector<int>
 /// The rank among `ranks` with most work: visible pairs times query heads.
 [[nodiscard]] int busiest_rank(const PlanInput& input, const std::vector<int>& ranks);
 
-/// The most ranks whose plans are made for each schedule or candidate in a comparison.
-inline constexpr int kSampledRanks = 24;
-
-/// The sampled ranks: all ranks of a small mesh, else at most `most`: the one with most work, and
-/// others spread over the mesh. On several nodes, all ranks of some nodes, unless a node has more
-/// than `most`.
-[[nodiscard]] std::vector<int> sample_ranks(const PlanInput& input, int most = 48);
+/// Work of a rank: visible pairs times query heads.
+struct RankWork {
+  int rank = 0;  ///< of the mesh
+  double work = 0;
+};
+struct WorkOfRanks {
+  double most = 0;  ///< of the rank with most
+  double mean = 0;
+};
+/// Most and mean work of all ranks, from the work in the plans of some. Where ranks compute the
+/// rows that they hold, it is counted for all ranks; where a schedule passes queries on or
+/// exchanges heads, it is that of the planned ranks.
+[[nodiscard]] WorkOfRanks work_of_ranks(const PlanInput& input, std::span<const RankWork> planned);
 
 /// The candidates that were passed over for blocks of this plan, and why: "3 of 8 blocks of rank 2:
 /// …".

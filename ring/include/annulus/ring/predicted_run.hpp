@@ -1,5 +1,8 @@
 #pragma once
 
+#include <limits>
+#include <memory>
+#include <optional>
 #include <vector>
 
 #include <annulus/mesh/transport.hpp>
@@ -17,13 +20,48 @@ struct PredictedRun {
   double across_bytes = 0;    ///< of these, from other nodes
 };
 
-/// Adds a rank's shards and buffers.
-void add_memory(PredictedRun& run, const RankPlan& rank);
+/// Up to so many ranks, all are simulated.
+inline constexpr int kAllSimulated = 256;
+/// The most ranks that stand for a larger mesh.
+inline constexpr int kSampledRanks = 24;
 
-/// Predicts a run from some ranks of the mesh, from which the bytes that all ranks receive are
-/// estimated.
-[[nodiscard]] PredictedRun predict_run(const PlanInput& input, const ScheduleVariant& variant,
-                                       const std::vector<int>& ranks);
+/// The ranks that every prediction simulates, in ascending order: all of a mesh of up to `all`
+/// ranks. For a larger mesh, at most `most`: the rank with most work and others spread over the
+/// mesh; if ranks are on several nodes, all ranks of some nodes, unless a node has more than
+/// `most`. See Simulation about ranks that are left out.
+[[nodiscard]] std::vector<int> simulated_ranks(const PlanInput& input, int all = kAllSimulated,
+                                               int most = kSampledRanks);
+
+/// Predicts runs of one problem, laid out in one way: its variants, in any order. All predictions
+/// come from here, so the same plan always has the same predicted time.
+class Predictor {
+ public:
+  /// The problem and the operands of `input` must outlive it.
+  explicit Predictor(const PlanInput& input);
+  /// The same with these ranks instead of simulated_ranks().
+  Predictor(const PlanInput& input, std::vector<int> ranks);
+  ~Predictor();
+  Predictor(const Predictor&) = delete;
+  Predictor& operator=(const Predictor&) = delete;
+
+  [[nodiscard]] const std::vector<int>& ranks() const noexcept;
+
+  /// Lower bounds of time and memory, from the plan of the rank with most work. `input` has the
+  /// same problem, operands and nodes, and the options of the variant (with_variant()). Throws
+  /// UnsupportedError when kernels refuse its blocks.
+  [[nodiscard]] PredictedRun least(const PlanInput& input, const ScheduleVariant& variant);
+  /// The run of a variant; nothing as soon as it is certain to take more than `limit` seconds.
+  [[nodiscard]] std::optional<PredictedRun> run(
+      const PlanInput& input, const ScheduleVariant& variant,
+      double limit = std::numeric_limits<double>::infinity());
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+/// The run of one variant.
+[[nodiscard]] PredictedRun predict_run(const PlanInput& input, const ScheduleVariant& variant);
 
 /// If the model's transport stays inside a node, and ranks are on several (see Prices; empty: one
 /// node), sets the transport that such ranks take. Throws ArgumentError("transport", …) if the

@@ -1,13 +1,14 @@
 #pragma once
 
-#include <cstddef>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include <annulus/attention/registry.hpp>
 #include <annulus/core/place.hpp>
+#include <annulus/mesh/mesh_shape.hpp>
 #include <annulus/ring/attention.hpp>
+#include <annulus/ring/layout_choice.hpp>
 #include <annulus/ring/plan.hpp>
 #include <annulus/ring/predicted_run.hpp>
 
@@ -20,36 +21,38 @@ struct WantedRanks {
   double memory_bytes = 0;  ///< limit for a rank's shards and buffers; 0: no limit
   Place place;              ///< the device of each
   std::string sequence_axis = "sp";
+  std::optional<MeshShape> mesh = {};  ///< the only mesh, of as many ranks; default: all meshes
+  int most_head_shards = 0;            ///< the largest size of tp; 0: no limit
 };
 
 /// A way to compute a problem: a mesh, a layout and a schedule.
 struct Recommendation {
-  std::string mesh;                       ///< "dp=1,tp=2,sp=4"
+  std::string mesh;                       ///< "tp=2,sp=4"
+  int head_shards = 1;                    ///< the ranks that the heads are divided among
   std::optional<LayoutKind> layout = {};  ///< of the sequence; none where it is whole
   /// None where the problem cannot be laid on the mesh.
   std::optional<ScheduleVariant> variant = {};
   std::string transport;
   std::string why_not;   ///< why it is not recommended; empty if it is
-  bool is_slow = false;  ///< not simulated: others take less than its lower bound
-  double least = 0;      ///< lower bound in seconds; 0 if not known
+  bool ties = false;     ///< it is as fast as one that is recommended
+  bool is_slow = false;  ///< it can run and fits, but others are faster
+  double least = 0;      ///< lower bound of total() in seconds; 0 if not known
   PredictedRun run;      ///< 0 seconds: it was not simulated
-  double rate = 0;       ///< operations per second and rank
-};
+  /// Seconds of the all-reduce that a model's output projection needs where heads are divided:
+  /// sums of [B,T,N·Dv] in the problem's dtype, over the ranks of a group.
+  double projection = 0;
+  double rate = 0;  ///< operations of attention per second and rank
 
-struct Recommendations {
-  /// Best first, then candidates that are not recommended, with the reason.
-  std::vector<Recommendation> all;
-  /// The number of sampled ranks, of the layout with most.
-  std::size_t most_planned = 0;
+  [[nodiscard]] double total() const { return run.seconds + projection; }
 };
-
-/// The most candidates that are simulated and listed.
-inline constexpr std::size_t kRecommended = 20;
 
 /// Compares meshes dp × tp × sp with every sequence layout and schedule that `problem` leaves open,
-/// by predicted time and memory: see docs/planning.md. Specs of the problem are not used. Throws
-/// UserErrors for what fits no mesh, such as an unknown implementation.
-[[nodiscard]] Recommendations recommend(const AttentionOptions& problem, const WantedRanks& wanted,
-                                        const Registry& registry);
+/// by total() and memory: see docs/planning.md. Returns the best for each number of head shards,
+/// the fastest first, or of several that tie with it, the one with fewest head shards; then what ties with one of them, then the others, with the reason. Ranks of
+/// sp, or else of tp, are neighbours. Specs of the problem are not used. Throws UserErrors for what
+/// fits no mesh, such as an unknown implementation.
+[[nodiscard]] std::vector<Recommendation> recommend(const AttentionOptions& problem,
+                                                    const WantedRanks& wanted,
+                                                    const Registry& registry);
 
 }  // namespace annulus::ring

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <string>
 #include <vector>
@@ -36,7 +37,9 @@ struct Stragglers {
 /// A transfer starts when both sides are ready; with a one-sided transport, when the receiver is
 /// ready and the sender has offered. If the transport does not move messages ahead, it also waits
 /// for the computation that precedes it in the list. The messages that a rank gets in one exchange
-/// follow each other, separately for messages inside the node and from other nodes.
+/// follow each other, separately for messages inside the node and from other nodes. If the
+/// transport starts messages together (NCCL's groups), those from other nodes all move at the same
+/// time.
 ///
 /// Links are shared. A rank has one link in each direction to the ranks of its node and one to
 /// other nodes; the ranks of a node share what the node's network carries. A message alone on its
@@ -44,8 +47,9 @@ struct Stragglers {
 /// that need multiprocessors slow a rank's kernels down while its messages move; copy engines do
 /// not.
 ///
-/// In a sample of a mesh, ranks that are left out are assumed to keep pace with the ranks that they
-/// exchange with, and to load their node's network as much as the sampled ranks of that node.
+/// A rank that is left out is assumed to take part in an exchange once a simulated rank has come as
+/// far, the nearest at the same place of its node, and to load its node's network as much as the
+/// simulated ranks of that node. Its own links limit nothing.
 class Simulation {
  public:
   /// `prices` must outlive it. `plan` names the plan in errors: "hybrid (ulysses degree 8)".
@@ -54,11 +58,14 @@ class Simulation {
   Simulation(const Simulation&) = delete;
   Simulation& operator=(const Simulation&) = delete;
 
-  /// Adds a rank, each once. The plan is not needed afterwards. `record`: see spans().
-  void add(const RankPlan& rank, bool record = false);
-  /// To be called once. Returns the timelines in the order in which the ranks were added. Throws
-  /// InternalError, which says how far a rank has come, if tasks wait for each other forever.
-  [[nodiscard]] std::vector<RankTimeline> run();
+  /// Adds a rank, each once. The plan is not needed afterwards. `record`: see spans(). Returns a
+  /// lower bound of the simulated time: see least_seconds().
+  double add(const RankPlan& rank, bool record = false);
+  /// To be called once. Returns the timelines in the order in which the ranks were added; none as
+  /// soon as the simulated time exceeds `limit` seconds. Throws InternalError, which says how far a
+  /// rank has come, if tasks wait for each other forever.
+  [[nodiscard]] std::vector<RankTimeline> run(
+      double limit = std::numeric_limits<double>::infinity());
   /// The spans of the `index`-th rank, as in a traced run: computing and waiting on the stream
   /// "compute", messages on "communication". The simulation begins at 0 ns. Empty unless the rank
   /// was recorded.

@@ -1,0 +1,153 @@
+#include <ctime>
+#include <random>
+#include <set>
+#include <string>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <annulus/ring/layout_choice.hpp>
+#include <annulus/ring/planner.hpp>
+#include <annulus/ring/predicted_run.hpp>
+
+namespace annulus::ring {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
+
+constexpr std::int64_t kMillion = 1 << 20;
+
+AttentionOptions causal_problem(std::int64_t length) {
+  AttentionOptions problem;
+  problem.shape = {1, length, length, 64, 8, 128, 128};
+  problem.dtype = DType::bfloat16;
+  problem.mask.set_causal(true);
+  return problem;
+}
+
+// Edges at random positions, so that lengths differ widely.
+AttentionOptions packed_problem(std::int64_t length, int documents, unsigned seed) {
+  std::mt19937 random(seed);
+  std::set<std::int32_t> edges{0, static_cast<std::int32_t>(length)};
+  while (static_cast<int>(edges.size()) <= documents) {
+    edges.insert(static_cast<std::int32_t>(random() % static_cast<std::uint32_t>(length)));
+  }
+  const auto ids = segments_from_cu_seqlens(std::vector(edges.begin(), edges.end()), length);
+  AttentionOptions problem = causal_problem(length);
+  problem.mask.set_segments(1, ids, ids);
+  return problem;
+}
+
+std::vector<int> nodes_of(int ranks, int per_node) {
+  std::vector<int> nodes;
+  for (int rank = 0; ranks > per_node && rank < ranks; ++rank) nodes.push_back(rank / per_node);
+  return nodes;
+}
+
+LayoutChoice chosen(const AttentionOptions& problem, int ranks) {
+  const Registry registry = Registry::standard();
+  return choose_layout(problem, MeshShape({{"sp", ranks}}), nodes_of(ranks, 8), Place::cuda(0),
+                       registry, Presence::assumed);
+}
+
+double seconds_of(const AttentionOptions& problem, int ranks, LayoutKind layout) {
+  const Registry registry = Registry::standard();
+  const MeshShape mesh({{"sp", ranks}});
+  LayoutOptions asked = problem;
+  asked.layout = layout;
+  const ShardedOperands operands =
+      shard_operands(problem, mesh, default_layout(problem, mesh, asked));
+  CostModel model = CostModel::for_place(Place::cuda(0));
+  const std::vector<int> nodes = nodes_of(ranks, 8);
+  settle_transport(model, Transport::automatic, operands.key, nodes);
+  PlanInput input = make_plan_input(
+      problem, operands,
+      registry.select("auto", problem, Place::cuda(0), Presence::assumed).candidates,
+      Place::cuda(0), model, plan_options(problem, Place::cuda(0)));
+  input.prices.node_of_rank = nodes;
+  return choose_schedule(input, "auto").seconds;
+}
+
+TEST(LayoutChoice, IsTheFastestOfPackedDocuments) {
+  for (const auto& [length, documents, ranks] :
+       {std::tuple(kMillion, 2000, 256), std::tuple(kMillion, 64, 256),
+        std::tuple(kMillion / 8, 12, 8), std::tuple(kMillion / 4, 300, 32)}) {
+    const AttentionOptions problem = packed_problem(length, documents, 3);
+    const LayoutChoice choice = chosen(problem, ranks);
+    const double taken = seconds_of(problem, ranks, choice.layout);
+    for (const LayoutKind other :
+         {LayoutKind::contiguous, LayoutKind::zigzag, LayoutKind::balanced}) {
+      EXPECT_LE(taken, seconds_of(problem, ranks, other) * kTie)
+          << documents << " documents on " << ranks << " ranks: " << choice.why;
+    }
+    EXPECT_THAT(choice.why, StartsWith("predicted "));
+  }
+  // Where pieces of documents would go to everyone, balance costs more than it gains.
+  EXPECT_NE(chosen(packed_problem(kMillion, 2000, 3), 256).layout, LayoutKind::balanced);
+}
+
+TEST(LayoutChoice, IsQuickForManyDocuments) {
+  const AttentionOptions problem = packed_problem(kMillion, 2000, 3);
+  const std::clock_t begin = std::clock();
+  static_cast<void>(chosen(problem, 256));
+  // 0.3 s of CPU on a core of its own, and up to three times as long on one that others share.
+  EXPECT_LT(static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC, 1.5);
+}
+
+TEST(LayoutChoice, PrefersNeighboursUnderANarrowWindow) {
+  AttentionOptions problem = causal_problem(kMillion / 8);
+  problem.mask.set_window(1023, 0);
+  const LayoutChoice choice = chosen(problem, 64);
+  EXPECT_EQ(choice.layout, LayoutKind::contiguous) << choice.why;
+  EXPECT_THAT(choice.why, HasSubstr("zigzag"));
+}
+
+TEST(LayoutChoice, KeepsTheDefaultWhereNothingCanBeGained) {
+  EXPECT_EQ(chosen(causal_problem(kMillion), 32).why,
+            "equal work for every rank under a causal mask");
+  AttentionOptions problem = causal_problem(kMillion);
+  problem.mask = {};
+  EXPECT_EQ(chosen(problem, 32).layout, LayoutKind::contiguous);
+  EXPECT_EQ(chosen(packed_problem(kMillion / 8, 12, 3), 1).why, "the sequence is not sharded");
+  EXPECT_THAT(chosen(packed_problem(4096, 12, 3), 32).why, HasSubstr("fewer than 256 queries"));
+  // The priced layouts of plain masks agree.
+  for (const int ranks : {4, 64}) {
+    for (const std::int64_t length : {std::int64_t{32} << 10, kMillion}) {
+      const AttentionOptions plain = causal_problem(length);
+      const double taken = seconds_of(plain, ranks, chosen(plain, ranks).layout);
+      for (const LayoutKind other : {LayoutKind::contiguous, LayoutKind::balanced}) {
+        EXPECT_LE(taken, seconds_of(plain, ranks, other) * 1.03);
+      }
+    }
+  }
+}
+
+TEST(LayoutChoice, LeavesChoicesOfTheCaller) {
+  AttentionOptions problem = packed_problem(kMillion / 8, 12, 3);
+  problem.layout = LayoutKind::striped;
+  EXPECT_EQ(chosen(problem, 8).layout, LayoutKind::striped);
+  EXPECT_EQ(chosen(problem, 8).why, "as asked");
+  problem.layout.reset();
+  problem.kv_layout = LayoutKind::contiguous;
+  const LayoutOptions& asked = problem;
+  EXPECT_EQ(chosen(problem, 8).layout,
+            default_layout(problem, MeshShape({{"sp", 8}}), asked).sequence);
+}
+
+TEST(LayoutChoice, ComparesBalancedRowsOnlyIfWorkIsUneven) {
+  const MeshShape mesh({{"sp", 8}});
+  AttentionOptions problem = causal_problem(kMillion / 8);
+  problem.mask.set_window(255, 0);
+  EXPECT_THAT(open_layouts(problem, mesh, problem).layouts,
+              ElementsAre(LayoutKind::zigzag, LayoutKind::contiguous));
+  problem = packed_problem(kMillion / 8, 12, 3);
+  EXPECT_THAT(open_layouts(problem, mesh, problem).layouts,
+              testing::UnorderedElementsAre(LayoutKind::zigzag, LayoutKind::contiguous,
+                                            LayoutKind::balanced));
+}
+
+}  // namespace
+}  // namespace annulus::ring

@@ -2,7 +2,7 @@
 #include <string>
 #include <utility>
 
-#include <annulus/attention/bias_policy.hpp>
+#include <annulus/attention/problem.hpp>
 #include <annulus/core/error.hpp>
 
 namespace annulus {

@@ -5,7 +5,6 @@
 
 #include <fmt/format.h>
 
-#include <annulus/attention/block_mask.hpp>
 #include <annulus/attention/mask.hpp>
 #include <annulus/attention/philox.hpp>
 #include <annulus/core/error.hpp>

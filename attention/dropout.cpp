@@ -3,8 +3,8 @@
 
 #include <fmt/format.h>
 
-#include <annulus/attention/dropout.hpp>
 #include <annulus/attention/philox.hpp>
+#include <annulus/attention/problem.hpp>
 #include <annulus/core/error.hpp>
 
 namespace annulus {

@@ -6,7 +6,7 @@
 #include <fmt/format.h>
 
 #include <annulus/attention/philox.hpp>
-#include <annulus/attention/sinks.hpp>
+#include <annulus/attention/problem.hpp>
 #include <annulus/core/error.hpp>
 
 namespace annulus {

@@ -1,6 +1,6 @@
 #include <atomic>
 
-#include <annulus/core/interruption.hpp>
+#include <annulus/core/error.hpp>
 
 namespace annulus {
 namespace {

@@ -7,6 +7,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <annulus/core/memory.hpp>
 #include <annulus/core/tensor.hpp>
 
 namespace annulus {
@@ -115,11 +116,31 @@ Buffer allocate_tensor(DType dtype, const Extents& shape, MemoryPool& pool) {
 
 }  // namespace
 
+Tensor::Tensor() noexcept = default;
 Tensor::Tensor(DType dtype, const Extents& shape, MemoryPool& pool)
-    : buffer_(allocate_tensor(dtype, shape, pool)), dtype_(dtype), shape_(shape) {}
+    : buffer_(std::make_unique<Buffer>(allocate_tensor(dtype, shape, pool))),
+      data_(buffer_->data()),
+      place_(pool.place()),
+      dtype_(dtype),
+      shape_(shape) {}
+Tensor::Tensor(Tensor&& other) noexcept
+    : buffer_(std::move(other.buffer_)),
+      data_(std::exchange(other.data_, nullptr)),
+      place_(other.place_),
+      dtype_(other.dtype_),
+      shape_(other.shape_) {}
+Tensor& Tensor::operator=(Tensor&& other) noexcept {
+  buffer_ = std::move(other.buffer_);
+  data_ = std::exchange(other.data_, nullptr);
+  place_ = other.place_;
+  dtype_ = other.dtype_;
+  shape_ = other.shape_;
+  return *this;
+}
+Tensor::~Tensor() = default;
 
 void Tensor::fill_zero() {
-  std::memset(buffer_.data(), 0, bytes());
+  std::memset(data_, 0, bytes());
 }
 
 }  // namespace annulus

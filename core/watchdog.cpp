@@ -7,7 +7,6 @@
 #include <fmt/format.h>
 
 #include <annulus/core/error.hpp>
-#include <annulus/core/interruption.hpp>
 #include <annulus/core/watchdog.hpp>
 
 namespace annulus {

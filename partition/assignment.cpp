@@ -5,7 +5,7 @@
 #include <fmt/format.h>
 
 #include <annulus/core/error.hpp>
-#include <annulus/partition/assignment.hpp>
+#include <annulus/partition/sequence_layout.hpp>
 
 #include "digest.hpp"
 

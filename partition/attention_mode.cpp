@@ -1,7 +1,7 @@
 #include <fmt/format.h>
 
 #include <annulus/core/error.hpp>
-#include <annulus/partition/attention_mode.hpp>
+#include <annulus/partition/sharding_rules.hpp>
 
 namespace annulus {
 

@@ -1,7 +1,7 @@
 #include <utility>
 #include <vector>
 
-#include <annulus/partition/attention_shardings.hpp>
+#include <annulus/partition/sharding_rules.hpp>
 
 namespace annulus {
 namespace {

@@ -3,7 +3,7 @@
 #include <fmt/format.h>
 
 #include <annulus/core/error.hpp>
-#include <annulus/partition/distribution.hpp>
+#include <annulus/partition/sequence_layout.hpp>
 
 namespace annulus {
 

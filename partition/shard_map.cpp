@@ -14,6 +14,7 @@
 #include <annulus/mesh/agreement.hpp>
 #include <annulus/partition/reshard.hpp>
 #include <annulus/partition/shard_map.hpp>
+#include <annulus/partition/shard_map_call.hpp>
 
 #include "add_terms.hpp"
 #include "digest.hpp"

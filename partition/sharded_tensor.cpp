@@ -3,7 +3,8 @@
 #include <fmt/format.h>
 
 #include <annulus/core/error.hpp>
-#include <annulus/partition/sharded_tensor.hpp>
+#include <annulus/core/memory.hpp>
+#include <annulus/partition/shard_map.hpp>
 
 namespace annulus {
 

@@ -3,8 +3,8 @@
 #include <cstdint>
 
 #include <annulus/attention/problem.hpp>
-#include <annulus/ring/local_tensors.hpp>
 #include <annulus/ring/plan.hpp>
+#include <annulus/ring/sharded_operands.hpp>
 
 namespace annulus::ring {
 

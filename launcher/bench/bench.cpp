@@ -78,7 +78,8 @@ class Bench {
     const AttentionProblem& problem = setup.problem;
     collectively(world, [&] {
       check_choices(setup.problem, shard_operands(setup), ranks_.registry(), device_.place());
-      setup.problem.cost_model = cost_model_of(options_, device_.place());
+      setup.problem.cost_model =
+          std::make_shared<ring::CostModel>(cost_model_of(options_, device_.place()));
     });
     if (cases_ == 0 && mesh_.rank() == 0) print_warnings(setup.warnings);
     // Three series, the first call and the oracle; four more and a first call of the backward pass.

@@ -48,7 +48,8 @@ void measure(ScalingPoint& point, const Options& options, const AttentionShape& 
   });
   collectively(world, [&] {
     check_choices(setup.problem, shard_operands(setup), ranks.registry(), device.place());
-    setup.problem.cost_model = cost_model_of(options, device.place());
+    setup.problem.cost_model =
+        std::make_shared<ring::CostModel>(cost_model_of(options, device.place()));
   });
   Attention attention(ranks, setup.problem);
   if (mesh.rank() == 0) print_warnings(attention.decision().warnings);

@@ -143,7 +143,7 @@ AttentionOptions problem_of(const Options& options, const ring::CostModel& model
           .problem;
   if (options.sequence_layout == "auto") problem.layout.reset();  // to be found
   problem.transport = options.transport;
-  problem.cost_model = model;
+  problem.cost_model = std::make_shared<ring::CostModel>(model);
   return problem;
 }
 

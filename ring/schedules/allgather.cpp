@@ -5,6 +5,7 @@
 #include <vector>
 
 #include <annulus/mesh/transport.hpp>
+#include <annulus/mesh/transport_traits.hpp>
 
 #include "schedules/gather_rounds.hpp"
 #include "schedules/gather_routes.hpp"

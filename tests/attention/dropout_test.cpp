@@ -6,8 +6,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <annulus/attention/dropout.hpp>
 #include <annulus/attention/philox.hpp>
+#include <annulus/attention/problem.hpp>
 #include <annulus/core/error.hpp>
 
 #include "native/row_dropout.hpp"

@@ -5,8 +5,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <annulus/attention/bias_policy.hpp>
 #include <annulus/attention/features.hpp>
+#include <annulus/attention/problem.hpp>
 #include <annulus/core/error.hpp>
 
 #include "tests/attention/score_cases.hpp"

@@ -4,7 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <annulus/attention/sinks.hpp>
+#include <annulus/attention/problem.hpp>
 #include <annulus/core/error.hpp>
 
 #include "tests/support/message_of.hpp"

@@ -11,6 +11,7 @@
 #include <gtest/gtest.h>
 
 #include <annulus/core/error.hpp>
+#include <annulus/core/memory.hpp>
 #include <annulus/core/tensor.hpp>
 
 namespace annulus {

@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include <annulus/annulus.hpp>
+#include <annulus/attention/registry.hpp>
 #include <annulus/core/cuda.hpp>
 
 #include "tests/ring/device_face_fixture.hpp"

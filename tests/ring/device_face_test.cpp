@@ -16,6 +16,7 @@
 #include <gtest/gtest.h>
 
 #include <annulus/annulus.hpp>
+#include <annulus/attention/registry.hpp>
 #include <annulus/core/cuda.hpp>
 #include <annulus/core/cuda_stream.hpp>
 

@@ -2,6 +2,7 @@
 #include <fstream>
 #include <functional>
 #include <limits>
+#include <memory>
 #include <string>
 #include <sys/resource.h>
 #include <thread>
@@ -14,6 +15,7 @@
 #include <annulus/annulus.hpp>
 #include <annulus/core/error.hpp>
 #include <annulus/mesh/agreement.hpp>
+#include <annulus/ring/cost_model.hpp>
 
 #include "tests/ring/face_cases.hpp"
 #include "tests/support/message_of.hpp"
@@ -229,8 +231,9 @@ TEST(Face, OneRanksAttentionOptionsOtherwise) {
           {"plan", [](auto& o) { o.plan.emplace().result_bytes = 3; }, "result bytes 3"},
           {"cost_model",
            [](auto& o) {
-             o.cost_model = ring::CostModel::cpu_core();
-             o.cost_model->merge_bytes_per_second *= 2;
+             ring::CostModel model = ring::CostModel::cpu_core();
+             model.merge_bytes_per_second *= 2;
+             o.cost_model = std::make_shared<ring::CostModel>(model);
            },
            "costs"},
           {"tracer", [&](auto& o) { o.tracer = &tracer; }, "traced"},

@@ -5,11 +5,13 @@
 #include <string>
 #include <vector>
 
-#include <annulus/attention/registry.hpp>
 #include <annulus/core/place.hpp>
 #include <annulus/ring/attention.hpp>
 #include <annulus/ring/plan.hpp>
-#include <annulus/ring/predicted_run.hpp>
+
+namespace annulus {
+class Registry;
+}
 
 namespace annulus::ring {
 
@@ -51,5 +53,22 @@ inline constexpr std::size_t kRecommended = 20;
 /// UserErrors for what fits no mesh, such as an unknown implementation.
 [[nodiscard]] Recommendations recommend(const AttentionOptions& problem, const WantedRanks& wanted,
                                         const Registry& registry);
+
+/// The same among the implementations of the library.
+[[nodiscard]] Recommendations recommend(const AttentionOptions& problem, const WantedRanks& wanted);
+
+/// A forward pass as it would be on ranks that need not exist.
+struct PlannedAttention {
+  Plan plan;  ///< of the sampled ranks; of all ranks of a small mesh
+  ScheduleChoice schedule;
+  std::string transport;
+  PredictedRun run;
+};
+
+/// Plans attention with these options for a mesh of ranks at `place`. The ranks of each of the
+/// `nodes`, a divisor of their number, follow each other. Throws the UserErrors that Attention
+/// would throw. Tuning and overlays are not looked at.
+[[nodiscard]] PlannedAttention plan_attention(const AttentionOptions& options,
+                                              const MeshShape& mesh, Place place, int nodes = 1);
 
 }  // namespace annulus::ring

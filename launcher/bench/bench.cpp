@@ -24,7 +24,7 @@
 #include "launcher/bench/bench_local.hpp"
 #include "launcher/bench/bench_report.hpp"
 #include "launcher/bench/bench_scaling.hpp"
-#include "launcher/bench/calibration.hpp"
+#include "launcher/bench/calibration/calibration.hpp"
 #include "launcher/bench/timing.hpp"
 #include "launcher/commands/commands.hpp"
 #include "launcher/commands/interruption.hpp"

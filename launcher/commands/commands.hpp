@@ -2,7 +2,7 @@
 
 #include <annulus/core/error.hpp>
 
-#include "launcher/command_context.hpp"
+#include "launcher/options/command_context.hpp"
 
 namespace annulus::launcher {
 

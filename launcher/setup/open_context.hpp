@@ -4,7 +4,7 @@
 
 #include <annulus/ring/context.hpp>
 
-#include "launcher/command_context.hpp"
+#include "launcher/options/command_context.hpp"
 
 namespace annulus::launcher {
 

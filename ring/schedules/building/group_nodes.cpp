@@ -1,0 +1,31 @@
+#include "schedules/building/group_nodes.hpp"
+
+#include <cstddef>
+#include <map>
+
+namespace annulus::ring {
+
+GroupNodes::GroupNodes(const Prices& prices, const std::vector<int>& group) {
+  std::map<int, int> numbers;
+  node_of_.reserve(group.size());
+  for (const int rank : group) {
+    const auto [number, fresh] = numbers.try_emplace(prices.node_of(rank), count());
+    if (fresh) members_.emplace_back();
+    members_[static_cast<std::size_t>(number->second)].push_back(static_cast<int>(node_of_.size()));
+    node_of_.push_back(number->second);
+  }
+}
+
+bool GroupNodes::are_linked_alike(int count, const std::function<int(int)>& member) const {
+  std::vector<bool> seen(members_.size());
+  int nodes = 0;
+  for (int i = 0; i < count; ++i) {
+    const auto node = static_cast<std::size_t>(node_of(member(i)));
+    if (!seen[node]) ++nodes;
+    seen[node] = true;
+    if (nodes != 1 && nodes != i + 1) return false;
+  }
+  return true;
+}
+
+}  // namespace annulus::ring

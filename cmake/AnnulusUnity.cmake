@@ -14,22 +14,22 @@ function(annulus_alone target)
     PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
 endfunction()
 
-annulus_alone(annulus_core convert.cpp cuda/no_foreign_stream.cpp)
-annulus_alone(annulus_mesh gpu_binding.cpp)
-annulus_alone(annulus_partition sharding_rules.cpp)
+annulus_alone(annulus_core tensor/convert.cpp cuda/no_foreign_stream.cpp)
+annulus_alone(annulus_mesh topology/gpu_binding.cpp)
+annulus_alone(annulus_partition specs/sharding_rules.cpp)
 annulus_alone(annulus_attention
   flash/flash_implementation.cpp native/row_dropout.cpp native/row_gradients.cpp
-  native/row_scores.cpp native/row_softmax.cpp visible_part.cpp)
+  native/row_scores.cpp native/row_softmax.cpp mask/visible_part.cpp)
 annulus_alone(annulus_ring
-  cost/prices.cpp planner.cpp recommend/recommend.cpp schedules/backward/ring_gradients.cpp
-  schedules/results.cpp schedules/ring.cpp simulation/simulation.cpp tuning/autotune.cpp
+  cost/prices.cpp planner/planner.cpp recommend/recommend.cpp schedules/backward/ring_gradients.cpp
+  schedules/building/results.cpp schedules/ring.cpp simulation/simulation.cpp tuning/autotune.cpp
   tuning/candidates.cpp tuning/file.cpp tuning/text.cpp)
 if(TARGET annulus_launcher)
   annulus_alone(annulus_files formats/safetensors.cpp)
   annulus_alone(annulus_verification
     gradient_verification.cpp non_finite_entries.cpp normal_numbers.cpp)
   annulus_alone(annulus_launcher
-    bench/bench_report.cpp bench/read_rate.cpp commands/plan.cpp options/effects.cpp
+    bench/bench_report.cpp bench/calibration/read_rate.cpp commands/plan.cpp options/effects.cpp
     options/options.cpp planning/recommend.cpp planning/simulate_plan.cpp)
 endif()
 if(ANNULUS_BUILD_TESTS)
@@ -37,12 +37,12 @@ if(ANNULUS_BUILD_TESTS)
   annulus_alone(test_partition
     partition_spec_test.cpp result_sharding_test.cpp sequence_layout_test.cpp)
   annulus_alone(test_attention
-    mask_test.cpp softmax_state_test.cpp unnormalised_test.cpp)
+    mask/mask_test.cpp softmax_state_test.cpp unnormalised_test.cpp)
   annulus_alone(test_native
-    native_scores_test.cpp native_test.cpp oracle_test.cpp scores_test.cpp sinks_test.cpp
-    vanilla_gradients_test.cpp vanilla_test.cpp)
-  annulus_alone(test_ring simulation_events_test.cpp)
+    native/native_scores_test.cpp native/native_test.cpp oracle/oracle_test.cpp problem/scores_test.cpp problem/sinks_test.cpp
+    vanilla/vanilla_gradients_test.cpp vanilla/vanilla_test.cpp)
+  annulus_alone(test_ring simulation/simulation_events_test.cpp)
   annulus_alone(test_ring_ranks
-    reproducible_test.cpp runner_test.cpp sharded_attention_test.cpp)
+    reproducible_test.cpp runner/runner_test.cpp sharded_attention_test.cpp)
   annulus_alone(test_launcher_ranks commands/verify_test.cpp verification/verification_test.cpp)
 endif()

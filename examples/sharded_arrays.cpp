@@ -1,5 +1,5 @@
-// Sharded arrays without attention: a function that runs on every shard, and an array that moves
-// from one sharding to another. An array [tokens, features], sharded by tokens, is centred: the
+// Sharded arrays without attention: functions that run on every shard, and an array that moves from
+// one sharding to another. An array [tokens, features], sharded by tokens, is centred: the
 // mean over all tokens is subtracted. It is then resharded by features, so that each rank has all
 // tokens of some features. Entry (t, f) is t · (f + 1), so the results are known, and they are
 // checked.
@@ -15,8 +15,6 @@
 #include <mpi.h>
 
 #include <annulus/annulus.hpp>
-#include <annulus/partition/reshard.hpp>
-#include <annulus/partition/shard_map.hpp>
 
 namespace {
 
@@ -45,22 +43,28 @@ void for_each_entry(const NamedSharding& sharding, int rank, const Body& body) {
   }
 }
 
-/// Returns the centred local rows [t,F], and the mean [F] over the rows of all ranks.
-std::vector<Tensor> centre(const ConstTensorView& rows, annulus::Mesh& mesh,
-                           annulus::MemoryPool& memory) {
-  std::vector<double> sums(kFeatures, 0.0);
+/// Returns the sums [F] of the local rows [t,F].
+std::vector<Tensor> add_up(const ConstTensorView& rows, annulus::MemoryPool& memory) {
+  std::vector<Tensor> results;
+  results.emplace_back(DType::float64, annulus::Extents{kFeatures}, memory);
+  results[0].fill_zero();
   for (std::int64_t i = 0; i < rows.size(0); ++i) {
-    for (std::int64_t j = 0; j < kFeatures; ++j) sums[j] += rows.at<float>({i, j});
+    for (std::int64_t j = 0; j < kFeatures; ++j) {
+      results[0].view().at<double>({j}) += rows.at<float>({i, j});
+    }
   }
-  sums = mesh.world().sum(sums);
+  return results;
+}
+
+/// Returns the centred local rows [t,F], given the sums [F] of the rows of all ranks.
+std::vector<Tensor> centre(const ConstTensorView& rows, const ConstTensorView& sums,
+                           annulus::MemoryPool& memory) {
   std::vector<Tensor> results;
   results.emplace_back(DType::float32, rows.shape(), memory);
-  results.emplace_back(DType::float32, annulus::Extents{kFeatures}, memory);
-  for (std::int64_t j = 0; j < kFeatures; ++j) {
-    const double mean = sums[j] / kTokens;
-    results[1].view().at<float>({j}) = static_cast<float>(mean);
-    for (std::int64_t i = 0; i < rows.size(0); ++i) {
-      results[0].view().at<float>({i, j}) = static_cast<float>(rows.at<float>({i, j}) - mean);
+  for (std::int64_t i = 0; i < rows.size(0); ++i) {
+    for (std::int64_t j = 0; j < kFeatures; ++j) {
+      results[0].view().at<float>({i, j}) =
+          static_cast<float>(rows.at<float>({i, j}) - sums.at<double>({j}) / kTokens);
     }
   }
   return results;
@@ -69,47 +73,50 @@ std::vector<Tensor> centre(const ConstTensorView& rows, annulus::Mesh& mesh,
 /// Returns the largest error on this rank.
 double run(MPI_Comm communicator) {
   annulus::Context context(communicator, {.place = annulus::Place::host()});
-  annulus::Mesh& mesh = context.mesh();  // all ranks on the axis sp
-  annulus::MemoryPool& memory = context.device().memory();
-  const auto stream = context.device().make_stream("example", mesh.watchdog(), nullptr);
+  const annulus::MeshShape& mesh = context.mesh_shape();  // all ranks on the axis sp
+  annulus::MemoryPool& memory = context.memory();
 
   // Zigzag: two chunks of the tokens, one from each end.
   const PartitionSpec by_token = PartitionSpec::parse("sp,-");
   const std::vector<Distribution> zigzag{Distribution::sequence(annulus::LayoutKind::zigzag)};
-  const NamedSharding tokens(mesh.shape(), by_token, {kTokens, kFeatures}, zigzag);
-  ShardedTensor array(tokens, mesh.rank(), DType::float32, memory);
-  for_each_entry(tokens, mesh.rank(), [&](auto i, auto j, auto token, auto feature) {
+  const NamedSharding tokens(mesh, by_token, {kTokens, kFeatures}, zigzag);
+  ShardedTensor array(tokens, context.rank(), DType::float32, memory);
+  for_each_entry(tokens, context.rank(), [&](auto i, auto j, auto token, auto feature) {
     array.local().at<float>({i, j}) = static_cast<float>(token * (feature + 1));
   });
 
-  // The spec of the mean names no axis. This promises equal values on all ranks, and is checked.
+  // Each rank has a term of the sums, and gets all of them added up.
+  annulus::ShardSpec summed{PartitionSpec()};
+  summed.summed = {"sp"};
+  const annulus::ShardMap adding{.body = [&](auto shards) { return add_up(shards[0], memory); },
+                                 .in_specs = {{by_token, zigzag}},
+                                 .out_specs = {summed}};
+  const std::vector<ShardedTensor> sums = shard_map(context, adding, {array});
+  // A spec that names no axis takes what is equal on all ranks.
   const annulus::ShardMap centring{
-      .body = [&](auto shards) { return centre(shards[0], mesh, memory); },
-      .in_specs = {{by_token, zigzag}},
-      .out_specs = {{by_token, zigzag}, PartitionSpec()}};
-  const std::vector<ShardedTensor> results =
-      shard_map(mesh, context.device(), *stream, centring, {array});
-  const ShardedTensor& centred = results[0];
+      .body = [&](auto shards) { return centre(shards[0], shards[1], memory); },
+      .in_specs = {{by_token, zigzag}, PartitionSpec()},
+      .out_specs = {{by_token, zigzag}}};
+  const std::vector<ShardedTensor> centred = shard_map(context, centring, {array, sums[0]});
 
   // If the number of ranks does not divide the features, the corrected spec shards nothing.
   const PartitionSpec by_feature =
-      corrected_spec(PartitionSpec::parse("-,sp"), mesh.shape(), {kTokens, kFeatures}).spec;
-  const NamedSharding features(mesh.shape(), by_feature, {kTokens, kFeatures});
-  ShardedTensor moved(features, mesh.rank(), DType::float32, memory);
-  reshard(mesh, context.device(), *stream, centred.sharding(), centred.local(), features,
-          moved.local());
+      corrected_spec(PartitionSpec::parse("-,sp"), mesh, {kTokens, kFeatures}).spec;
+  const NamedSharding features(mesh, by_feature, {kTokens, kFeatures});
+  ShardedTensor moved(features, context.rank(), DType::float32, memory);
+  reshard(context, centred[0].sharding(), centred[0].local(), features, moved.local());
 
   double worst = 0;
-  const auto check = [&worst](float found, double expected) {
+  const auto check = [&worst](double found, double expected) {
     const double error = std::abs(found - expected) / kTokens;
     if (!(error <= worst)) worst = error;
   };
-  for_each_entry(features, mesh.rank(), [&](auto i, auto j, auto token, auto feature) {
+  for_each_entry(features, context.rank(), [&](auto i, auto j, auto token, auto feature) {
     check(moved.local().at<float>({i, j}),
           (static_cast<double>(token) - kMeanToken) * static_cast<double>(feature + 1));
   });
   for (std::int64_t j = 0; j < kFeatures; ++j) {
-    check(results[1].local().at<float>({j}), kMeanToken * static_cast<double>(j + 1));
+    check(sums[0].local().at<double>({j}) / kTokens, kMeanToken * static_cast<double>(j + 1));
   }
   return worst;
 }

@@ -16,7 +16,6 @@
 #include <mpi.h>
 
 #include <annulus/annulus.hpp>
-#include <annulus/partition/shard_map.hpp>
 
 namespace {
 
@@ -109,7 +108,7 @@ struct Activations {
 class Block {
  public:
   Block(annulus::Context& context, annulus::Attention& attention)
-      : memory_(context.device().memory()), attention_(attention) {}
+      : memory_(context.memory()), attention_(attention) {}
 
   /// The loss and its gradient by the weights, one term of each for every tile of the rank's
   /// tokens: [tiles] and [tiles, kWeights].
@@ -206,9 +205,8 @@ class Block {
 
 /// Returns whether the loss has fallen.
 bool train(MPI_Comm communicator, bool same_bits_on_any_ranks) {
+  // All ranks on the axis sp.
   annulus::Context context(communicator, {.place = annulus::Place::host()});
-  annulus::Mesh& mesh = context.mesh();  // all ranks on the axis sp
-  const auto stream = context.device().make_stream("example", mesh.watchdog(), nullptr);
   annulus::AttentionOptions options;
   options.shape = {kBatch, kLength, kLength, kHeads, kHeads, kWidth / kHeads, kWidth / kHeads};
   options.mask.set_causal(true);
@@ -218,8 +216,8 @@ bool train(MPI_Comm communicator, bool same_bits_on_any_ranks) {
   annulus::Attention attention(context, options);
   Block block(context, attention);
 
-  const annulus::NamedSharding replicated(mesh.shape(), PartitionSpec(), {kWeights});
-  ShardedTensor weights(replicated, mesh.rank(), DType::float32, context.device().memory());
+  const annulus::NamedSharding replicated(context.mesh_shape(), PartitionSpec(), {kWeights});
+  ShardedTensor weights(replicated, context.rank(), DType::float32, context.memory());
   float* const w = weights.local().as<float>();
   for (std::int64_t i = 0; i < kWeights; ++i) {
     w[i] =
@@ -238,8 +236,7 @@ bool train(MPI_Comm communicator, bool same_bits_on_any_ranks) {
       .out_specs = {sum, sum}};
   float first = 0, last = 0;
   for (; step < kSteps; ++step) {
-    const std::vector<ShardedTensor> results =
-        shard_map(mesh, context.device(), *stream, gradients, {weights});
+    const std::vector<ShardedTensor> results = shard_map(context, gradients, {weights});
     last = results[0].local().template at<float>({});
     if (step == 0) first = last;
     const float* const dw = results[1].local().as<float>();

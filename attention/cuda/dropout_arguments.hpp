@@ -2,8 +2,8 @@
 
 #include <cstdint>
 
-#include <annulus/attention/dropout.hpp>
 #include <annulus/attention/philox.hpp>
+#include <annulus/attention/problem.hpp>
 
 namespace annulus::cuda {
 

@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include <annulus/attention/dropout.hpp>
+#include <annulus/attention/problem.hpp>
 #include <annulus/core/position.hpp>
 
 #include "native/row_softmax.hpp"

@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <type_traits>
 
-#include "visible_part.hpp"
+#include "mask/visible_part.hpp"
 
 namespace annulus {
 

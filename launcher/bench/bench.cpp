@@ -25,7 +25,7 @@
 #include "launcher/bench/bench_local.hpp"
 #include "launcher/bench/bench_report.hpp"
 #include "launcher/bench/bench_scaling.hpp"
-#include "launcher/bench/calibration.hpp"
+#include "launcher/bench/calibration/calibration.hpp"
 #include "launcher/bench/timing.hpp"
 #include "launcher/commands/commands.hpp"
 #include "launcher/commands/interruption.hpp"
@@ -80,7 +80,8 @@ class Bench {
     const AttentionProblem& problem = setup.problem;
     collectively(world, [&] {
       check_choices(setup.problem, shard_operands(setup), ranks_.registry(), device_.place());
-      setup.problem.cost_model = cost_model_of(options_, device_.place());
+      setup.problem.cost_model =
+          std::make_shared<ring::CostModel>(cost_model_of(options_, device_.place()));
     });
     settle_layout(setup, ranks_);
     if (cases_ == 0 && mesh_.rank() == 0) print_warnings(setup.warnings);

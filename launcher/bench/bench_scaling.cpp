@@ -46,7 +46,8 @@ void measure(ScalingPoint& point, const Options& options, const AttentionShape& 
   });
   collectively(world, [&] {
     check_choices(setup.problem, shard_operands(setup), ranks.registry(), device.place());
-    setup.problem.cost_model = cost_model_of(options, device.place());
+    setup.problem.cost_model =
+        std::make_shared<ring::CostModel>(cost_model_of(options, device.place()));
   });
   settle_layout(setup, ranks);
   Attention attention(ranks, setup.problem);

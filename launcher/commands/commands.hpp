@@ -1,24 +1,10 @@
 #pragma once
 
-#include <iosfwd>
-#include <string_view>
-
 #include <annulus/core/error.hpp>
-#include <annulus/mesh/mpi.hpp>
 
-#include "launcher/options/options.hpp"
+#include "launcher/options/command_context.hpp"
 
 namespace annulus::launcher {
-
-/// The session and options that every command gets.
-struct CommandContext {
-  const MpiSession& session;
-  const Options& options;
-  /// The stream for tables and texts; standard output except in tests. Only mesh rank 0 writes to
-  /// it.
-  std::ostream& out;
-  std::string_view commit = "unknown";  ///< of the program's sources
-};
 
 /// The commands of the program. Collective over the session's ranks: all return the same code or
 /// throw the same UserError. One rank alone may throw a LibraryError, after which only abort_job()

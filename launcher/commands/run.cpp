@@ -255,7 +255,8 @@ ExitCode run_command(const CommandContext& context) {
   const AttentionProblem& problem = setup.problem;
   collectively(world, [&] {
     check_choices(setup.problem, shard_operands(setup), ranks->registry(), device.place());
-    setup.problem.cost_model = cost_model_of(options, device.place());
+    setup.problem.cost_model =
+        std::make_shared<ring::CostModel>(cost_model_of(options, device.place()));
   });
   settle_layout(setup, *ranks);
   if (leader) print_warnings(setup.warnings);

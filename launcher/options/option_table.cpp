@@ -8,9 +8,9 @@
 
 #include <annulus/attention/registry.hpp>
 #include <annulus/core/error.hpp>
-#include <annulus/partition/attention_mode.hpp>
-#include <annulus/partition/partition_spec.hpp>
+#include <annulus/partition/named_sharding.hpp>
 #include <annulus/partition/sequence_layout.hpp>
+#include <annulus/partition/sharding_rules.hpp>
 #include <annulus/ring/metadata.hpp>
 #include <annulus/ring/planner.hpp>
 

@@ -8,7 +8,6 @@
 #include <string_view>
 #include <vector>
 
-#include <annulus/attention/bias_policy.hpp>
 #include <annulus/attention/problem.hpp>
 #include <annulus/core/dtype.hpp>
 #include <annulus/core/watchdog.hpp>

@@ -124,7 +124,7 @@ PlannedCase lay_out(const Options& options, const Registry& registry) {
   std::vector<int> nodes = planned_nodes(options, setup.mesh);
   ring::CostModel model = cost_model_of(options, place);
   setup.problem.transport = options.transport;
-  setup.problem.cost_model = model;
+  setup.problem.cost_model = std::make_shared<ring::CostModel>(model);
   set_layout(setup, ring::choose_layout(setup.problem, setup.mesh, nodes, place, registry,
                                         Presence::assumed));
   ring::ShardedOperands operands = shard_operands(setup);

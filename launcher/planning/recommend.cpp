@@ -247,7 +247,7 @@ ProblemSetup problem_of(const Options& options, const ring::CostModel& model) {
   ProblemSetup setup =
       set_up_problem(alone, *options.shape, options.dtype.value_or(DType::float32), /*ranks=*/0);
   setup.problem.transport = options.transport;
-  setup.problem.cost_model = model;
+  setup.problem.cost_model = std::make_shared<ring::CostModel>(model);
   return setup;
 }
 

@@ -8,7 +8,7 @@
 #include <annulus/core/place.hpp>
 #include <annulus/mesh/mesh.hpp>
 
-#include "launcher/commands/commands.hpp"
+#include "launcher/options/command_context.hpp"
 
 namespace annulus::launcher {
 

@@ -4,7 +4,7 @@
 
 #include <annulus/ring/context.hpp>
 
-#include "launcher/commands/commands.hpp"
+#include "launcher/options/command_context.hpp"
 
 namespace annulus::launcher {
 

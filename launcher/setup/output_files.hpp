@@ -9,7 +9,6 @@
 #include <annulus/files/array_writer.hpp>
 #include <annulus/mesh/control.hpp>
 #include <annulus/mesh/mesh.hpp>
-#include <annulus/ring/local_tensors.hpp>
 #include <annulus/ring/sharded_operands.hpp>
 
 #include "launcher/options/options.hpp"

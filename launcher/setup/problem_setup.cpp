@@ -13,8 +13,8 @@
 #include <annulus/core/error.hpp>
 #include <annulus/files/array_file.hpp>
 #include <annulus/files/integer_file.hpp>
-#include <annulus/partition/attention_mode.hpp>
-#include <annulus/partition/partition_spec.hpp>
+#include <annulus/partition/named_sharding.hpp>
+#include <annulus/partition/sharding_rules.hpp>
 #include <annulus/ring/attention_weights.hpp>
 #include <annulus/ring/metadata.hpp>
 #include <annulus/ring/planner.hpp>

@@ -2,7 +2,6 @@
 
 #include <annulus/attention/problem.hpp>
 #include <annulus/core/memory.hpp>
-#include <annulus/ring/local_tensors.hpp>
 #include <annulus/ring/sharded_operands.hpp>
 #include <annulus/verification/random_scores.hpp>
 

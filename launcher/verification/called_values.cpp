@@ -5,6 +5,8 @@
 #include <utility>
 #include <vector>
 
+#include <annulus/mesh/mesh.hpp>
+
 namespace annulus::verification {
 namespace {
 

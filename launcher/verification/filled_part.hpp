@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <vector>
 
+#include <annulus/core/memory.hpp>
 #include <annulus/core/position.hpp>
 #include <annulus/core/tensor.hpp>
 #include <annulus/partition/named_sharding.hpp>

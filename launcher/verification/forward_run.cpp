@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include <annulus/mesh/agreement.hpp>
+#include <annulus/mesh/mesh.hpp>
 
 namespace annulus::verification {
 namespace {
@@ -22,7 +23,9 @@ AttentionOptions attention_options(const ShardedCase& sharded_case, Place place)
                             .transport = sharded_case.transport}};
   options.tuning = sharded_case.tuning;
   options.plan = sharded_case.plan;
-  options.cost_model = sharded_case.cost_model;
+  if (sharded_case.cost_model) {
+    options.cost_model = std::make_shared<ring::CostModel>(*sharded_case.cost_model);
+  }
   if (sharded_case.backward) {
     options.backward = {.implementation = sharded_case.backward->implementation,
                         .schedule = sharded_case.backward->schedule,

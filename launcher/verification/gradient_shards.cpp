@@ -5,6 +5,7 @@
 
 #include <annulus/core/convert.hpp>
 #include <annulus/mesh/agreement.hpp>
+#include <annulus/mesh/mesh.hpp>
 #include <annulus/verification/for_tensor.hpp>
 #include <annulus/verification/gradient_shards.hpp>
 

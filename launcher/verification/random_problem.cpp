@@ -9,8 +9,8 @@
 
 #include <fmt/format.h>
 
-#include <annulus/attention/bias_policy.hpp>
 #include <annulus/attention/mask.hpp>
+#include <annulus/attention/problem.hpp>
 #include <annulus/core/error.hpp>
 #include <annulus/verification/non_finite_entries.hpp>
 #include <annulus/verification/random_problem.hpp>

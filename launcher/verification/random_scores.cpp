@@ -11,6 +11,7 @@
 #include <annulus/attention/philox.hpp>
 #include <annulus/attention/score_tensors.hpp>
 #include <annulus/core/error.hpp>
+#include <annulus/core/memory.hpp>
 #include <annulus/verification/random_scores.hpp>
 #include <annulus/verification/random_tensor.hpp>
 

@@ -11,6 +11,7 @@
 #include <annulus/attention/oracle.hpp>
 #include <annulus/core/convert.hpp>
 #include <annulus/mesh/agreement.hpp>
+#include <annulus/mesh/mesh.hpp>
 #include <annulus/ring/attention.hpp>
 #include <annulus/verification/for_tensor.hpp>
 #include <annulus/verification/verification.hpp>

@@ -23,7 +23,7 @@
 
 #include "device_group.hpp"
 #include "nccl/traits.hpp"
-#include "node_identity.hpp"
+#include "topology/node_identity.hpp"
 
 namespace annulus {
 namespace {

@@ -17,9 +17,9 @@
 #include <annulus/core/error.hpp>
 #include <annulus/mesh/peer_copy_group.hpp>
 
-#include "node_identity.hpp"
 #include "peer/flags.hpp"
 #include "peer/shared_memory.hpp"
+#include "topology/node_identity.hpp"
 
 namespace annulus {
 namespace {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <annulus/mesh/transport.hpp>
+#include <annulus/mesh/transport_traits.hpp>
 
 namespace annulus {
 

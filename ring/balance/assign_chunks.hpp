@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <vector>
 
-#include <annulus/partition/assignment.hpp>
+#include <annulus/partition/sequence_layout.hpp>
 
 namespace annulus::ring {
 

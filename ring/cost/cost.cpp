@@ -8,6 +8,7 @@
 
 #include <annulus/attention/softmax_state.hpp>
 #include <annulus/mesh/transport.hpp>
+#include <annulus/mesh/transport_traits.hpp>
 #include <annulus/ring/used_share.hpp>
 
 namespace annulus::ring {

@@ -5,6 +5,7 @@
 
 #include <annulus/core/error.hpp>
 #include <annulus/mesh/transport.hpp>
+#include <annulus/mesh/transport_traits.hpp>
 #include <annulus/ring/cost_model.hpp>
 
 namespace annulus::ring {

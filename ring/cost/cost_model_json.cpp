@@ -15,6 +15,7 @@
 #include <annulus/attention/registry.hpp>
 #include <annulus/core/error.hpp>
 #include <annulus/mesh/transport.hpp>
+#include <annulus/mesh/transport_traits.hpp>
 #include <annulus/ring/cost_model.hpp>
 
 #include "json_object.hpp"

@@ -557,6 +557,9 @@ const ring::Decision& Attention::decision() const noexcept {
 Selection Attention::selection() const {
   return impl_->sharded().selection();
 }
+std::vector<std::pair<std::string, std::string>> Attention::passed_over() const {
+  return selection().passed_over;
+}
 const Implementation& Attention::implementation_of(const ring::Tile& block) const {
   return impl_->sharded().implementation_of(block);
 }

@@ -6,6 +6,7 @@
 
 #include <fmt/format.h>
 
+#include <annulus/attention/registry.hpp>
 #include <annulus/core/cuda.hpp>
 #include <annulus/core/error.hpp>
 #include <annulus/core/foreign_stream.hpp>
@@ -13,7 +14,10 @@
 #include <annulus/mesh/agreement.hpp>
 #include <annulus/mesh/cores.hpp>
 #include <annulus/mesh/gpu_binding.hpp>
+#include <annulus/mesh/mesh.hpp>
+#include <annulus/mesh/node_order.hpp>
 #include <annulus/ring/context.hpp>
+#include <annulus/ring/tuning_cache.hpp>
 
 namespace annulus {
 namespace {
@@ -104,49 +108,112 @@ void check_sharing_is_meant(const ContextOptions& options, Place place, Mesh& me
 
 }  // namespace
 
-Context::Context(MPI_Comm communicator, const ContextOptions& options)
-    : calls_(std::make_shared<OneAtATime>("what belongs to a Context")),
-      mesh_(std::make_unique<Mesh>(options.mesh, communicator, start_watchdog(options.timeout))),
-      registry_(std::make_shared<Registry>(Registry::standard())),
-      transport_(options.transport) {
-  collectively(mesh_->world(), "timeout of the context",
-               [&] { (void)Watchdog(Watchdog::Seconds(options.timeout)); });
-  check_same_rule(options, mesh_->world());
-  if (options.devices == DeviceRule::named) {
-    device_ = open_named(options, *mesh_);
-  } else {
-    device_ = open_assigned(options, *mesh_);
+struct Context::Impl {
+  Impl(MPI_Comm communicator, const ContextOptions& options)
+      : calls(std::make_shared<OneAtATime>("what belongs to a Context")),
+        mesh(options.mesh, communicator, start_watchdog(options.timeout)),
+        registry(std::make_shared<Registry>(Registry::standard())),
+        transport(options.transport) {
+    collectively(mesh.world(), "timeout of the context",
+                 [&] { (void)Watchdog(Watchdog::Seconds(options.timeout)); });
+    check_same_rule(options, mesh.world());
+    if (options.devices == DeviceRule::named) {
+      device = open_named(options, mesh);
+    } else {
+      device = open_assigned(options, mesh);
+    }
+    if (!device->place().is_host()) check_sharing_is_meant(options, device->place(), mesh);
+    threads = threads_per_rank(mesh, options.threads);
   }
-  if (!device_->place().is_host()) check_sharing_is_meant(options, device_->place(), *mesh_);
-  threads_ = threads_per_rank(*mesh_, options.threads);
+  Impl(MPI_Comm communicator, const MeshShape& shape, Impl& base)
+      : calls(base.calls),
+        device(base.device),
+        mesh(shape, communicator, base.mesh.watchdog()),
+        registry(base.registry),
+        transport(base.transport),
+        threads(base.threads) {}
+
+  std::shared_ptr<OneAtATime> calls;
+  std::shared_ptr<Device> device;  // outlives what other ranks have mapped of it
+  Mesh mesh;
+  std::shared_ptr<Registry> registry;
+  Transport transport;
+  int threads = 1;
+  ring::TuningCache tuning_cache;
+  std::vector<const Overlay*> overlays;       // the innermost last
+  std::vector<std::function<bool()>> in_use;  // each holds what it is asked about
+};
+
+static_assert(ContextOptions::kDefaultTimeout == Watchdog::kDefault.count());
+
+Context::Context(MPI_Comm communicator, const ContextOptions& options)
+    : impl_(std::make_unique<Impl>(communicator, options)) {}
+Context::Context(MPI_Comm communicator, const MeshShape& mesh, Context& base)
+    : impl_(std::make_unique<Impl>(communicator, mesh, *base.impl_)) {}
+Context::~Context() = default;
+
+int Context::rank() const noexcept {
+  return impl_->mesh.rank();
+}
+int Context::size() const noexcept {
+  return impl_->mesh.size();
+}
+const MeshShape& Context::mesh_shape() const noexcept {
+  return impl_->mesh.shape();
+}
+bool Context::crosses_nodes(const std::string& axis) const {
+  return impl_->mesh.crosses_nodes(axis);
+}
+Place Context::place() const noexcept {
+  return impl_->device->place();
+}
+MemoryPool& Context::memory() noexcept {
+  return impl_->device->memory();
+}
+Transport Context::transport() const noexcept {
+  return impl_->transport;
+}
+int Context::threads() const noexcept {
+  return impl_->threads;
+}
+ring::TuningCache& Context::tuning_cache() noexcept {
+  return impl_->tuning_cache;
+}
+Mesh& Context::mesh() noexcept {
+  return impl_->mesh;
+}
+Device& Context::device() noexcept {
+  return *impl_->device;
+}
+Registry& Context::registry() noexcept {
+  return *impl_->registry;
+}
+OneAtATime& Context::calls() noexcept {
+  return *impl_->calls;
 }
 
-Context::Context(MPI_Comm communicator, const MeshShape& mesh, Context& base)
-    : calls_(base.calls_),
-      device_(base.device_),
-      mesh_(std::make_unique<Mesh>(mesh, communicator, base.mesh_->watchdog())),
-      registry_(base.registry_),
-      transport_(base.transport_),
-      threads_(base.threads_) {}
-
 void Context::keep(std::function<bool()> is_used) {
-  if (is_used()) in_use_.push_back(std::move(is_used));
-  std::erase_if(in_use_, [](const auto& one) { return !one(); });
+  if (is_used()) impl_->in_use.push_back(std::move(is_used));
+  std::erase_if(impl_->in_use, [](const auto& one) { return !one(); });
 }
 
 ring::Choice Context::overlay() const {
   ring::Choice choice;
-  for (const Overlay* overlay : overlays_) choice = nested(choice, overlay->choice_);
+  for (const Overlay* overlay : impl_->overlays) choice = nested(choice, overlay->choice_);
   return choice;
 }
 
 Overlay::Overlay(Context& context, ring::Choice choice)
     : context_(context), choice_(std::move(choice)) {
-  context.overlays_.push_back(this);
+  context.impl_->overlays.push_back(this);
 }
 
 Overlay::~Overlay() {
-  std::erase(context_.overlays_, this);
+  std::erase(context_.impl_->overlays, this);
+}
+
+MPI_Comm in_node_order(MPI_Comm communicator) {
+  return in_node_order(communicator, Watchdog(Watchdog::kDefault)).release();
 }
 
 }  // namespace annulus

@@ -1,6 +1,11 @@
 #include "face/sharded_options.hpp"
 
+#include <memory>
+#include <optional>
 #include <string>
+#include <string_view>
+
+#include <annulus/ring/tuning_cache.hpp>
 
 #include "tuning/parameters.hpp"
 
@@ -22,13 +27,18 @@ ring::ShardedAttentionOptions sharded_options(const AttentionOptions& options, C
           .schedule = named(options.schedule),
           .plan = ring::with_parameters(
               options.plan.value_or(ring::PlanOptions::for_place(context.place())), options),
-          .cost_model = options.cost_model,
+          .cost_model = options.cost_model ? std::optional(*options.cost_model) : std::nullopt,
           .runner = {.threads = context.threads(),
                      .tracer = options.tracer,
                      .watch = &context.mesh().call_watch()},
           .transport = open_transport ? context.transport() : options.transport,
           .tuning = tuning_options(options, context),
           .overlay = context.overlay()};
+}
+
+std::shared_ptr<const ring::CostModel> ring::read_cost_model(std::string_view text,
+                                                             const std::string& path) {
+  return std::make_shared<CostModel>(parse_cost_model(text, path));
 }
 
 ring::ShardedAttentionOptions backward_options(const AttentionOptions& options, Context& context) {

@@ -7,6 +7,7 @@
 
 #include <annulus/core/error.hpp>
 #include <annulus/mesh/peer_reach.hpp>
+#include <annulus/mesh/transport_traits.hpp>
 #include <annulus/ring/predicted_run.hpp>
 #include <annulus/ring/simulate.hpp>
 

@@ -9,9 +9,13 @@
 
 #include <fmt/format.h>
 
+#include <annulus/attention/registry.hpp>
 #include <annulus/core/error.hpp>
 #include <annulus/ring/planner.hpp>
+#include <annulus/ring/predicted_run.hpp>
 #include <annulus/ring/recommend.hpp>
+
+#include "tuning/parameters.hpp"
 
 namespace annulus::ring {
 namespace {
@@ -83,6 +87,12 @@ double all_reduce_seconds(const LaidOut& laid_out, DType dtype, const std::vecto
                   2 * std::ceil(std::log2(ranks)) * message(bytes));
 }
 
+void check_nodes(const WantedRanks& wanted) {
+  if (wanted.ranks >= 1 && wanted.nodes >= 1 && wanted.ranks % wanted.nodes == 0) return;
+  throw ArgumentError("nodes", std::to_string(wanted.nodes),
+                      fmt::format("a divisor of {} ranks", wanted.ranks));
+}
+
 std::string too_much(double bytes, double limit, const char* how_much) {
   return fmt::format("does not fit: needs {}{:.0f} MiB per rank, of {:.0f}", how_much, bytes / kMiB,
                      limit / kMiB);
@@ -147,7 +157,7 @@ class Search {
     const std::string name = problem_.implementation.empty() ? "auto" : problem_.implementation;
     layouts_.push_back(std::make_unique<LaidOut>(
         LaidOut{shard_operands(problem_, mesh, default_layout(problem_, mesh, asked)),
-                problem_.cost_model.value_or(CostModel::for_place(wanted_.place)),
+                problem_.cost_model ? *problem_.cost_model : CostModel::for_place(wanted_.place),
                 registry_.select(name, problem_, wanted_.place, Presence::assumed).candidates}));
     LaidOut& made = *layouts_.back();
     settle_transport(made.model, problem_.transport, made.operands.key, nodes_);
@@ -307,14 +317,40 @@ class Search {
 
 std::vector<Recommendation> recommend(const AttentionOptions& problem, const WantedRanks& wanted,
                                       const Registry& registry) {
-  if (wanted.ranks < 1 || wanted.nodes < 1 || wanted.ranks % wanted.nodes != 0) {
-    throw ArgumentError("nodes", std::to_string(wanted.nodes),
-                        fmt::format("a divisor of {} ranks", wanted.ranks));
-  }
+  check_nodes(wanted);
   if (wanted.mesh && wanted.mesh->ranks() != wanted.ranks) {
     throw ArgumentError("mesh", to_string(*wanted.mesh), fmt::format("{} ranks", wanted.ranks));
   }
   return Search(problem, wanted, registry).run();
+}
+
+std::vector<Recommendation> recommend(const AttentionOptions& problem, const WantedRanks& wanted) {
+  return recommend(problem, wanted, Registry::standard());
+}
+
+PlannedAttention plan_attention(const AttentionOptions& options, const MeshShape& mesh, Place place,
+                                int nodes) {
+  const WantedRanks wanted{.ranks = mesh.ranks(), .nodes = nodes, .place = place};
+  check_nodes(wanted);
+  const AttentionProblem problem = under_policy(options.bias_policy, options);
+  problem.validate();
+  const ShardedOperands operands =
+      shard_operands(problem, mesh, default_layout(problem, mesh, options));
+  const auto named = [](const std::string& name) { return name.empty() ? "auto" : name; };
+  const Registry registry = Registry::standard();
+  const Selection selection =
+      registry.select(named(options.implementation), problem, place, Presence::assumed);
+  CostModel model = options.cost_model ? *options.cost_model : CostModel::for_place(place);
+  settle_transport(model, options.transport, operands.key, nodes_of(wanted));
+  PlanInput input = make_plan_input(
+      problem, operands, selection.candidates, place, model,
+      with_parameters(options.plan.value_or(PlanOptions::for_place(place)), options));
+  input.prices.node_of_rank = nodes_of(wanted);
+  const ScheduleChoice choice =
+      choose_schedule(input, selection.schedule_for(named(options.schedule)));
+  input.options = with_variant(input.options, choice);
+  return {make_plan(input, choice.schedule, simulated_ranks(input)), choice, model.transport,
+          predict_run(input, choice)};
 }
 
 }  // namespace annulus::ring

@@ -4,7 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include <annulus/attention/modifiers.hpp>
-#include <annulus/partition/partition_spec.hpp>
+#include <annulus/partition/named_sharding.hpp>
 #include <annulus/ring/plan.hpp>
 
 #include "report/names.hpp"

@@ -5,7 +5,7 @@
 #include <fmt/format.h>
 
 #include <annulus/attention/modifiers.hpp>
-#include <annulus/partition/partition_spec.hpp>
+#include <annulus/partition/named_sharding.hpp>
 #include <annulus/ring/plan.hpp>
 
 #include "report/names.hpp"

@@ -9,8 +9,8 @@
 #include <annulus/core/memory.hpp>
 #include <annulus/core/tensor.hpp>
 #include <annulus/ring/local_operations.hpp>
-#include <annulus/ring/local_tensors.hpp>
 #include <annulus/ring/plan.hpp>
+#include <annulus/ring/sharded_operands.hpp>
 
 namespace annulus::ring {
 

@@ -8,7 +8,7 @@
 #include <type_traits>
 #include <vector>
 
-#include <annulus/attention/sinks.hpp>
+#include <annulus/attention/problem.hpp>
 #include <annulus/core/convert.hpp>
 #include <annulus/core/error.hpp>
 #include <annulus/ring/local_operations.hpp>

@@ -17,7 +17,7 @@
 #include <annulus/ring/local_operations.hpp>
 #include <annulus/ring/runner.hpp>
 
-#include "call_values.hpp"
+#include "calls/call_values.hpp"
 #include "runner/arrivals.hpp"
 #include "runner/block_arguments.hpp"
 #include "runner/call_arrays.hpp"

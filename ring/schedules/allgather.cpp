@@ -5,11 +5,12 @@
 #include <vector>
 
 #include <annulus/mesh/transport.hpp>
+#include <annulus/mesh/transport_traits.hpp>
 
-#include "schedules/gather_rounds.hpp"
-#include "schedules/gather_routes.hpp"
-#include "schedules/gathering.hpp"
-#include "schedules/plan_builder.hpp"
+#include "schedules/building/gather_rounds.hpp"
+#include "schedules/building/gather_routes.hpp"
+#include "schedules/building/gathering.hpp"
+#include "schedules/building/plan_builder.hpp"
 #include "schedules/schedules.hpp"
 
 // Every rank gets all columns that it needs at once, in order of global position: straight from

@@ -1,4 +1,4 @@
-#include "schedules/plan_builder.hpp"
+#include "schedules/building/plan_builder.hpp"
 #include "schedules/schedules.hpp"
 
 namespace annulus::ring {

@@ -5,9 +5,9 @@
 #include <utility>
 #include <vector>
 
-#include "schedules/gathering.hpp"
-#include "schedules/passed_rows.hpp"
-#include "schedules/plan_builder.hpp"
+#include "schedules/building/gathering.hpp"
+#include "schedules/building/passed_rows.hpp"
+#include "schedules/building/plan_builder.hpp"
 #include "schedules/schedules.hpp"
 
 // Keys and values stay where they are. Every rank computes all rows of its group against its own

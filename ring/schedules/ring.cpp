@@ -4,8 +4,8 @@
 
 #include <annulus/attention/softmax_state.hpp>
 
-#include "schedules/plan_builder.hpp"
-#include "schedules/ring_rounds.hpp"
+#include "schedules/building/plan_builder.hpp"
+#include "schedules/building/ring_rounds.hpp"
 #include "schedules/schedules.hpp"
 
 namespace annulus::ring {

@@ -7,8 +7,8 @@
 #include <annulus/ring/plan.hpp>
 #include <annulus/ring/planner.hpp>
 
-#include "kv_needs.hpp"
-#include "schedules/group_nodes.hpp"
+#include "schedules/building/group_nodes.hpp"
+#include "schedules/building/kv_needs.hpp"
 
 namespace annulus::ring {
 

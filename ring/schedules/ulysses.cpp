@@ -8,10 +8,10 @@
 #include <utility>
 #include <vector>
 
-#include "schedules/gathering.hpp"
-#include "schedules/head_shares.hpp"
-#include "schedules/plan_builder.hpp"
-#include "schedules/ring_rounds.hpp"
+#include "schedules/building/gathering.hpp"
+#include "schedules/building/head_shares.hpp"
+#include "schedules/building/plan_builder.hpp"
+#include "schedules/building/ring_rounds.hpp"
 #include "schedules/schedules.hpp"
 
 // Ranks next to each other along the sequence exchange heads: each gets the rows and columns of all

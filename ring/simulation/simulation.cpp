@@ -14,7 +14,8 @@
 
 #include <annulus/core/error.hpp>
 #include <annulus/mesh/transport.hpp>
-#include <annulus/partition/partition_spec.hpp>
+#include <annulus/mesh/transport_traits.hpp>
+#include <annulus/partition/named_sharding.hpp>
 #include <annulus/ring/simulate.hpp>
 
 #include "simulation/event_queue.hpp"

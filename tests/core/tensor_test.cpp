@@ -10,6 +10,7 @@
 #include <gtest/gtest.h>
 
 #include <annulus/core/error.hpp>
+#include <annulus/core/memory.hpp>
 #include <annulus/core/tensor.hpp>
 
 #include "tests/support/for_each_index.hpp"

@@ -10,7 +10,6 @@
 #include <gtest/gtest.h>
 
 #include <annulus/core/error.hpp>
-#include <annulus/core/interruption.hpp>
 #include <annulus/core/watchdog.hpp>
 
 #include "tests/support/message_of.hpp"

@@ -7,7 +7,6 @@
 #include <annulus/attention/problem.hpp>
 #include <annulus/mesh/mesh_shape.hpp>
 #include <annulus/partition/named_sharding.hpp>
-#include <annulus/partition/partition_spec.hpp>
 
 #include "fuzzing.hpp"
 #include "launcher/options/option_values.hpp"

@@ -3,6 +3,7 @@
 
 #include <annulus/mesh/peer_reach.hpp>
 #include <annulus/mesh/transport.hpp>
+#include <annulus/mesh/transport_traits.hpp>
 
 namespace annulus {
 namespace {

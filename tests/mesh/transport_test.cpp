@@ -3,6 +3,7 @@
 
 #include <annulus/core/error.hpp>
 #include <annulus/mesh/transport.hpp>
+#include <annulus/mesh/transport_traits.hpp>
 
 #include "tests/support/thrown_by.hpp"
 

@@ -7,9 +7,8 @@
 #include <gtest/gtest.h>
 
 #include <annulus/core/error.hpp>
-#include <annulus/partition/assignment.hpp>
-#include <annulus/partition/distribution.hpp>
 #include <annulus/partition/named_sharding.hpp>
+#include <annulus/partition/sequence_layout.hpp>
 
 namespace annulus {
 namespace {

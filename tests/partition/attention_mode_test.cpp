@@ -2,7 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <annulus/core/error.hpp>
-#include <annulus/partition/attention_mode.hpp>
+#include <annulus/partition/sharding_rules.hpp>
 
 namespace annulus {
 namespace {

@@ -11,7 +11,7 @@
 
 #include <annulus/core/error.hpp>
 #include <annulus/partition/reshard.hpp>
-#include <annulus/partition/shard_map.hpp>
+#include <annulus/partition/shard_map_call.hpp>
 
 #include "random_sharding.hpp"
 #include "tests/support/rank_device.hpp"

@@ -1,7 +1,7 @@
 #include <gtest/gtest.h>
 
 #include <annulus/core/error.hpp>
-#include <annulus/partition/distribution.hpp>
+#include <annulus/partition/sequence_layout.hpp>
 
 namespace annulus {
 namespace {

@@ -5,7 +5,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <annulus/partition/partition_spec.hpp>
+#include <annulus/partition/named_sharding.hpp>
 
 #include "tests/support/thrown_by.hpp"
 

@@ -10,7 +10,7 @@
 
 #include <annulus/core/device.hpp>
 #include <annulus/mesh/mesh.hpp>
-#include <annulus/partition/shard_map.hpp>
+#include <annulus/partition/shard_map_call.hpp>
 
 #include "tests/support/test_world.hpp"
 

@@ -8,7 +8,7 @@
 
 #include <annulus/core/device.hpp>
 #include <annulus/mesh/mesh.hpp>
-#include <annulus/partition/shard_map.hpp>
+#include <annulus/partition/shard_map_call.hpp>
 
 #include "random_sharding.hpp"
 #include "tests/support/message_of.hpp"

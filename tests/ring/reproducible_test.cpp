@@ -16,7 +16,7 @@
 #include <annulus/core/error.hpp>
 #include <annulus/ring/sharded_attention.hpp>
 
-#include "tests/ring/face_cases.hpp"
+#include "tests/ring/face/face_cases.hpp"
 #include "tests/support/message_of.hpp"
 
 namespace annulus {

@@ -13,7 +13,7 @@
 #include "flash/decode/batch_keys.hpp"
 #include "flash/head_dims.hpp"
 #include "flash/small_tanh.hpp"
-#include "position_runs.hpp"
+#include "mask/position_runs.hpp"
 
 namespace annulus::flash::decode {
 namespace {

@@ -7,6 +7,7 @@
 #include <annulus/core/error.hpp>
 #include <annulus/core/one_at_a_time.hpp>
 #include <annulus/mesh/agreement.hpp>
+#include <annulus/mesh/mesh.hpp>
 #include <annulus/partition/named_sharding.hpp>
 
 #include "face/c/handles.hpp"

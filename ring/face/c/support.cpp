@@ -5,8 +5,8 @@
 #include <string>
 
 #include <annulus/core/error.hpp>
-#include <annulus/core/interruption.hpp>
 #include <annulus/mesh/launched.hpp>
+#include <annulus/mesh/mesh.hpp>
 #include <annulus/mesh/mpi.hpp>
 #include <annulus/ring/machine.hpp>
 

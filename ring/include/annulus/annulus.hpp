@@ -7,8 +7,6 @@
 ///     attention.run({query, key, value, output}, stream);           // as often as wanted
 ///
 /// Everything else is reachable from these two classes.
-#include <annulus/core/interruption.hpp>
-#include <annulus/mesh/node_order.hpp>
 #include <annulus/ring/attention.hpp>
 #include <annulus/ring/context.hpp>
 #include <annulus/ring/metadata.hpp>

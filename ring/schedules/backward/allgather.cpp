@@ -6,9 +6,9 @@
 #include <vector>
 
 #include "schedules/backward/backward_builder.hpp"
-#include "schedules/gather_rounds.hpp"
-#include "schedules/gathering.hpp"
-#include "schedules/passed_rows.hpp"
+#include "schedules/building/gather_rounds.hpp"
+#include "schedules/building/gathering.hpp"
+#include "schedules/building/passed_rows.hpp"
 #include "schedules/schedules.hpp"
 
 // Keys and values are gathered as in the forward pass, one group of heads after another. The

@@ -8,7 +8,7 @@
 #include <annulus/core/error.hpp>
 
 #include "exact_sum.hpp"
-#include "schedules/plan_builder.hpp"
+#include "schedules/building/plan_builder.hpp"
 
 namespace annulus::ring {
 namespace {

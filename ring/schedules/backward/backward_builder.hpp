@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "schedules/backward/replicas.hpp"
-#include "schedules/task_builder.hpp"
+#include "schedules/building/task_builder.hpp"
 
 namespace annulus::ring {
 

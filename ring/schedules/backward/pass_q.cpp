@@ -5,7 +5,7 @@
 #include <set>
 
 #include "schedules/backward/backward_builder.hpp"
-#include "schedules/passed_rows.hpp"
+#include "schedules/building/passed_rows.hpp"
 #include "schedules/schedules.hpp"
 
 // Keys, values and their gradients stay where they are. Rows go round with dO, LSE and delta. The

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "schedules/backward/backward_builder.hpp"
-#include "schedules/ring_rounds.hpp"
+#include "schedules/building/ring_rounds.hpp"
 
 namespace annulus::ring {
 

@@ -9,8 +9,8 @@
 
 #include "schedules/backward/backward_builder.hpp"
 #include "schedules/backward/ring_gradients.hpp"
-#include "schedules/gathering.hpp"
-#include "schedules/head_shares.hpp"
+#include "schedules/building/gathering.hpp"
+#include "schedules/building/head_shares.hpp"
 #include "schedules/schedules.hpp"
 
 // Ranks next to each other along the sequence exchange heads for sequence, as in the forward pass:

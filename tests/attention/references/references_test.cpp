@@ -6,7 +6,7 @@
 
 #include <gtest/gtest.h>
 
-#include <annulus/attention/bias_policy.hpp>
+#include <annulus/attention/problem.hpp>
 #include <annulus/core/error.hpp>
 
 #include "tests/attention/random_tensor.hpp"

@@ -1,4 +1,4 @@
-#include "launcher/bench/call_and_rates.hpp"
+#include "launcher/bench/calibration/call_and_rates.hpp"
 
 #include <cstdint>
 #include <functional>

@@ -10,6 +10,7 @@
 #include <annulus/attention/philox.hpp>
 #include <annulus/core/convert.hpp>
 #include <annulus/core/error.hpp>
+#include <annulus/core/memory.hpp>
 #include <annulus/partition/named_sharding.hpp>
 #include <annulus/verification/random_tensor.hpp>
 

@@ -19,6 +19,7 @@
 #include <annulus/core/trace.hpp>
 #include <annulus/mesh/agreement.hpp>
 #include <annulus/ring/sharded_attention.hpp>
+#include <annulus/ring/tuning_cache.hpp>
 #include <annulus/verification/verification.hpp>
 
 #include "tests/attention/wrapped_native.hpp"

@@ -1,18 +1,108 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
-#include <annulus/attention/dropout.hpp>
 #include <annulus/attention/mask.hpp>
-#include <annulus/attention/sinks.hpp>
 #include <annulus/core/dtype.hpp>
 #include <annulus/core/place.hpp>
+#include <annulus/core/position.hpp>
 #include <annulus/core/tensor.hpp>
 
 namespace annulus {
+
+/// The log of the sum of the exponentials; −∞ if there are no logits, or all are −∞.
+[[nodiscard]] double log_sum_exp(std::span<const float> logits);
+
+/// Extra logits of each query head that enter the softmax's denominator once, without a value
+/// (docs/semantics.md §1). They are neither scaled nor capped, and no mask hides them: they count
+/// even in a row that sees no key.
+///
+/// For each row they are a softmax state with output 0 and LSE lse(). Merging it once with the
+/// state over the keys gives the result, for any blocks, hops and ranks. Copies share the logits.
+class Sinks {
+ public:
+  /// [N,M] row-major, or [M] for all heads alike. Throws ArgumentError("sinks", …) for another
+  /// rank, for sizes below 1 and for logits that are NaN or +∞; −∞ has no weight.
+  Sinks(const Extents& shape, std::vector<float> logits);
+  /// Drawn uniformly from [−2, 2). A seed gives the same values on every machine.
+  static Sinks random(std::int64_t heads, std::int64_t per_head, std::uint64_t seed);
+
+  /// [N,M] or [M].
+  [[nodiscard]] const Extents& shape() const noexcept { return data_->shape; }
+  [[nodiscard]] std::int64_t per_head() const { return shape()[shape().rank() - 1]; }
+  /// The sinks of a query head, given by its global index.
+  [[nodiscard]] std::span<const float> of_head(std::int64_t head) const;
+  /// The log of the sum of the exponentials of a head's sinks.
+  [[nodiscard]] double lse(std::int64_t head) const { return log_sum_exp(of_head(head)); }
+  /// A 64-bit hash.
+  [[nodiscard]] std::uint64_t digest() const noexcept { return data_->digest; }
+  bool operator==(const Sinks& other) const;
+
+  /// Throws ArgumentError("sinks", …) unless they suit this number of heads.
+  void validate(std::int64_t heads) const;
+
+ private:
+  struct Data {
+    Extents shape;
+    std::vector<float> logits;
+    std::uint64_t digest = 0;
+  };
+  std::shared_ptr<const Data> data_;
+};
+
+/// "sinks [8, 2]".
+[[nodiscard]] std::string to_string(const Sinks& sinks);
+
+/// Dropout of attention probabilities (docs/semantics.md §1). An entry's drop is a pure function of
+/// the seed and the global batch, query head, query position and key position, so it is the same
+/// for every sharding, schedule, kernel and block size.
+///
+/// One call of Philox 4x32-10 decides eight keys, with sixteen bits each. The eight are chosen so
+/// that a thread of a tensor-core tile uses all the bits of a call: key j has half j mod 2 of word
+/// (j mod 32) / 8 of counter 4 (j / 32) + (j mod 8) / 2. An entry drops if its bits are below
+/// threshold().
+class Dropout {
+ public:
+  /// The probability is rounded to a multiple of 2⁻¹⁶ above 0 and below 1; 0 stays 0. Throws
+  /// ArgumentError("dropout", …) unless it is at least 0 and below 1.
+  Dropout(double probability, std::uint64_t seed);
+
+  [[nodiscard]] double probability() const { return threshold_ / 65536.0; }
+  [[nodiscard]] std::uint64_t seed() const noexcept { return seed_; }
+  [[nodiscard]] std::uint32_t threshold() const noexcept { return threshold_; }
+  /// The factor of the probabilities that are kept.
+  [[nodiscard]] double keep_scale() const { return 1 / (1 - probability()); }
+  bool operator==(const Dropout&) const = default;
+
+  /// True if an entry drops. All indices are global.
+  [[nodiscard]] bool drops(std::int64_t batch, std::int64_t head, GlobalPosition row,
+                           GlobalPosition column) const;
+
+  /// The third and fourth words of a counter. The first depends on the key position; the second is
+  /// the query position.
+  static constexpr std::uint32_t third_word(std::int64_t head) {
+    return static_cast<std::uint32_t>(head);
+  }
+  static constexpr std::uint32_t fourth_word(std::int64_t batch) {
+    return static_cast<std::uint32_t>(batch) + kDropoutStream;
+  }
+  /// Sequence lengths, heads and batches must be below this, so that no two entries share bits.
+  static constexpr std::int64_t kMaximumIndices = std::int64_t{1} << 32;
+
+ private:
+  static constexpr std::uint32_t kDropoutStream = 0x64726f70;  // apart from a seed's other uses
+  std::uint32_t threshold_;
+  std::uint64_t seed_;
+};
+
+/// "dropout 0.1, seed 5".
+[[nodiscard]] std::string to_string(const Dropout& dropout);
 
 /// Sizes of an attention problem: query [B,T,N,D], key [B,S,K,D], value [B,S,K,Dv], output
 /// [B,T,N,Dv].
@@ -115,5 +205,21 @@ struct AttentionProblem {
 
 /// 2 · N · (D + Dv) operations per visible pair, the usual count: 4 · pairs · N · D if D = Dv.
 [[nodiscard]] double forward_flops(const AttentionShape& shape, double visible_pairs);
+
+/// The parts of a mask that apply if there is a bias (docs/semantics.md §1).
+enum class BiasPolicy : std::uint8_t {
+  combine,              ///< all: mask and bias both apply
+  bias_wins,            ///< none: the whole mask is ignored
+  bias_disables_causal  ///< all but the causal part
+};
+
+[[nodiscard]] std::string_view name_of(BiasPolicy policy) noexcept;
+/// Throws ArgumentError("bias policy", …) for an unknown name.
+[[nodiscard]] BiasPolicy parse_bias_policy(std::string_view name);
+
+/// The part of the mask that applies if there is a bias.
+[[nodiscard]] Mask mask_beside_bias(BiasPolicy policy, const Mask& mask);
+/// The problem with the policy applied to its mask and its dense mask; unchanged without a bias.
+[[nodiscard]] AttentionProblem under_policy(BiasPolicy policy, AttentionProblem problem);
 
 }  // namespace annulus

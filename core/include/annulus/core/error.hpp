@@ -21,12 +21,13 @@ enum class ExitCode : int {
 ///     │   ├── ArgumentError     one named argument
 ///     │   ├── FileError         an input file
 ///     │   ├── UnsupportedError  a valid request that this build or implementation refuses
-///     │   └── …                 the spec errors of partition/partition_spec.hpp
+///     │   └── …                 the spec errors of partition/named_sharding.hpp
 ///     └── LibraryError          the job cannot continue; exit code 3
 ///         ├── SystemError       an operating-system call failed
 ///         ├── TimeoutError      a peer did not answer in time
+///         ├── InterruptedError  the process was told to stop while it waited
 ///         ├── InternalError     a bug of this library
-///         └── …                 MpiError of mesh/mpi.hpp
+///         └── …                 an MPI call failed
 class Error : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
@@ -91,5 +92,17 @@ class InternalError : public LibraryError {
  public:
   using LibraryError::LibraryError;
 };
+
+/// The process was told to stop while it waited for another rank or a device, by Ctrl-C, say.
+class InterruptedError : public LibraryError {
+ public:
+  using LibraryError::LibraryError;
+};
+
+/// Asked by every wait of the process that has become long, on the thread that waits, about 50
+/// times a second; if it returns another number than 0, the wait ends with an InterruptedError.
+/// Null, the default: nobody is asked.
+void set_interruption(int (*interrupted)()) noexcept;
+[[nodiscard]] bool interrupted();
 
 }  // namespace annulus

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <initializer_list>
+#include <memory>
 #include <span>
 #include <string>
 #include <type_traits>
@@ -11,10 +12,12 @@
 
 #include <annulus/core/dtype.hpp>
 #include <annulus/core/error.hpp>
-#include <annulus/core/memory.hpp>
 #include <annulus/core/place.hpp>
 
 namespace annulus {
+
+class Buffer;
+class MemoryPool;
 
 /// Up to kMaxRank sizes or strides, stored in place: making a view never allocates.
 class Extents {
@@ -156,15 +159,20 @@ using ConstTensorView = BasicTensorView<const void>;
 /// Copies elements between host views of equal shape and dtype, with any strides.
 void copy(const ConstTensorView& source, const TensorView& destination);
 
-/// A contiguous tensor that owns its memory. Contents are uninitialised.
+/// A contiguous tensor that owns its memory. Contents are uninitialised. Move-only.
 class Tensor {
  public:
-  Tensor() = default;
+  /// Without dimensions and without memory.
+  Tensor() noexcept;
+  /// `pool`, such as Context::memory(), must outlive the tensor.
   Tensor(DType dtype, const Extents& shape, MemoryPool& pool);
+  Tensor(Tensor&& other) noexcept;
+  Tensor& operator=(Tensor&& other) noexcept;
+  Tensor(const Tensor&) = delete;
+  Tensor& operator=(const Tensor&) = delete;
+  ~Tensor();
 
-  [[nodiscard]] TensorView view() const noexcept {
-    return {buffer_.data(), dtype_, shape_, buffer_.place()};
-  }
+  [[nodiscard]] TensorView view() const noexcept { return {data_, dtype_, shape_, place_}; }
   [[nodiscard]] DType dtype() const noexcept { return dtype_; }
   [[nodiscard]] const Extents& shape() const noexcept { return shape_; }
   [[nodiscard]] std::size_t bytes() const noexcept { return view().bytes(); }
@@ -172,7 +180,9 @@ class Tensor {
   void fill_zero();
 
  private:
-  Buffer buffer_;
+  std::unique_ptr<Buffer> buffer_;
+  void* data_ = nullptr;  // of the buffer
+  Place place_;
   DType dtype_ = DType::float32;
   Extents shape_;
 };

@@ -13,6 +13,7 @@
 #include <annulus/core/stream.hpp>
 #include <annulus/mesh/control.hpp>
 #include <annulus/mesh/transport.hpp>
+#include <annulus/mesh/transport_traits.hpp>
 
 namespace annulus {
 

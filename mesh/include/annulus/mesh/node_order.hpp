@@ -18,8 +18,7 @@ namespace annulus {
 /// gives MPI_COMM_NULL. Throws TimeoutError, naming missing ranks; ArgumentError on all ranks for a
 /// bad ANNULUS_NODE on one. MPI_Comm_split cannot be interrupted: if a rank stops within it, the
 /// process calls `last_word` and exits with code 3.
-[[nodiscard]] Communicator in_node_order(MPI_Comm communicator,
-                                         const Watchdog& watchdog = Watchdog(Watchdog::kDefault),
+[[nodiscard]] Communicator in_node_order(MPI_Comm communicator, const Watchdog& watchdog,
                                          MpiSession::LastWord last_word = {});
 
 }  // namespace annulus

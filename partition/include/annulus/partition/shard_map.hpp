@@ -5,14 +5,33 @@
 #include <utility>
 #include <vector>
 
-#include <annulus/core/device.hpp>
-#include <annulus/core/stream.hpp>
 #include <annulus/core/tensor.hpp>
-#include <annulus/mesh/mesh.hpp>
 #include <annulus/partition/named_sharding.hpp>
-#include <annulus/partition/sharded_tensor.hpp>
 
+/// Functions that run once on every rank, on local shards of arrays, as in JAX's shard_map: see
+/// shard_map() of context.hpp.
 namespace annulus {
+
+/// A sharded array as one rank sees it: the sharding, and this rank's shard. Move-only.
+class ShardedTensor {
+ public:
+  /// Throws ArgumentError unless `local` has the shape that `sharding` gives `rank`. Not
+  /// collective.
+  ShardedTensor(NamedSharding sharding, int rank, Tensor local);
+  /// The shard comes from `pool`, uninitialised.
+  ShardedTensor(NamedSharding sharding, int rank, DType dtype, MemoryPool& pool);
+
+  [[nodiscard]] const NamedSharding& sharding() const noexcept { return sharding_; }
+  [[nodiscard]] const Extents& global_shape() const noexcept { return sharding_.global_shape(); }
+  [[nodiscard]] DType dtype() const noexcept { return local_.dtype(); }
+  /// This rank's shard.
+  [[nodiscard]] TensorView local() noexcept { return local_.view(); }
+  [[nodiscard]] ConstTensorView local() const noexcept { return local_.view(); }
+
+ private:
+  NamedSharding sharding_;
+  Tensor local_;
+};
 
 /// How one argument or result of shard_map() is sharded: a spec, and a distribution for each
 /// dimension (missing trailing ones are blocks). A PartitionSpec converts implicitly.
@@ -34,7 +53,8 @@ struct ShardSpec {
 };
 
 /// Runs once on every rank: local shards in, local results out. The views are valid during the
-/// call. GPU work must be on the stream of the call, or finished on return.
+/// call. GPU work must be on the stream of the call, or finished on return. Ranks that communicate
+/// in it do so in the same order.
 using ShardBody = std::function<std::vector<Tensor>(std::span<const ConstTensorView> shards)>;
 
 struct ShardMap {
@@ -45,27 +65,8 @@ struct ShardMap {
   bool check_replication = true;
 };
 
-/// Lvalues convert implicitly: shard_map(mesh, device, stream, map, {query, key}).
+/// Lvalues convert implicitly: shard_map(context, map, {query, key}).
 using ShardedArguments = std::vector<std::reference_wrapper<const ShardedTensor>>;
-
-/// Runs a function shard by shard, as JAX's shard_map does. Arguments that are not sharded as
-/// in_specs are resharded first. The results get the shardings that out_specs describe; in each
-/// dimension their global size is the sum of the local sizes along its axes. The distribution
-/// kv_heads is not possible for a result, because the number of ranks that share a head does not
-/// follow from the shards. Arguments and results lie in the device's memory; sums are made in host
-/// memory.
-///
-/// Collective over the mesh. The body may communicate through mesh.group(), in the same order on
-/// every rank. The ranks agree on errors, so all of them throw together, if
-/// - the body throws on any rank;
-/// - the number of specs differs from the number of arguments or results;
-/// - a spec does not fit its array (partition_spec.hpp);
-/// - the local results cannot be parts of one array, or terms of one sum;
-/// - a result is summed along an axis that its spec names, or has no floating-point dtype;
-/// - results differ along an axis that their spec does not name (result, axis and ranks are named).
-[[nodiscard]] std::vector<ShardedTensor> shard_map(Mesh& mesh, Device& device, Stream& stream,
-                                                   const ShardMap& map,
-                                                   const ShardedArguments& arguments);
 
 /// The map of gradients of `map`. It takes the arguments of `map`, then the gradients of its
 /// results, and returns the gradients of the arguments, each sharded like its argument.
@@ -76,8 +77,8 @@ using ShardedArguments = std::vector<std::reference_wrapper<const ShardedTensor>
 /// names, all ranks do the same work, and nothing is summed. A replicated result has one gradient,
 /// which every rank gets whole. `stacked`: ShardSpec::stacked of the sums.
 ///
-///     y = shard_map(mesh, device, stream, map, {x, weight});
-///     gradients = shard_map(mesh, device, stream, transpose(map, body), {x, weight, grad_y});
+///     y = shard_map(context, map, {x, weight});
+///     gradients = shard_map(context, transpose(map, body), {x, weight, grad_y});
 [[nodiscard]] ShardMap transpose(const ShardMap& map, ShardBody gradients, bool stacked = false);
 
 /// The sharding of a result, given its local shape on each rank of the mesh. Throws what

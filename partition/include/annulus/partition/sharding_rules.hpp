@@ -9,10 +9,21 @@
 
 #include <annulus/core/tensor.hpp>
 #include <annulus/mesh/mesh_shape.hpp>
-#include <annulus/partition/attention_mode.hpp>
-#include <annulus/partition/partition_spec.hpp>
+#include <annulus/partition/named_sharding.hpp>
 
 namespace annulus {
+
+/// The kind of work that an attention call is part of. Sharding rules may differ between modes.
+enum class AttentionMode : std::uint8_t { train, prefill, autoregressive, insert };
+
+inline constexpr std::array kAttentionModes{AttentionMode::train, AttentionMode::prefill,
+                                            AttentionMode::autoregressive, AttentionMode::insert};
+
+[[nodiscard]] std::string_view name_of(AttentionMode mode) noexcept;
+/// Throws ArgumentError("mode", …).
+[[nodiscard]] AttentionMode parse_attention_mode(std::string_view name);
+/// The mode of a call that does not name one: autoregressive if `query_length` is 1, else train.
+[[nodiscard]] AttentionMode infer_attention_mode(std::int64_t query_length) noexcept;
 
 /// The meaning of a dimension of an attention tensor.
 enum class SemanticAxis : std::uint8_t {
@@ -55,8 +66,8 @@ class ShardingRules {
   [[nodiscard]] const std::vector<ShardingRule>& rules() const noexcept { return rules_; }
   [[nodiscard]] const AxisNames& axes(SemanticAxis axis, AttentionMode mode) const noexcept;
 
-  /// Returns the rules with their defaults reduced to the axes of `mesh`. Throws UnknownAxisError if a
-  /// user's rule names an axis that the mesh lacks.
+  /// Returns the rules with their defaults reduced to the axes of `mesh`. Throws UnknownAxisError
+  /// if a user's rule names an axis that the mesh lacks.
   [[nodiscard]] ShardingRules for_mesh(const MeshShape& mesh) const;
 
   // The resulting specs. All throw DuplicateSpecError if the rules shard two dimensions of one
@@ -93,5 +104,40 @@ class ShardingRules {
 [[nodiscard]] std::optional<PartitionSpec> create_stable_sharding(
     const PartitionSpec& spec, const MeshShape* mesh, bool has_dependency,
     const std::optional<std::vector<int>>& preserved);
+
+/// The spec of every tensor that an attention call reads or writes.
+struct AttentionShardings {
+  PartitionSpec query;           ///< [B,T,N,D]
+  PartitionSpec key;             ///< [B,S,K,D]
+  PartitionSpec value;           ///< [B,S,K,Dv]
+  PartitionSpec output;          ///< [B,T,N,Dv]
+  PartitionSpec lse;             ///< [B,N,T]
+  PartitionSpec weights;         ///< [B,N,T,S]
+  PartitionSpec bias;            ///< broadcastable to [B,N,T,S]
+  PartitionSpec mask;            ///< likewise
+  PartitionSpec query_segments;  ///< [B,T]
+  PartitionSpec kv_segments;     ///< [B,S]
+  PartitionSpec lengths;         ///< [B]
+  PartitionSpec sinks;           ///< [N,M] or [M]
+};
+
+/// Inputs of the specs besides rules, mesh and mode.
+struct AttentionShardingOptions {
+  /// Shapes of bias and mask if they are broadcast to [B,N,T,S]. Dimensions of size 1 are not
+  /// sharded.
+  std::optional<Extents> bias = {};
+  std::optional<Extents> mask = {};
+  int sinks_rank = 2;  ///< 2: [N,M]; 1: [M]
+  /// True if query, key, value and output are [B,N,T,D], [B,K,S,D] and so on ("BHTD").
+  bool bhtd = false;
+};
+
+/// The shardings that the rules give in one mode, with the default rules reduced to the axes of
+/// `mesh`. Throws UnknownAxisError if a user's rule names an axis that the mesh lacks,
+/// DuplicateSpecError if the rules shard two dimensions of one tensor along the same axis, and
+/// ArgumentError for a bias or mask of more than 4 dimensions or sinks of another rank.
+[[nodiscard]] AttentionShardings get_shardings(const ShardingRules& rules, const MeshShape& mesh,
+                                               AttentionMode mode,
+                                               const AttentionShardingOptions& options = {});
 
 }  // namespace annulus

@@ -7,26 +7,29 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
 
-#include <annulus/attention/bias_policy.hpp>
 #include <annulus/attention/problem.hpp>
-#include <annulus/attention/registry.hpp>
 #include <annulus/core/position.hpp>
 #include <annulus/core/tensor.hpp>
-#include <annulus/core/trace.hpp>
 #include <annulus/ring/context.hpp>
-#include <annulus/ring/cost_model.hpp>
-#include <annulus/ring/local_tensors.hpp>
 #include <annulus/ring/plan.hpp>
-#include <annulus/ring/planner.hpp>
 #include <annulus/ring/sharded_operands.hpp>
 #include <annulus/ring/tuning.hpp>
 
 namespace annulus {
 
+class Implementation;
+struct Selection;
+class Tracer;
+
 namespace ring {
+struct CostModel;
+struct PlanInput;
 class ShardedAttention;
-}
+}  // namespace ring
 
 /// Makes the bias where neither a mask nor a bias is given.
 struct InitBias {
@@ -63,9 +66,11 @@ struct AttentionOptions : AttentionProblem, ring::LayoutOptions, ring::Choice {
   ring::TuningOptions tuning = {};
   /// How plans are made; Choice overrides its members. ring::PlanOptions::for_place() if absent.
   std::optional<ring::PlanOptions> plan = {};
-  /// The model for predictions; ring::CostModel::for_place() if absent.
-  std::optional<ring::CostModel> cost_model = {};
-  Tracer* tracer = nullptr;  ///< of all calls; must outlive Attention. All ranks have one or none.
+  /// The model for predictions: see ring::read_cost_model(). Null: an assumed one.
+  std::shared_ptr<const ring::CostModel> cost_model = {};
+  /// Of all calls; must outlive Attention. All ranks have one or none. The program's --trace: its
+  /// header is not installed.
+  Tracer* tracer = nullptr;
   BackwardChoice backward = {};
 };
 
@@ -227,9 +232,6 @@ class Attention {
   void prepare_backward(const ring::BackwardRequest& request = {});
   /// Views of contiguous shards.
   [[nodiscard]] ring::BackwardLocalTensors backward_views(const BackwardTensors& tensors) const;
-  /// Plan, schedule and implementations of the backward pass; null before it is planned.
-  [[nodiscard]] const ring::ShardedAttention* backward_pass(
-      const ring::BackwardRequest& request = {}) const noexcept;
   /// Replaces the mask for later calls, such as the lengths or documents of another batch. Shards
   /// stay where they are: a balanced layout stays as it was for the first mask. Collective over the
   /// context. Waits for earlier calls and replans, but compiles nothing again; the backward pass is
@@ -249,17 +251,13 @@ class Attention {
 
   /// The tasks of this rank in a call.
   [[nodiscard]] const ring::RankPlan& rank_plan() const noexcept;
-  /// The input of the planner, prices included.
-  [[nodiscard]] const ring::PlanInput& plan_input() const noexcept;
   /// Only rank 0 knows why other schedules were passed over.
   [[nodiscard]] const ring::ScheduleChoice& schedule() const noexcept;
   /// The link of the tuning chain that decided, its choice, and why.
   [[nodiscard]] const ring::Decision& decision() const noexcept;
-  /// The implementations that can compute the problem, and why the others cannot, be it only for
-  /// some of this rank's blocks.
-  [[nodiscard]] Selection selection() const;
-  /// The implementation that computes a block of the rank's plan.
-  [[nodiscard]] const Implementation& implementation_of(const ring::Tile& block) const;
+  /// The implementations that cannot compute the problem, be it only for some of this rank's
+  /// blocks, and why.
+  [[nodiscard]] std::vector<std::pair<std::string, std::string>> passed_over() const;
   /// Names of the implementations that compute blocks on any rank, joined by "+"; "none" without
   /// blocks. Collective over the context.
   [[nodiscard]] std::string implementations_of_ranks() const;
@@ -273,10 +271,29 @@ class Attention {
   /// True if this rank merges partial results that kernels have rounded to the problem's dtype.
   [[nodiscard]] bool reduces_rounded() const;
 
+  // For the library and its program: headers of these classes are not installed.
+
+  /// The input of the planner, prices included.
+  [[nodiscard]] const ring::PlanInput& plan_input() const noexcept;
+  /// The implementations that can compute the problem, and those of passed_over().
+  [[nodiscard]] Selection selection() const;
+  /// The implementation that computes a block of the rank's plan.
+  [[nodiscard]] const Implementation& implementation_of(const ring::Tile& block) const;
+  /// Plan, schedule and implementations of the backward pass; null before it is planned.
+  [[nodiscard]] const ring::ShardedAttention* backward_pass(
+      const ring::BackwardRequest& request = {}) const noexcept;
+
  private:
   class Impl;
   std::unique_ptr<Impl> impl_;
 };
+
+namespace ring {
+/// Reads what `annulus bench --calibrate` writes. Throws FileError, naming `path` and the key that
+/// is wrong.
+[[nodiscard]] std::shared_ptr<const CostModel> read_cost_model(std::string_view text,
+                                                               const std::string& path);
+}  // namespace ring
 
 /// The plan options of a place, with the parameters that `choice` names.
 [[nodiscard]] ring::PlanOptions plan_options(const ring::Choice& choice, Place place);

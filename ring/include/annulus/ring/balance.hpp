@@ -4,8 +4,8 @@
 #include <optional>
 
 #include <annulus/attention/problem.hpp>
-#include <annulus/partition/assignment.hpp>
 #include <annulus/partition/named_sharding.hpp>
+#include <annulus/partition/sequence_layout.hpp>
 
 namespace annulus::ring {
 

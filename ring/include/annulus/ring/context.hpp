@@ -9,26 +9,30 @@
 
 #include <mpi.h>
 
-#include <annulus/attention/registry.hpp>
-#include <annulus/core/device.hpp>
-#include <annulus/core/watchdog.hpp>
-#include <annulus/mesh/mesh.hpp>
+#include <annulus/core/place.hpp>
+#include <annulus/core/tensor.hpp>
+#include <annulus/mesh/mesh_shape.hpp>
 #include <annulus/mesh/transport.hpp>
-#include <annulus/ring/tuning_cache.hpp>
+#include <annulus/partition/shard_map.hpp>
+#include <annulus/ring/tuning.hpp>
 
 namespace annulus {
 
+class Device;
+class Mesh;
 class OneAtATime;
 class Overlay;
+class Registry;
 
 /// How ranks get their devices.
 enum class DeviceRule : std::uint8_t {
   named,     ///< ContextOptions::place; without a value, the current CUDA device
-  assigned,  ///< each rank gets a GPU of its own, see bind_gpus(); CPUs where no rank sees any
+  assigned,  ///< each rank gets a GPU of its own; CPUs where no rank sees any
   gpus       ///< likewise, but ranks without a GPU are an error
 };
 
 struct ContextOptions {
+  static constexpr double kDefaultTimeout = 300;  // thousands of ranks take long to start
   /// Named axes and their sizes, the last one fastest; one size may be −1.
   std::string mesh = "sp=-1";
   /// The device of the rank. Without a value: the CUDA device that is current in the calling thread
@@ -40,7 +44,7 @@ struct ContextOptions {
   /// The carrier of data between GPUs.
   Transport transport = Transport::automatic;
   /// Seconds of silence after which a wait for other ranks fails. Ranks may differ in it.
-  double timeout = Watchdog::kDefault.count();
+  double timeout = kDefaultTimeout;
   /// CPU threads of this rank's kernels; 0: its share of the cores that the ranks of its node have.
   /// Ranks may differ in it.
   int threads = 0;
@@ -65,40 +69,42 @@ class Context {
   Context(MPI_Comm communicator, const MeshShape& mesh, Context& base);
   /// Must run before MPI_Finalize. Collective on GPUs: ranks wait, at most for the timeout, until
   /// no rank uses mapped memory of another.
-  ~Context() = default;
+  ~Context();
   Context(const Context&) = delete;
   Context& operator=(const Context&) = delete;
 
-  [[nodiscard]] int rank() const noexcept { return mesh_->rank(); }
-  [[nodiscard]] int size() const noexcept { return mesh_->size(); }
-  [[nodiscard]] Mesh& mesh() noexcept { return *mesh_; }
-  [[nodiscard]] Device& device() noexcept { return *device_; }
-  [[nodiscard]] Place place() const noexcept { return device_->place(); }
-  [[nodiscard]] Transport transport() const noexcept { return transport_; }
-  [[nodiscard]] int threads() const noexcept { return threads_; }
-  /// The implementations that attention chooses from; add() your own before making attention.
-  [[nodiscard]] Registry& registry() noexcept { return *registry_; }
+  [[nodiscard]] int rank() const noexcept;
+  [[nodiscard]] int size() const noexcept;
+  [[nodiscard]] const MeshShape& mesh_shape() const noexcept;
+  /// True if ranks that differ only along `axis` ever sit on different nodes. Throws
+  /// UnknownAxisError.
+  [[nodiscard]] bool crosses_nodes(const std::string& axis) const;
+  [[nodiscard]] Place place() const noexcept;
+  /// Memory of the context's device, for tensors.
+  [[nodiscard]] MemoryPool& memory() noexcept;
+  [[nodiscard]] Transport transport() const noexcept;
+  [[nodiscard]] int threads() const noexcept;
   /// The results of tuning on this context.
-  [[nodiscard]] ring::TuningCache& tuning_cache() noexcept { return tuning_cache_; }
+  [[nodiscard]] ring::TuningCache& tuning_cache() noexcept;
   /// The combined choices of the overlays that are alive.
   [[nodiscard]] ring::Choice overlay() const;
+
+  // For the library and its program: headers of these classes are not installed.
+
+  [[nodiscard]] Mesh& mesh() noexcept;
+  [[nodiscard]] Device& device() noexcept;
+  /// The implementations that attention chooses from; add() your own before making attention.
+  [[nodiscard]] Registry& registry() noexcept;
   /// Guards every call on the context against overlapping ones.
-  [[nodiscard]] OneAtATime& calls() noexcept { return *calls_; }
+  [[nodiscard]] OneAtATime& calls() noexcept;
   /// Keeps what graphs of the caller still use, as long as it says so, or to the end of the
   /// context. It is asked whenever attention ends.
   void keep(std::function<bool()> is_used);
 
  private:
   friend class Overlay;
-  std::shared_ptr<OneAtATime> calls_;
-  std::shared_ptr<Device> device_;  // outlives what other ranks have mapped of it
-  std::unique_ptr<Mesh> mesh_;
-  std::shared_ptr<Registry> registry_;
-  Transport transport_;
-  int threads_ = 1;
-  ring::TuningCache tuning_cache_;
-  std::vector<const Overlay*> overlays_;       // the innermost last
-  std::vector<std::function<bool()>> in_use_;  // each holds what it is asked about
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
 };
 
 /// While an overlay lives, attention made on its context takes these choices where its own options
@@ -122,5 +128,49 @@ class Overlay {
   Context& context_;
   ring::Choice choice_;
 };
+
+/// The ranks of `communicator`, node by node: nodes in order of their first rank, ranks of a node
+/// in ascending order, so that the fast axes of a mesh over them lie inside nodes however the
+/// launcher has distributed the ranks. A rank's number changes, and with it the shard that the rank
+/// holds; rank 0 stays first. The caller frees the result. Collective, at any thread level of MPI.
+/// MPI_COMM_NULL gives MPI_COMM_NULL. Throws TimeoutError, naming missing ranks; ArgumentError on
+/// all ranks for a bad ANNULUS_NODE on one.
+[[nodiscard]] MPI_Comm in_node_order(MPI_Comm communicator);
+
+/// Runs a function shard by shard, as JAX's shard_map does. Arguments that are not sharded as
+/// in_specs are resharded first. The results get the shardings that out_specs describe; in each
+/// dimension their global size is the sum of the local sizes along its axes. The distribution
+/// kv_heads is not possible for a result, because the number of ranks that share a head does not
+/// follow from the shards. Arguments and results lie in the memory of the context's device; sums
+/// are made in host memory.
+///
+/// On a GPU, arguments are read after the earlier work of `stream`, a cudaStream_t, null for CUDA's
+/// default stream. What the body submits to it sees the shards, and later work there sees the
+/// results. The host waits for whatever ranks exchange or compare.
+///
+/// Collective over the context. The ranks agree on errors, so all of them throw together, if
+/// - the body throws on any rank;
+/// - the number of specs differs from the number of arguments or results;
+/// - a spec does not fit its array (named_sharding.hpp);
+/// - the local results cannot be parts of one array, or terms of one sum;
+/// - a result is summed along an axis that its spec names, or has no floating-point dtype;
+/// - results differ along an axis that their spec does not name (result, axis and ranks are named).
+[[nodiscard]] std::vector<ShardedTensor> shard_map(Context& context, const ShardMap& map,
+                                                   const ShardedArguments& arguments,
+                                                   void* stream = nullptr);
+
+/// Moves an array from one sharding to another. In a single exchange, each rank sends every other
+/// rank exactly the elements that this other rank lacks; no rank ever holds the whole array. Takes
+/// device memory for what this rank sends and receives.
+///
+/// `source` and `destination` are this rank's shards: they must have the local shapes of the
+/// shardings, the same dtype and any strides, lie in the memory of the context's device and not
+/// overlap. The call reads the source after earlier work of `stream`, as shard_map() does, and
+/// returns when the destination is complete.
+///
+/// Collective over the context; all ranks pass the same shardings and dtype. If the views of one
+/// rank do not fit, every rank throws a UserError.
+void reshard(Context& context, const NamedSharding& from, const ConstTensorView& source,
+             const NamedSharding& to, const TensorView& destination, void* stream = nullptr);
 
 }  // namespace annulus

@@ -7,11 +7,8 @@
 #include <annulus/core/place.hpp>
 #include <annulus/mesh/mesh_shape.hpp>
 #include <annulus/ring/attention.hpp>
+#include <annulus/ring/recommend.hpp>
 #include <annulus/ring/sharded_operands.hpp>
-
-namespace annulus {
-class Context;
-}
 
 namespace annulus::ring {
 
@@ -33,24 +30,12 @@ struct OpenLayouts {
 [[nodiscard]] OpenLayouts open_layouts(const AttentionProblem& problem, const MeshShape& mesh,
                                        const LayoutOptions& asked);
 
-/// A sequence layout, and why.
-struct LayoutChoice {
-  LayoutKind layout = LayoutKind::contiguous;
-  std::string why;  ///< "predicted 0.728 ms, zigzag 0.918 ms, balanced more than 0.743 ms"
-};
-
-/// The layout with the shortest predicted time of the best schedule that `problem` allows, in the
-/// forward pass. The default one if it is at most 2 % slower, or if the problem names a layout for
-/// its keys alone. A layout that the problem names is returned as it is. Pure.
+/// The choice of choose_layout(problem, context), for ranks that need not exist. Pure.
 ///
 /// Unlike default_layout(), which Attention uses, it depends on the machine: `node_of_rank` is as
 /// in Prices, and `presence` says whether this is the machine. Throws UserErrors.
 [[nodiscard]] LayoutChoice choose_layout(const AttentionOptions& problem, const MeshShape& mesh,
                                          const std::vector<int>& node_of_rank, Place place,
                                          const Registry& registry, Presence presence);
-
-/// The choice of rank 0 for the ranks of a context, on every rank. To be set as
-/// AttentionOptions::layout. Collective over the context.
-[[nodiscard]] LayoutChoice choose_layout(const AttentionOptions& problem, Context& context);
 
 }  // namespace annulus::ring

@@ -8,7 +8,6 @@
 
 #include <annulus/attention/problem.hpp>
 #include <annulus/core/dtype.hpp>
-#include <annulus/partition/attention_mode.hpp>
 #include <annulus/partition/sharding_rules.hpp>
 
 namespace annulus {

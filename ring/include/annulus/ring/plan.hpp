@@ -9,12 +9,13 @@
 #include <vector>
 
 #include <annulus/attention/problem.hpp>
+#include <annulus/core/place.hpp>
 #include <annulus/core/position.hpp>
 #include <annulus/mesh/mesh_shape.hpp>
 
 /// The work of every rank as plain data. There is no other description of it: the runner executes
 /// it, the simulation replays it, and costs, reports and traces read it. A plan is made by pure
-/// functions (planner.hpp) without MPI and without a GPU.
+/// functions without MPI and without a GPU.
 ///
 /// A rank has buffers and tasks. A buffer holds tokens of one or more contents; the caller's
 /// tensors are buffers too. Tasks copy, exchange, compute and reduce. Computing tasks (copies,
@@ -39,6 +40,72 @@ struct ScheduleVariant {
 
 /// "hybrid (ulysses degree 8)".
 [[nodiscard]] std::string variant_text(const ScheduleVariant& variant);
+
+inline constexpr std::int64_t kDefaultHeadGroupBytes = std::int64_t{8} << 20;
+
+/// How a schedule is carried out. The best values depend on the place: see for_place().
+struct PlanOptions {
+  /// Allgather gathers groups of key/value heads, small enough that a group's buffer stays below
+  /// this.
+  std::int64_t gather_bytes = std::int64_t{256} << 20;
+  /// Limit for a rank's partial results. It is never below the size of the rank's output in
+  /// float32, or seven times that where the queries of pass_q go round. If the results do not fit,
+  /// the ring runs once per group of key/value heads. 0: all heads at once, and results are
+  /// combined as soon as there are two.
+  std::int64_t result_bytes = 0;
+  /// In a ring, columns come straight from their owners instead of from neighbour to neighbour, if
+  /// that sends no more bytes between nodes: if all ranks of the ring are on one node, or each is
+  /// on a node of its own.
+  bool direct = false;
+  /// If all receive buffers fit in this, each hop of the ring has its own, and transfers run ahead
+  /// of the computation. Otherwise two buffers alternate. In allgather, kernels can await their
+  /// columns only if all columns fit in this.
+  std::int64_t prefetch_bytes = 0;
+  /// True if kernels may begin before their columns have arrived; kernel and transport must allow
+  /// it. Not for ranks that share a GPU: a waiting kernel would block the other ranks.
+  bool await_columns = true;
+  /// For hybrid: the number of ranks that exchange heads, a divisor of the ranks along the
+  /// sequence. 0: the size of the last of several sequence axes or, for a single axis, the largest
+  /// common divisor of its size and a rank's K. With 1, hybrid is the ring; with all ranks, it is
+  /// ulysses. Only `auto` compares degrees.
+  int ulysses_degree = 0;
+  /// For double_ring: the number of ranks of a row, a divisor of the ranks along the sequence. 0:
+  /// those that follow each other on one node, if all nodes have as many; else all.
+  int inner_size = 0;
+  /// The candidate that gets every block that it accepts, even if others are predicted to be
+  /// faster. "": each block goes to the candidate with the shortest predicted time.
+  std::string preferred;
+  /// For ulysses and hybrid: heads are exchanged in groups, each of at least this many bytes of
+  /// queries, so that transfers overlap the computation. 0: kDefaultHeadGroupBytes.
+  std::int64_t head_group_bytes = 0;
+  /// The dtype of partial results' LSE. Rounding it to float32 costs a float32 run more accuracy
+  /// than all other roundings, so float32 problems always use float64. Devices return it in float32
+  /// for half types.
+  DType lse_dtype = DType::float64;
+  /// The dtype of incomplete gradients of keys and values on their way to their owners: float32, or
+  /// bfloat16, which halves the bytes. Each part is then rounded once, and the owner adds the parts
+  /// in float32. float64 problems keep to float64.
+  DType grad_wire = DType::float32;
+
+  /// The options that suit the kernels and the memory of a place.
+  static PlanOptions for_place(Place place);
+};
+
+/// The schedule chosen, and why.
+struct ScheduleChoice : ScheduleVariant {
+  struct PassedOver : ScheduleVariant {
+    std::string reason;
+    double seconds = 0;  ///< predicted; 0 if it was not
+  };
+  double seconds = 0;  ///< predicted; 0 if it was not needed
+  std::vector<PassedOver> passed_over;
+  /// The variant that `auto` would take, with its predicted seconds, if the problem did not require
+  /// the same bits on any number of ranks.
+  struct Unrestricted : ScheduleVariant {
+    double seconds = 0;
+  };
+  std::optional<Unrestricted> unrestricted = {};
+};
 
 /// The content of a buffer's tokens. Keys and values, and their gradients, have key/value heads;
 /// all others have query heads.
@@ -369,6 +436,16 @@ struct Plan {
   [[nodiscard]] double imbalance() const;
   /// True if ranks of the mesh are left out.
   [[nodiscard]] bool is_sample() const;
+};
+
+/// The predicted time and memory of a plan.
+struct PredictedRun {
+  double seconds = 0;         ///< of the slowest rank
+  double shard_bytes = 0;     ///< of the caller's tensors, of the rank with most
+  double buffer_bytes = 0;    ///< of the plan's buffers, of the rank with most
+  double memory_bytes = 0;    ///< of both together, of the rank with most
+  double received_bytes = 0;  ///< by all ranks
+  double across_bytes = 0;    ///< of these, from other nodes
 };
 
 /// A readable account of the whole plan: mesh, shards, totals per rank, and for up to `max_ranks`

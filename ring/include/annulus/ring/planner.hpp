@@ -20,56 +20,6 @@ namespace annulus::ring {
 /// The schedule of this name (docs/semantics.md §5). Throws ArgumentError for an unknown name.
 [[nodiscard]] Schedule parse_schedule(std::string_view name);
 
-inline constexpr std::int64_t kDefaultHeadGroupBytes = std::int64_t{8} << 20;
-
-/// How a schedule is carried out. The best values depend on the place: see for_place().
-struct PlanOptions {
-  /// Allgather gathers groups of key/value heads, small enough that a group's buffer stays below
-  /// this.
-  std::int64_t gather_bytes = std::int64_t{256} << 20;
-  /// Limit for a rank's partial results. It is never below the size of the rank's output in
-  /// float32, or seven times that where the queries of pass_q go round. If the results do not fit,
-  /// the ring runs once per group of key/value heads. 0: all heads at once, and results are
-  /// combined as soon as there are two.
-  std::int64_t result_bytes = 0;
-  /// In a ring, columns come straight from their owners instead of from neighbour to neighbour, if
-  /// that sends no more bytes between nodes: if all ranks of the ring are on one node, or each is
-  /// on a node of its own.
-  bool direct = false;
-  /// If all receive buffers fit in this, each hop of the ring has its own, and transfers run ahead
-  /// of the computation. Otherwise two buffers alternate. In allgather, kernels can await their
-  /// columns only if all columns fit in this.
-  std::int64_t prefetch_bytes = 0;
-  /// True if kernels may begin before their columns have arrived; kernel and transport must allow
-  /// it. Not for ranks that share a GPU: a waiting kernel would block the other ranks.
-  bool await_columns = true;
-  /// For hybrid: the number of ranks that exchange heads, a divisor of the ranks along the
-  /// sequence. 0: the size of the last of several sequence axes or, for a single axis, the largest
-  /// common divisor of its size and a rank's K. With 1, hybrid is the ring; with all ranks, it is
-  /// ulysses. Only `auto` compares degrees.
-  int ulysses_degree = 0;
-  /// For double_ring: the number of ranks of a row, a divisor of the ranks along the sequence. 0:
-  /// ranks_per_row().
-  int inner_size = 0;
-  /// The candidate that gets every block that it accepts, even if others are predicted to be
-  /// faster. "": each block goes to the candidate with the shortest predicted time.
-  std::string preferred;
-  /// For ulysses and hybrid: heads are exchanged in groups, each of at least this many bytes of
-  /// queries, so that transfers overlap the computation. 0: kDefaultHeadGroupBytes.
-  std::int64_t head_group_bytes = 0;
-  /// The dtype of partial results' LSE. Rounding it to float32 costs a float32 run more accuracy
-  /// than all other roundings, so float32 problems always use float64. Devices return it in float32
-  /// for half types.
-  DType lse_dtype = DType::float64;
-  /// The dtype of incomplete gradients of keys and values on their way to their owners: float32, or
-  /// bfloat16, which halves the bytes. Each part is then rounded once, and the owner adds the parts
-  /// in float32. float64 problems keep to float64.
-  DType grad_wire = DType::float32;
-
-  /// The options that suit the kernels and the memory of a place.
-  static PlanOptions for_place(Place place);
-};
-
 /// A block that a kernel refused when it was prepared. The planner gives it, and all blocks of its
 /// class, to other kernels. Blocks of a class differ only in their place: fully visible blocks of
 /// other ranks' columns form one class; under a band (causal, window), so do blocks with the same
@@ -141,22 +91,6 @@ struct ConsideredVariant {
 /// Throws the errors of parse_schedule().
 [[nodiscard]] std::vector<ConsideredVariant> variants_for(const PlanInput& input,
                                                           std::string_view name);
-
-/// The schedule chosen, and why.
-struct ScheduleChoice : ScheduleVariant {
-  struct PassedOver : ScheduleVariant {
-    std::string reason;
-    double seconds = 0;  ///< predicted; 0 if it was not
-  };
-  double seconds = 0;  ///< predicted; 0 if it was not needed
-  std::vector<PassedOver> passed_over;
-  /// The variant that `auto` would take, with its predicted seconds, if the problem did not require
-  /// the same bits on any number of ranks.
-  struct Unrestricted : ScheduleVariant {
-    double seconds = 0;
-  };
-  std::optional<Unrestricted> unrestricted = {};
-};
 
 /// The variant of variants_for() with the shortest predicted time. If several differ by less than 1
 /// %, which is noise, the one that needs least memory; of equals, the first. A variant is not

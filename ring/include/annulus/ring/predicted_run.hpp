@@ -10,16 +10,6 @@
 
 namespace annulus::ring {
 
-/// The predicted time and memory of a plan.
-struct PredictedRun {
-  double seconds = 0;         ///< of the slowest rank
-  double shard_bytes = 0;     ///< of the caller's tensors, of the rank with most
-  double buffer_bytes = 0;    ///< of the plan's buffers, of the rank with most
-  double memory_bytes = 0;    ///< of both together, of the rank with most
-  double received_bytes = 0;  ///< by all ranks
-  double across_bytes = 0;    ///< of these, from other nodes
-};
-
 /// Up to so many ranks, all are simulated.
 inline constexpr int kAllSimulated = 256;
 /// The most ranks that stand for a larger mesh.

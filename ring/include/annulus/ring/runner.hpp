@@ -14,9 +14,9 @@
 #include <annulus/core/trace.hpp>
 #include <annulus/core/watchdog.hpp>
 #include <annulus/mesh/group.hpp>
-#include <annulus/ring/local_tensors.hpp>
 #include <annulus/ring/plan.hpp>
 #include <annulus/ring/planner.hpp>
+#include <annulus/ring/sharded_operands.hpp>
 
 namespace annulus::ring {
 
@@ -58,8 +58,9 @@ class Runner {
   Runner(Runner&& other) noexcept;
   Runner& operator=(Runner&& other) noexcept;
 
-  /// Prepares the transfers. Collective over the groups, once, before any call. Throws AgreedFailure
-  /// on ranks whose transfers could not be prepared, after all ranks have tried the others.
+  /// Prepares the transfers. Collective over the groups, once, before any call. Throws
+  /// AgreedFailure on ranks whose transfers could not be prepared, after all ranks have tried the
+  /// others.
   void connect();
 
   /// The shapes that the caller's tensors must have: contiguous, without memory.

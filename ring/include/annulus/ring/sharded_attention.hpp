@@ -12,7 +12,6 @@
 #include <annulus/mesh/group.hpp>
 #include <annulus/mesh/mesh.hpp>
 #include <annulus/mesh/transport.hpp>
-#include <annulus/ring/local_tensors.hpp>
 #include <annulus/ring/planner.hpp>
 #include <annulus/ring/runner.hpp>
 #include <annulus/ring/sharded_operands.hpp>

@@ -4,7 +4,7 @@
 
 #include <annulus/core/device.hpp>
 #include <annulus/core/watchdog.hpp>
-#include <annulus/ring/local_tensors.hpp>
+#include <annulus/ring/sharded_operands.hpp>
 
 namespace annulus::verification {
 

@@ -1,0 +1,53 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+
+#include <annulus/attention/implementation.hpp>
+#include <annulus/core/workspace.hpp>
+
+#include "cudnn/sdpa_block.hpp"
+#include "cudnn/sdpa_rows.hpp"
+
+namespace annulus {
+
+/// The gradients of blocks of one problem on one device by cuDNN, which rounds each block's
+/// gradients to the problem's dtype. Keeps a workspace that is as large as the largest block needs.
+/// One call at a time.
+class SdpaBackward {
+ public:
+  /// Both must outlive it.
+  SdpaBackward(const AttentionProblem& problem, Device& device)
+      : problem_(problem), device_(device), workspace_(device) {}
+
+  /// Builds the plan and takes the workspace. Throws UnsupportedError for what run() cannot take.
+  void prepare(const BackwardBlock& block, const Gradients& gradients);
+  /// Adds the block's gradients. Ordered by `stream`.
+  void run(const BackwardBlock& block, const Gradients& gradients, Stream& stream);
+
+ private:
+  struct Kept {
+    std::shared_ptr<const SdpaPlan> plan;
+    SdpaLengths lengths;
+  };
+  // The parts of the workspace.
+  struct Parts {
+    cuda::SdpaRows rows;
+    TensorView query, key, value;
+    std::size_t bytes = 0;  // of all of these; the plan's own workspace follows
+  };
+
+  void check(const BackwardBlock& block, const Gradients& gradients) const;
+  [[nodiscard]] const Kept& find(const BackwardBlock& block);
+  [[nodiscard]] Kept make(const SdpaDescriptor& shape, const AttentionBlock& block);
+  // In memory that begins at `base`, which may be null where only the size counts.
+  [[nodiscard]] Parts parts_of(const AttentionBlock& block, void* base) const;
+
+  const AttentionProblem& problem_;
+  Device& device_;
+  SdpaBlocks<Kept> blocks_;
+  Workspace workspace_;
+};
+
+}  // namespace annulus

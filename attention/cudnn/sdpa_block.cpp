@@ -1,0 +1,123 @@
+#include "cudnn/sdpa_block.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cudnn.h>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include "cuda/upload.hpp"
+#include "cudnn/sdpa.hpp"
+
+namespace annulus {
+namespace {
+
+constexpr std::size_t kBrokenWindowVersion = 91400;  // see sdpa_version_obstacle
+constexpr std::uintptr_t kVectorBytes = 16;
+
+std::vector<std::int32_t> at_least_one(std::vector<std::int32_t> lengths) {
+  for (std::int32_t& length : lengths) length = std::max(length, 1);
+  return lengths;
+}
+
+}  // namespace
+
+std::string sdpa_layout_obstacle(const char* name, const ConstTensorView& tensor) {
+  if (tensor.stride(3) != 1) return fmt::format("the head dimension of {} is strided", name);
+  for (int dim = 0; dim < 3; ++dim) {
+    if (tensor.size(dim) > 1 && tensor.stride(dim) % kSdpaVector != 0) {
+      return fmt::format("{} has strides {}, which are not multiples of {}", name,
+                         to_string(tensor.strides()), kSdpaVector);
+    }
+  }
+  if (reinterpret_cast<std::uintptr_t>(tensor.data()) % kVectorBytes != 0) {
+    return fmt::format("{} does not begin at a multiple of {} bytes", name, kVectorBytes);
+  }
+  return {};
+}
+
+std::string sdpa_layout_obstacle(const AttentionBlock& block) {
+  const std::array<std::pair<const char*, const ConstTensorView*>, 3> tensors{
+      {{"query", &block.query}, {"key", &block.key}, {"value", &block.value}}};
+  for (const auto& [name, tensor] : tensors) {
+    if (std::string obstacle = sdpa_layout_obstacle(name, *tensor); !obstacle.empty()) {
+      return obstacle;
+    }
+  }
+  return {};
+}
+
+// A bug of one version, which plans for other machines do not know.
+std::string sdpa_version_obstacle(const LocalMask& mask, std::int64_t columns) {
+  if (is_limited(mask.band.low) && !is_limited(mask.band.high) && columns > 1024 &&
+      cudnnGetVersion() == kBrokenWindowVersion) {
+    return "cuDNN 9.14.0 gets windows without a right side wrong beyond 1024 columns";
+  }
+  return {};
+}
+
+bool fit_together(const AttentionBlock& block) {
+  const Extents& query = block.query.shape();
+  const Extents& key = block.key.shape();
+  return query.rank() == 4 && key == Extents{query[0], key[1], key[2], query[3]} &&
+         block.value.shape() == Extents{key[0], key[1], key[2], block.value.size(3)} &&
+         key[2] > 0 && query[2] % key[2] == 0 && block.rows.size() == query[1] &&
+         block.columns.size() == key[1];
+}
+
+bool is_empty(const AttentionBlock& block) {
+  return block.query.elements() == 0 || block.key.elements() == 0;
+}
+
+SdpaDescriptor describe(const AttentionProblem& problem, const AttentionBlock& block) {
+  SdpaDescriptor d;
+  d.dtype = problem.dtype;
+  d.batch = block.query.size(0);
+  d.rows = block.query.size(1);
+  d.columns = block.key.size(1);
+  d.heads = block.query.size(2);
+  d.kv_heads = block.key.size(2);
+  d.head_dim = block.query.size(3);
+  d.value_dim = block.value.size(3);
+  d.query = first_strides(block.query);
+  d.key = first_strides(block.key);
+  d.value = first_strides(block.value);
+  d.scale = static_cast<float>(problem.logit_scale());
+  return d;
+}
+
+SdpaDescriptor::Strides first_strides(const ConstTensorView& view) {
+  return {view.stride(0), view.stride(1), view.stride(2)};
+}
+
+void set_mask(SdpaDescriptor& d, const LocalMask& mask) {
+  if (is_limited(mask.band.low)) d.left = 1 - mask.band.low;
+  if (is_limited(mask.band.high)) d.right = mask.band.high;
+  d.padded = mask.padded();
+  // A diagonal that ends in the corner has kernels of its own in cuDNN.
+  const std::int64_t shift = d.columns - d.rows;
+  if (shift > 0 && d.right == shift && !d.padded) {
+    d.bottom_right = true;
+    d.right = 0;
+    if (d.left) *d.left += shift;
+  }
+}
+
+SdpaLengths::SdpaLengths(const LocalMask& mask, MemoryPool& memory)
+    : batches_(static_cast<std::int64_t>(mask.row_lengths.size())) {
+  if (!mask.padded()) return;
+  std::vector<std::int32_t> all = at_least_one(mask.row_lengths);
+  for (const std::vector<std::int32_t>& more :
+       {at_least_one(mask.column_lengths), mask.row_lengths, mask.column_lengths}) {
+    all.insert(all.end(), more.begin(), more.end());
+  }
+  all_ = upload(all, memory);
+}
+
+ConstTensorView SdpaLengths::part(std::int64_t i) const {
+  if (batches_ == 0) return {};
+  return all_.view().slice(0, i * batches_, batches_);
+}
+
+}  // namespace annulus

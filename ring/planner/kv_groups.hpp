@@ -1,0 +1,35 @@
+#pragma once
+
+#include <map>
+#include <memory>
+#include <vector>
+
+#include <annulus/ring/planner.hpp>
+
+#include "schedules/building/group_nodes.hpp"
+#include "schedules/building/kv_needs.hpp"
+
+namespace annulus::ring {
+
+/// The groups of ranks that share a key/value sequence: what these ranks need of each other, and
+/// their nodes. Each group is examined on first use, once for all schedules.
+class KvGroups {
+ public:
+  /// The problem and the operands of `input` must outlive it.
+  explicit KvGroups(const PlanInput& input) : problem_(input.problem), operands_(input.operands) {}
+
+  /// The plan of one rank, of the same problem, operands and nodes.
+  [[nodiscard]] RankPlan plan(const PlanInput& input, Schedule schedule, int rank);
+
+ private:
+  struct Group {
+    KvNeeds needs;
+    GroupNodes nodes;
+  };
+
+  const AttentionProblem& problem_;
+  const ShardedOperands& operands_;
+  std::map<std::vector<int>, std::unique_ptr<Group>> groups_;  // by its ranks
+};
+
+}  // namespace annulus::ring

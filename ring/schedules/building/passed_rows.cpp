@@ -1,0 +1,38 @@
+#include "schedules/building/passed_rows.hpp"
+
+#include <cstddef>
+
+namespace annulus::ring {
+
+int PassedRows::pack(int step, Content content, int to, int reuses) {
+  const LocalRange rows = builder_.all_rows();
+  const int packed = builder_.add_row_buffer(content, rows, heads(), reuses, columns_of(to));
+  builder_.copy_own(step, content, rows.begin, packed, rows);
+  return packed;
+}
+
+int PassedRows::add_of_others(Content content, LocalRange rows, int reuses) {
+  return builder_.add_row_buffer(content, rows, heads(), reuses,
+                                 columns_of(builder_.context().group_rank));
+}
+
+RowBuffers PassedRows::for_all() {
+  RowBuffers buffers = builder_.own_rows();
+  for (const Content content : contents_) buffers[content] = -1;
+  if (contents_.size() == 1 || !cut_) return buffers;
+  const LocalRange one{LocalPosition(0), 1};
+  for (const Content content : {Content::bias, Content::dense_mask}) {
+    if (buffers[content] < 0) continue;
+    buffers[content] = add_of_others(content, one);
+    builder_.copy_own(0, content, one.begin, buffers[content], one);
+  }
+  return buffers;
+}
+
+std::optional<PositionRanges> PassedRows::columns_of(int member) const {
+  if (!cut_) return std::nullopt;
+  const RankContext& context = builder_.context();
+  return context.input.operands.key.positions(context.group[static_cast<std::size_t>(member)], 1);
+}
+
+}  // namespace annulus::ring

@@ -1,0 +1,317 @@
+// Gradients of flash attention on the device, against the oracle's.
+#include "tests/attention/flash/cuda_flash_backward.hpp"
+
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <memory>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include <gmock/gmock.h>
+
+#include <annulus/core/error.hpp>
+
+#include "tests/attention/gradient_cases.hpp"
+#include "tests/support/message_of.hpp"
+
+namespace annulus::test {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+
+TEST_F(CudaFlashBackward, FullAndCausal) {
+  Random random(1);
+  expect_all_accurate(random, bfloat16_problem({2, 256, 128, 2, 2, 0, 0}));
+  AttentionProblem causal = bfloat16_problem({2, 200, 200, 8, 1, 0, 0});
+  causal.mask.set_causal(true);
+  expect_all_accurate(random, causal);
+}
+
+TEST_F(CudaFlashBackward, OddLengths) {
+  Random random(2);
+  AttentionProblem problem = bfloat16_problem({1, 133, 221, 4, 2, 0, 0});
+  problem.mask.set_causal(true);
+  problem.mask.set_offset(88);
+  expect_all_accurate(random, problem);
+  expect_all_accurate(random, bfloat16_problem({1, 1, 130, 4, 2, 0, 0}));
+  expect_all_accurate(random, bfloat16_problem({1, 300, 1, 4, 2, 0, 0}));
+}
+
+TEST_F(CudaFlashBackward, WindowsAndRowsThatSeeNothing) {
+  Random random(3);
+  AttentionProblem window = bfloat16_problem({1, 400, 400, 2, 2, 0, 0});
+  window.mask.set_window(100, 7);
+  expect_all_accurate(random, window);
+  AttentionProblem late = bfloat16_problem({1, 300, 300, 2, 1, 0, 0});
+  late.mask.set_causal(true);
+  late.mask.set_offset(-150);
+  expect_all_accurate(random, late);
+}
+
+TEST_F(CudaFlashBackward, LengthsOfBatches) {
+  Random random(4);
+  AttentionProblem problem = bfloat16_problem({3, 300, 300, 4, 2, 0, 0});
+  problem.mask.set_causal(true);
+  problem.mask.set_query_lengths({300, 70, 130});
+  problem.mask.set_kv_lengths({129, 0, 300});
+  expect_all_accurate(random, problem);
+}
+
+TEST_F(CudaFlashBackward, OtherHeadDimensions) {
+  Random random(5);
+  for (const Dims& dims : {Dims{8, 8},
+                           {80, 80},
+                           {96, 64},
+                           {64, 128},
+                           {136, 72},
+                           {192, 128},
+                           {160, 160},
+                           {72, 200},
+                           {248, 16}}) {
+    AttentionProblem problem = bfloat16_problem({2, 150, 170, 2, 1, dims.head, dims.value});
+    problem.mask.set_causal(true);
+    expect_accurate(random, problem);
+  }
+}
+
+TEST_F(CudaFlashBackward, BlocksAddUp) {
+  for (const Dims& dims : kAllDims) expect_blocks_add_up(dims);
+}
+
+TEST_F(CudaFlashBackward, UnmaskedBlocksSeeEverything) {
+  Random random(7);
+  for (const Dims& dims : {Dims{64, 64}, {192, 128}}) {
+    WholeGradients whole(random, bfloat16_problem({1, 200, 200, 2, 1, dims.head, dims.value}));
+    whole.forward.problem.mask.set_causal(true);
+    BackwardBlock block = whole.block();
+    block.unmasked = true;
+    add(whole, {{block, whole.gradients()}});
+    EXPECT_LT(whole.largest_share(), 1);
+  }
+}
+
+TEST_F(CudaFlashBackward, GradientsThatAreNotWantedStay) {
+  Random random(8);
+  for (const Dims& dims : {Dims{64, 64}, {256, 256}}) {
+    AttentionProblem problem = bfloat16_problem({1, 200, 200, 4, 2, dims.head, dims.value});
+    problem.mask.set_causal(true);
+    const WholeGradients whole(random, problem);
+    const Gradients all = whole.gradients();
+    Gradients query, key, value;
+    query.query = all.query;
+    key.key = all.key;
+    value.value = all.value;
+    // Each by a call of its own.
+    add(whole, {{whole.block(), query}, {whole.block(), key}, {whole.block(), value}});
+    EXPECT_LT(whole.largest_share(), 1);
+  }
+}
+
+TEST_F(CudaFlashBackward, HiddenValuesReachNothing) {
+  for (const Dims& dims : kAllDims) {
+    for (const DType dtype : {DType::bfloat16, DType::float16}) {
+      const AddGradients by_flash = [&](const WholeGradients& whole, const BackwardBlock& block,
+                                        const Gradients& gradients) {
+        add(whole, {{block, gradients}});
+      };
+      expect_nothing_of_hidden_values(300, dims.head, dims.value, dtype, by_flash, 1);
+    }
+  }
+}
+
+TEST_F(CudaFlashBackward, VisibleNonFiniteValuesReachThoseThatSeeThem) {
+  Random random(10);
+  for (const Dims& dims : kAllDims) {
+    AttentionProblem problem = bfloat16_problem({1, 600, 600, 2, 1, dims.head, dims.value});
+    problem.mask.set_window(30, 10);
+    WholeAttention forward = random_operands(random, problem);
+    fill(forward.key, 100, std::numeric_limits<float>::quiet_NaN());
+    fill(forward.value, 300, kInfinity, 3);
+    fill(forward.query, 500, std::numeric_limits<float>::quiet_NaN(), 1);
+    const WholeGradients whole(random, std::move(forward));
+    add(whole);
+    expect_same_reach(whole);
+  }
+}
+
+// Products of values that are finite but large overflow; where they are hidden nobody sees it.
+TEST_F(CudaFlashBackward, HiddenProductsMayOverflow) {
+  Random random(11);
+  for (const Dims& dims : kAllDims) {
+    AttentionProblem problem = bfloat16_problem({1, 200, 200, 2, 1, dims.head, dims.value});
+    problem.mask.set_kv_lengths({150});
+    WholeAttention forward = random_operands(random, problem);
+    fill(forward.value, 160, 3e38F);
+    fill(forward.key, 161, 3e38F);
+    const WholeGradients whole(random, std::move(forward));
+    add(whole);
+    EXPECT_LT(whole.largest_share(), 1);
+  }
+}
+
+// Small scores have a tanh without exponentials, those near the cap and those of huge caps others.
+TEST_F(CudaFlashBackward, SoftCaps) {
+  Random random(14);
+  for (const double cap : {0.5, 30.0, 1e5}) {
+    AttentionProblem problem = bfloat16_problem({1, 200, 300, 4, 2, 0, 0});
+    problem.soft_cap = cap;
+    problem.mask.set_causal(true);
+    problem.mask.set_offset(90);
+    expect_narrow_accurate(random, problem);
+    problem.scale = -0.3;
+    expect_narrow_accurate(random, problem);
+  }
+}
+
+TEST_F(CudaFlashBackward, SoftCapsOfHiddenValuesThatAreNotFinite) {
+  Random random(15);
+  AttentionProblem problem = bfloat16_problem({1, 300, 300, 2, 1, 64, 64});
+  problem.soft_cap = 2;
+  problem.mask.set_window(30, 10);
+  WholeAttention forward = random_operands(random, problem);
+  fill(forward.key, 100, std::numeric_limits<float>::quiet_NaN());
+  const WholeGradients whole(random, std::move(forward));
+  add(whole);
+  expect_same_reach(whole);
+}
+
+TEST_F(CudaFlashBackward, InTurns) {
+  Random random(16);
+  repeats_bits_ = true;
+  AttentionProblem problem = bfloat16_problem({2, 400, 500, 4, 2, 0, 0});
+  problem.mask.set_kv_lengths({500, 300});
+  expect_narrow_accurate(random, problem);
+  problem.mask.set_causal(true);
+  problem.mask.set_offset(100);
+  expect_narrow_accurate(random, problem);
+  problem.mask.set_window(150, -1);
+  expect_narrow_accurate(random, problem);
+}
+
+// More blocks than run at a time, and tiles that are computed pair by pair.
+TEST_F(CudaFlashBackward, RepeatsBits) {
+  Random random(17);
+  for (const std::int64_t dim : {64, 128}) {
+    for (const bool causal : {false, true}) {
+      WholeGradients whole(random, bfloat16_problem({1, 1, 1, 1, 1, dim, dim}));
+      AttentionProblem problem = bfloat16_problem({2, 2048, 2048, 16, 8, dim, dim});
+      problem.mask.set_causal(causal);
+      problem.mask.set_kv_lengths({2000, 2000});
+      whole.forward = random_operands(random, problem);
+      fill(whole.forward.value, 2010, std::numeric_limits<float>::quiet_NaN());
+      whole.grad_output = random_operand(random, problem.dtype, whole.forward.query.shape());
+      whole.delta = random_tensor(random, DType::float32, {2, 16, 2048});
+      whole.lse = random_tensor(random, DType::float32, {2, 16, 2048});
+      for (std::int64_t i = 0; i < whole.lse.shape().product(); ++i) {
+        whole.lse.view().as<float>()[i] += 8;
+      }
+      std::vector<float> results[11];
+      for (int run = 0; run < 11; ++run) {
+        repeats_bits_ = run < 10;
+        for (Tensor* const tensor : {&whole.query, &whole.key, &whole.value}) {
+          const Tensor& operand = tensor == &whole.query ? whole.forward.query : whole.forward.key;
+          *tensor = zeros(DType::float32, operand.shape());
+        }
+        add(whole);
+        for (const Tensor* tensor : {&whole.query, &whole.key, &whole.value}) {
+          const float* const values = tensor->view().as<float>();
+          results[run].insert(results[run].end(), values, values + tensor->shape().product());
+        }
+      }
+      const std::size_t count = results[0].size();
+      for (int run = 1; run < 10; ++run) {
+        ASSERT_EQ(std::memcmp(results[run].data(), results[0].data(), count * sizeof(float)), 0);
+      }
+      double difference = 0, magnitude = 0;
+      for (std::size_t i = 0; i < count; ++i) {
+        difference += std::pow(double{results[10][i]} - double{results[0][i]}, 2);
+        magnitude += std::pow(double{results[0][i]}, 2);
+      }
+      EXPECT_GT(magnitude, 0);
+      EXPECT_LT(difference, 1e-8 * magnitude);
+    }
+  }
+}
+
+TEST_F(CudaFlashBackward, RepeatsBitsOfHiddenValues) {
+  repeats_bits_ = true;
+  const AddGradients by_flash = [&](const WholeGradients& whole, const BackwardBlock& block,
+                                    const Gradients& gradients) {
+    add(whole, {{block, gradients}});
+  };
+  expect_nothing_of_hidden_values(300, 128, 128, DType::bfloat16, by_flash, 1);
+}
+
+TEST_F(CudaFlashBackward, NothingToCompute) {
+  Random random(12);
+  for (const AttentionShape& shape :
+       {AttentionShape{1, 0, 128, 2, 1, 64, 64}, AttentionShape{1, 128, 0, 2, 1, 64, 64},
+        AttentionShape{0, 128, 128, 2, 1, 64, 64}}) {
+    const WholeGradients whole(random, bfloat16_problem(shape));
+    add(whole);
+    for (std::int64_t i = 0; i < whole.query.shape().product(); ++i) {
+      ASSERT_EQ(entry(whole.query, static_cast<std::size_t>(i)), 0);
+    }
+  }
+}
+
+TEST_F(CudaFlashBackward, RefusesLayoutsThatItsCopiesCannotRead) {
+  Random random(13);
+  const WholeGradients whole(random, bfloat16_problem({1, 64, 64, 2, 1, 64, 64}));
+  const std::unique_ptr<Kernel> kernel = flash().make_kernel(whole.forward.problem, *device_);
+  BackwardBlock block = whole.block();
+  Gradients gradients = whole.gradients();
+  gradients.key = gradients.key.slice(3, 1, 63);
+  EXPECT_THAT(message_of<UnsupportedError>([&] { kernel->prepare_backward(block, gradients); }),
+              HasSubstr("the key's gradient does not begin at a multiple of 16 bytes"));
+  block.query = block.query.slice(3, 1, 63);
+  EXPECT_THAT(
+      message_of<UnsupportedError>([&] { kernel->prepare_backward(block, whole.gradients()); }),
+      HasSubstr("query does not begin"));
+}
+
+TEST_F(CudaFlashBackward, SaysWhatItComputes) {
+  const Place place = device_->place();
+  AttentionProblem problem = bfloat16_problem({1, 64, 64, 2, 1, 264, 256});
+  EXPECT_THAT(flash().fits_backward(problem, place).reason(), HasSubstr("up to 256, not 264"));
+  problem.shape.head_dim = 256;
+  EXPECT_TRUE(flash().fits_backward(problem, place));
+  problem.shape.value_dim = 16;
+  EXPECT_TRUE(flash().fits_backward(problem, place));
+  // Wide heads have neither soft caps, modifiers nor turns, and straight masks only.
+  problem.soft_cap = 20.0;
+  EXPECT_FALSE(flash().fits_backward(problem, place));
+  problem.soft_cap.reset();
+  problem.dropout.emplace(0.1, 1);
+  EXPECT_FALSE(flash().fits_backward(problem, place));
+  problem.dropout.reset();
+  const PositionRanges all = PositionRanges::all(64);
+  const BlockGeometry block{all, all, 0, 1};
+  EXPECT_TRUE(flash().takes_backward(problem, block));
+  EXPECT_FALSE(flash().takes_backward(problem, {all, all, 0, 1, false, true}));
+  problem.mask.set_prefix(10);
+  problem.mask.set_causal(true);
+  EXPECT_FALSE(flash().takes_backward(problem, block));
+  problem.shape.head_dim = problem.shape.value_dim = 128;
+  problem.soft_cap = 20.0;
+  EXPECT_TRUE(flash().fits_backward(problem, place));
+  EXPECT_TRUE(flash().takes_backward(problem, {all, all, 0, 1, false, true}));
+  problem.dropout.emplace(0.1, 1);
+  EXPECT_TRUE(flash().fits_backward(problem, place));
+  problem.bias = Extents{1, 1, 64, 64};
+  EXPECT_THAT(flash().fits_backward(problem, place).reason(), HasSubstr("beside a soft cap"));
+  problem.soft_cap.reset();
+  EXPECT_TRUE(flash().fits_backward(problem, place));
+  problem.bias.reset();
+  problem.dropout.reset();
+  problem.dtype = DType::float32;
+  EXPECT_THAT(flash().fits_backward(problem, place).reason(), HasSubstr("not for float32"));
+}
+
+}  // namespace
+}  // namespace annulus::test

@@ -1,0 +1,498 @@
+// The backward pass of the public interface on CPU ranks, against the oracle's gradients.
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <annulus/annulus.hpp>
+#include <annulus/attention/oracle_gradients.hpp>
+#include <annulus/core/error.hpp>
+#include <annulus/ring/sharded_attention.hpp>
+
+#include "tests/attention/wrapped_native.hpp"
+#include "tests/ring/face/face_cases.hpp"
+#include "tests/support/message_of.hpp"
+
+namespace annulus {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr float kBefore = 0.25F;  // what gradients are added to
+
+void expect_gradients(const Attention& attention, const AttentionOptions& options,
+                      const BackwardShards& shards, const OracleGradients& truth,
+                      float before = 0) {
+  expect_gradients(attention, options, shards.grad_query, shards.grad_key, shards.grad_value, truth,
+                   before);
+}
+
+void expect_gradients(const Attention& attention, const AttentionOptions& options,
+                      const BackwardShards& shards, int seed, bool with_grad_lse = false,
+                      float before = 0) {
+  expect_gradients(attention, options, shards, true_gradients(options, seed, with_grad_lse),
+                   before);
+}
+
+void expect_right_gradients(Attention& attention, const AttentionOptions& options, int seed) {
+  BackwardShards shards(attention, seed);
+  attention.run(shards.tensors(true));
+  attention.backward(shards.backward());
+  expect_gradients(attention, options, shards, seed);
+}
+
+TEST(BackwardFace, GradientsAreThoseOfTheOracle) {
+  Context context(world(), on_host());
+  AttentionOptions options = causal(67);
+  for (const char* schedule :
+       {"auto", "ring", "double_ring", "allgather", "ulysses", "hybrid", "pass_q"}) {
+    SCOPED_TRACE(schedule);
+    options.schedule = schedule;
+    const bool rings = std::string("double_ring") == schedule && context.size() % 2 == 0;
+    options.inner_size = rings ? 2 : 0;
+    Attention attention(context, options);
+    EXPECT_EQ(attention.backward_pass(), nullptr);
+    expect_right_gradients(attention, options, 3);
+    ASSERT_NE(attention.backward_pass(), nullptr);
+    EXPECT_EQ(attention.backward_pass()->implementations_of_ranks(), "native");
+    if (std::string("auto") != schedule) {
+      EXPECT_EQ(ring::name_of(attention.backward_pass()->schedule().schedule), schedule);
+    }
+    if (rings) {
+      EXPECT_EQ(attention.backward_pass()->schedule().inner_size, 2);
+    }
+  }
+}
+
+// Kernels that plans assume to be ten times as fast as native ones.
+TEST(BackwardFace, KernelsWhoseBitsVaryAreForThoseWhoDoNotAskForTheSameBits) {
+  Context context(world(), on_host());
+  auto unordered = std::make_unique<test::WrappedNative>(
+      "unordered", [](std::unique_ptr<Kernel> native) { return native; }, 10);
+  unordered->declaration().backward->repeats_bits = false;
+  context.registry().add(std::move(unordered));
+  AttentionOptions options = causal(67);
+  const auto computed_by = [&] {
+    Attention attention(context, options);
+    expect_right_gradients(attention, options, 3);
+    return attention.backward_pass()->implementations_of_ranks();
+  };
+  EXPECT_EQ(computed_by(), "native");
+  options.reproducible = Reproducible::no;
+  EXPECT_EQ(computed_by(), "unordered");
+  options.reproducible = Reproducible::run;
+  EXPECT_EQ(computed_by(), "native");
+  options.backward.implementation = "unordered";
+  Attention attention(context, options);
+  EXPECT_THAT(test::message_of<UserError>([&] { attention.prepare_backward(); }),
+              HasSubstr("unordered: the bits of its gradients vary from run to run"));
+}
+
+TEST(BackwardFace, KernelsMayTakeNoGradientOfTheLse) {
+  Context context(world(), on_host());
+  auto without = std::make_unique<test::WrappedNative>(
+      "without", [](std::unique_ptr<Kernel> native) { return native; }, 10);
+  without->declaration().backward->takes_grad_lse = false;
+  context.registry().add(std::move(without));
+  const AttentionOptions options = causal(67);
+  Attention attention(context, options);
+  for (const bool grad_lse : {false, true}) {
+    const ring::BackwardRequest request{.grad_lse = grad_lse};
+    attention.prepare_backward(request);
+    EXPECT_EQ(attention.backward_pass(request)->implementations_of_ranks(),
+              grad_lse ? "native" : "without");
+  }
+  AttentionOptions named = options;
+  named.backward.implementation = "without";
+  Attention refused(context, named);
+  EXPECT_THAT(test::message_of<UserError>([&] { refused.prepare_backward({.grad_lse = true}); }),
+              HasSubstr("without: it takes no gradient of the LSE"));
+}
+
+// One rounding more than in an unsharded call, of which reports tell.
+TEST(BackwardFace, SumsOfRoundedGradientsAreKnown) {
+  Context context(world(), on_host());
+  auto rounding = std::make_unique<test::WrappedNative>(
+      "rounding", [](std::unique_ptr<Kernel> native) { return native; }, 10);
+  rounding->declaration().backward->rounds = true;
+  context.registry().add(std::move(rounding));
+  AttentionOptions options = causal(67);
+  for (const char* name : {"rounding", "native"}) {
+    options.backward.implementation = name;
+    Attention attention(context, options);
+    attention.prepare_backward();
+    const ring::ShardedAttention& pass = *attention.backward_pass();
+    EXPECT_EQ(pass.reduces_rounded(), std::string("rounding") == name && context.size() > 1);
+  }
+}
+
+TEST(BackwardFace, KernelsAreToldWhetherBitsMustRepeat) {
+  struct Recording final : Kernel {
+    Recording(std::unique_ptr<Kernel> kernel, std::set<bool>& all)
+        : native(std::move(kernel)), asked(all) {}
+    void forward(const AttentionBlock& block, const SoftmaxState& result,
+                 const ExecutionContext& context) override {
+      native->forward(block, result, context);
+    }
+    void backward(const BackwardBlock& block, const Gradients& gradients,
+                  const ExecutionContext& context) override {
+      asked.insert(block.repeats_bits);
+      native->backward(block, gradients, context);
+    }
+    std::unique_ptr<Kernel> native;
+    std::set<bool>& asked;
+  };
+  std::set<bool> asked;
+  Context context(world(), on_host());
+  context.registry().add(std::make_unique<test::WrappedNative>(
+      "recording",
+      [&](std::unique_ptr<Kernel> native) {
+        return std::make_unique<Recording>(std::move(native), asked);
+      },
+      10));
+  AttentionOptions options = causal(67);
+  for (const bool repeats : {false, true}) {
+    asked.clear();
+    options.reproducible = repeats ? Reproducible::run : Reproducible::no;
+    options.backward.implementation = "recording";
+    Attention attention(context, options);
+    expect_right_gradients(attention, options, 3);
+    EXPECT_EQ(asked, std::set{repeats});
+  }
+}
+
+TEST(BackwardFace, WhatAKernelRefusesWhenItIsPreparedAnotherComputes) {
+  struct Refusing final : Kernel {
+    void prepare_backward(const BackwardBlock& block, const Gradients& gradients) override {
+      if (gradients.query.shape() == block.query.shape()) throw UnsupportedError("not today");
+    }
+    void forward(const AttentionBlock& /*block*/, const SoftmaxState& /*result*/,
+                 const ExecutionContext& /*context*/) override {
+      throw InternalError("only for gradients");
+    }
+  };
+  Context context(world(), on_host());
+  context.registry().add(std::make_unique<test::WrappedNative>(
+      "refusing", [](const std::unique_ptr<Kernel>&) { return std::make_unique<Refusing>(); }, 10));
+  AttentionOptions options = causal(67);
+  options.implementation = "native";
+  options.backward.implementation = "auto";
+  Attention attention(context, options);
+  expect_right_gradients(attention, options, 3);
+  EXPECT_EQ(attention.backward_pass()->implementations_of_ranks(), "native");
+}
+
+TEST(BackwardFace, Modifiers) {
+  Context context(world(), on_host());
+  AttentionOptions options = causal(53);
+  options.dropout.emplace(0.3, 8);
+  options.soft_cap = 2.0;
+  options.scale = 0.7;
+  options.sinks = Sinks({4, 2}, {0, 1, 2, 3, -1, -2, 5, 0.5F});
+  Attention attention(context, options);
+  expect_right_gradients(attention, options, 3);
+}
+
+// By head and shared by all heads, written and added.
+TEST(BackwardFace, GradientOfTheSinks) {
+  Context context(world(), on_host());
+  AttentionOptions options = causal(53);
+  for (const bool shared : {false, true}) {
+    options.sinks = shared ? Sinks({2}, {0.5F, 1}) : Sinks({4, 2}, {0, 1, 2, 3, -1, -2, 5, 0.5F});
+    Attention attention(context, options);
+    BackwardShards shards(attention, 3);
+    attention.run(shards.tensors(true));
+    const Extents shape = attention.sinks_shape();
+    EXPECT_EQ(shape, shared ? Extents({2}) : Extents({4, 2}));
+    const OracleGradients truth = true_gradients(options, 3, true);
+    for (const bool accumulate : {false, true}) {
+      const float before = accumulate ? kBefore : 0;
+      std::vector<float> grad_sinks(static_cast<std::size_t>(shape.product()),
+                                    accumulate ? kBefore : NAN);
+      BackwardTensors tensors = shards.backward();
+      tensors.grad_lse = shards.grad_lse.data();
+      tensors.grad_sinks = grad_sinks.data();
+      tensors.accumulate = accumulate;
+      shards.clear(accumulate ? kBefore : NAN);
+      attention.backward(tensors);
+      expect_gradients(attention, options, shards, 3, true, before);
+      for (std::size_t i = 0; i < grad_sinks.size(); ++i) {
+        EXPECT_NEAR(grad_sinks[i] - before, truth.sinks.values[i],
+                    2e-5 * (truth.sinks.magnitudes[i] + before));
+      }
+    }
+  }
+}
+
+// Calls use(entry, global indices) for the entries of a tensor [b,n,t,s] in order.
+template <class Use>
+void each_entry(const std::vector<PositionRanges>& index, const Use& use) {
+  std::array<std::int64_t, 4> at{};
+  std::size_t entry = 0;
+  const auto walk = [&](const auto& self, std::size_t dim) -> void {
+    if (dim == at.size()) return use(entry++, at);
+    for (std::int64_t i = 0; i < index[dim].size(); ++i) {
+      at[dim] = index[dim].global(LocalPosition(i)).value();
+      self(self, dim + 1);
+    }
+  };
+  walk(walk, 0);
+}
+
+// The rank's part of a bias, or all of it.
+std::vector<float> bias_of(const std::vector<PositionRanges>& index) {
+  std::vector<float> entries;
+  each_entry(index, [&](std::size_t /*entry*/, const std::array<std::int64_t, 4>& at) {
+    entries.push_back(value_at(31, at[0], at[2], at[1], at[3]));
+  });
+  return entries;
+}
+
+// With rows, heads and batches of its own or of all, written and added, under every schedule.
+TEST(BackwardFace, GradientOfTheBias) {
+  Context context(world(), on_host());
+  AttentionOptions options = causal(37);
+  const AttentionShape& s = options.shape;
+  for (const Extents& shape :
+       {Extents{2, 4, 37, 37}, Extents{1, 1, 37, 37}, Extents{1, 4, 1, 37}, Extents{2, 1, 37, 1}}) {
+    options.bias = shape;
+    std::vector<PositionRanges> all;
+    for (const std::int64_t size : shape) all.push_back(PositionRanges::all(size));
+    const std::vector<float> whole = bias_of(all);
+    const OracleGradients truth =
+        true_gradients(options, 3, true,
+                       broadcast_scores({whole.data(), DType::float32, shape}, {},
+                                        {s.batch, s.heads, s.query_length, s.kv_length}));
+    for (const char* schedule :
+         {"ring", "double_ring", "allgather", "ulysses", "hybrid", "pass_q"}) {
+      SCOPED_TRACE(to_string(shape) + ", " + schedule);
+      options.schedule = schedule;
+      Attention attention(context, options);
+      const std::vector<PositionRanges> index = attention.operands().bias->index(context.rank());
+      std::vector<float> bias = bias_of(index);
+      EXPECT_EQ(attention.bias_shape().product(), static_cast<std::int64_t>(bias.size()));
+      BackwardShards shards(attention, 3);
+      AttentionTensors forward = shards.tensors(true);
+      forward.bias = bias.data();
+      attention.run(forward);
+      for (const bool accumulate : {false, true}) {
+        const float before = accumulate ? kBefore : 0;
+        std::vector<float> grad_bias(bias.size(), accumulate ? kBefore : NAN);
+        BackwardTensors tensors = shards.backward();
+        tensors.bias = bias.data();
+        tensors.grad_lse = shards.grad_lse.data();
+        tensors.grad_bias = grad_bias.data();
+        tensors.accumulate = accumulate;
+        shards.clear(accumulate ? kBefore : NAN);
+        attention.backward(tensors);
+        expect_gradients(attention, options, shards, truth, before);
+        each_entry(index, [&](std::size_t entry, const std::array<std::int64_t, 4>& at) {
+          const auto i = static_cast<std::size_t>(
+              ((at[0] * shape[1] + at[1]) * shape[2] + at[2]) * shape[3] + at[3]);
+          ASSERT_NEAR(grad_bias[entry] - before, truth.bias.values[i],
+                      2e-5 * (truth.bias.magnitudes[i] + before))
+              << "entry " << i;
+        });
+      }
+    }
+  }
+}
+
+// Padding may hold anything.
+TEST(BackwardFace, GradientsOfTheOutputPastItsLengthReachNothing) {
+  Context context(world(), on_host());
+  const std::vector<std::int32_t> lengths{40, 17};
+  AttentionOptions options = causal(53);
+  options.mask.set_query_lengths(lengths);
+  options.sinks = Sinks({2}, {0.5F, 1});
+  const OracleGradients truth = true_gradients(options, 3, true);
+  for (const char* implementation : {"native", "vanilla"}) {
+    options.implementation = implementation;
+    Attention attention(context, options);
+    BackwardShards shards(attention, 3);
+    const Extents shape = attention.output_shape();
+    for (std::int64_t b = 0; b < shape[0]; ++b) {
+      for (std::int64_t t = 0; t < shape[1]; ++t) {
+        const std::int64_t row = attention.query_positions().global(LocalPosition(t)).value();
+        if (row < lengths[static_cast<std::size_t>(b)]) continue;
+        const std::int64_t width = shape[2] * shape[3];
+        std::fill_n(shards.grad_output.begin() + (b * shape[1] + t) * width, width, NAN);
+      }
+    }
+    attention.run(shards.tensors(true));
+    std::array<float, 2> grad_sinks{NAN, NAN};
+    BackwardTensors tensors = shards.backward();
+    tensors.grad_lse = shards.grad_lse.data();
+    tensors.grad_sinks = grad_sinks.data();
+    attention.backward(tensors);
+    expect_gradients(attention, options, shards, 3, true);
+    for (std::size_t i = 0; i < grad_sinks.size(); ++i) {
+      EXPECT_NEAR(grad_sinks[i], truth.sinks.values[i], 2e-5 * truth.sinks.magnitudes[i]);
+    }
+  }
+}
+
+TEST(BackwardFace, AddsWhereAskedAndTakesTheGradientOfTheLse) {
+  Context context(world(), on_host());
+  const AttentionOptions options = causal(41);
+  Attention attention(context, options);
+  BackwardShards shards(attention, 3);
+  attention.run(shards.tensors(true));
+  for (const bool with_grad_lse : {false, true}) {
+    for (const bool accumulate : {false, true}) {
+      BackwardTensors tensors = shards.backward();
+      if (with_grad_lse) tensors.grad_lse = shards.grad_lse.data();
+      tensors.accumulate = accumulate;
+      for (int call = 0; call < 2; ++call) {
+        shards.clear(accumulate ? kBefore : NAN);
+        attention.backward(tensors);
+        expect_gradients(attention, options, shards, 3, with_grad_lse, accumulate ? kBefore : 0);
+      }
+    }
+  }
+}
+
+TEST(BackwardFace, ScheduleAndImplementationAreChosenApart) {
+  Context context(world(), on_host());
+  AttentionOptions options = causal(64);
+  options.implementation = "native";
+  options.schedule = context.size() == 1 ? "local" : "pass_q";
+  options.backward = {"vanilla", context.size() == 1 ? "local" : "allgather"};
+  Attention attention(context, options);
+  attention.prepare_backward();
+  EXPECT_EQ(attention.implementations_of_ranks(), "native");
+  EXPECT_EQ(ring::name_of(attention.backward_pass()->schedule().schedule),
+            options.backward.schedule);
+  expect_right_gradients(attention, options, 5);
+}
+
+TEST(BackwardFace, FollowsTheMask) {
+  Context context(world(), on_host());
+  AttentionOptions options = causal(61);
+  Attention attention(context, options);
+  for (const std::int32_t length : {61, 17, 5}) {
+    options.mask = Mask();
+    options.mask.set_causal(true);
+    options.mask.set_kv_lengths({length, 60});
+    attention.set_mask(options.mask);
+    expect_right_gradients(attention, options, length);
+  }
+}
+
+TEST(BackwardFace, SaysWhyThereAreNoGradients) {
+  Context context(world(), on_host());
+  auto forward_only = std::make_unique<test::WrappedNative>(
+      "forward_only", [](std::unique_ptr<Kernel> native) { return native; });
+  forward_only->declaration().backward.reset();
+  context.registry().add(std::move(forward_only));
+  const auto message = [&](const auto& change) {
+    AttentionOptions options = causal(29);
+    change(options);
+    Attention attention(context, options);
+    return test::message_of<UserError>([&] { attention.prepare_backward(); });
+  };
+  EXPECT_THAT(message([](AttentionOptions& o) { o.normalize_output = false; }),
+              HasSubstr("normalize_output: got false"));
+  EXPECT_THAT(message([](AttentionOptions& o) { o.weights = true; }),
+              HasSubstr("weights: got true"));
+  EXPECT_THAT(message([](AttentionOptions& o) { o.implementation = "forward_only"; }),
+              HasSubstr("forward_only: computes no gradients"));
+  EXPECT_THAT(message([](AttentionOptions& o) { o.backward.schedule = "nothing"; }),
+              HasSubstr("'nothing'"));
+  if (context.size() == 1) return;
+  EXPECT_THAT(message([](AttentionOptions& o) { o.backward.grad_wire = DType::bfloat16; }),
+              HasSubstr("gradients of float32 are not rounded to bfloat16"));
+}
+
+TEST(BackwardFace, GradientsGoInHalfTheBytes) {
+  Context context(world(), on_host());
+  AttentionOptions options = causal(64);
+  options.dtype = DType::bfloat16;
+  options.backward.grad_wire = DType::bfloat16;
+  for (const char* schedule : {"ring", "allgather"}) {
+    options.backward.schedule = schedule;
+    Attention attention(context, options);
+    attention.prepare_backward();
+    EXPECT_EQ(attention.backward_pass()->adds_rounded_gradients(), context.size() > 1) << schedule;
+  }
+}
+
+// Also after some ranks have planned their kind of call.
+TEST(BackwardFace, RanksAskForTheSameGradients) {
+  Context context(world(), on_host());
+  if (context.size() == 1) GTEST_SKIP() << "one rank agrees with itself";
+  const bool last = context.rank() == context.size() - 1;
+  AttentionOptions options = causal(29);
+  options.sinks = Sinks({2}, {0.5F, 1});
+  std::vector<float> grad_sinks(2);
+  for (const char* planned : {"nothing", "others", "theirs"}) {
+    SCOPED_TRACE(planned);
+    Attention attention(context, options);
+    BackwardShards shards(attention, 3);
+    attention.run(shards.tensors(true));
+    if (std::string("nothing") != planned) attention.prepare_backward();
+    if (std::string("theirs") == planned) attention.prepare_backward({.grad_sinks = true});
+    BackwardTensors tensors = shards.backward();
+    if (last) tensors.grad_sinks = grad_sinks.data();
+    const std::string message =
+        test::message_of<ArgumentError>([&] { attention.backward(tensors); });
+    EXPECT_EQ(message, "gradients on rank " + std::to_string(context.size() - 1) +
+                           ": got written, with the gradient of the sinks, expected what rank 0 "
+                           "asks for: written");
+    shards.clear();
+    attention.backward(shards.backward());
+    expect_gradients(attention, options, shards, 3);
+  }
+}
+
+TEST(BackwardFace, ErrorsAreThoseOfAllRanks) {
+  Context context(world(), on_host());
+  const AttentionOptions options = causal(29);
+  Attention attention(context, options);
+  BackwardShards shards(attention, 3);
+  attention.run(shards.tensors(true));
+  const auto message = [&](const auto& change) {
+    BackwardTensors tensors = shards.backward();
+    if (context.rank() == context.size() - 1) change(tensors);  // one rank is enough
+    return test::message_of<UserError>([&] { attention.backward(tensors); });
+  };
+  if (context.size() > 1) {
+    EXPECT_THAT(message([](BackwardTensors& t) { t.accumulate = true; }), HasSubstr("added"));
+  }
+  EXPECT_THAT(message([](BackwardTensors& t) { t.grad_key = nullptr; }),
+              HasSubstr("grad key: got a null pointer"));
+  EXPECT_THAT(message([](BackwardTensors& t) { t.lse = nullptr; }),
+              HasSubstr("LSE: got a null pointer"));
+  EXPECT_THAT(test::message_of<UserError>([&] {
+                float sink = 0;
+                BackwardTensors tensors = shards.backward();
+                tensors.grad_sinks = &sink;
+                attention.backward(tensors);
+              }),
+              HasSubstr("grad sinks: got a tensor, expected none: the problem has no sinks"));
+  float memory = 0;
+  EXPECT_THAT(test::message_of<UserError>([&] {
+                BackwardTensors tensors = shards.backward();
+                tensors.grad_bias = &memory;
+                attention.backward(tensors);
+              }),
+              HasSubstr("grad bias: got a tensor, expected none: the problem has no bias"));
+  EXPECT_THAT(message([&](BackwardTensors& t) { t.bias = &memory; }), HasSubstr("bias: got"));
+  // The object is as good as before.
+  shards.clear();
+  attention.backward(shards.backward());
+  expect_gradients(attention, options, shards, 3);
+}
+
+}  // namespace
+}  // namespace annulus

@@ -20,7 +20,7 @@ struct WantedRanks {
   int ranks = 1;
   int nodes = 1;            ///< a divisor of `ranks`; consecutive ranks share a node
   double memory_bytes = 0;  ///< limit for a rank's shards and buffers; 0: no limit
-  Place place;              ///< the device of each
+  Place place = {};         ///< the device of each
   std::string sequence_axis = "sp";
 };
 

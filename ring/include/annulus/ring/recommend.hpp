@@ -34,7 +34,7 @@ struct WantedRanks {
   int ranks = 1;
   int nodes = 1;            ///< a divisor of `ranks`; consecutive ranks share a node
   double memory_bytes = 0;  ///< limit for a rank's shards and buffers; 0: no limit
-  Place place;              ///< the device of each
+  Place place = {};         ///< the device of each
   std::string sequence_axis = "sp";
   std::optional<MeshShape> mesh = {};  ///< the only mesh, of as many ranks; default: all meshes
   int most_head_shards = 0;            ///< the largest size of tp; 0: no limit

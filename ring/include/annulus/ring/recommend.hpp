@@ -48,9 +48,10 @@ struct Recommendation {
 
 /// Compares meshes dp × tp × sp with every sequence layout and schedule that `problem` leaves open,
 /// by total() and memory: see docs/planning.md. Returns the best for each number of head shards,
-/// the fastest first, or of several that tie with it, the one with fewest head shards; then what ties with one of them, then the others, with the reason. Ranks of
-/// sp, or else of tp, are neighbours. Specs of the problem are not used. Throws UserErrors for what
-/// fits no mesh, such as an unknown implementation.
+/// the fastest first, or of several that tie with it, the one with fewest head shards; then what
+/// ties with one of them, then the others, with the reason. Ranks of sp, or else of tp, are
+/// neighbours. Specs of the problem are not used. Throws UserErrors for what fits no mesh, such as
+/// an unknown implementation.
 [[nodiscard]] std::vector<Recommendation> recommend(const AttentionOptions& problem,
                                                     const WantedRanks& wanted,
                                                     const Registry& registry);

@@ -240,7 +240,8 @@ void add_sharding(TableBuilder& table) {
       "auto, zigzag, contiguous, striped or balanced: how positions are distributed; or two of "
       "these, for queries and for keys: zigzag,contiguous; balanced "
       "gives ranks equal work under the mask (default: auto: the one that is predicted to be "
-      "fastest; for verify, zigzag if causal and sharded, else contiguous, or balanced where packed "
+      "fastest; for verify, zigzag if causal and sharded, else contiguous, or balanced where "
+      "packed "
       "documents, block masks or lengths make that uneven)");
   table.add("granule", "N", without_calibrate(drawn(kPlanned)),
             parsed_into(&Options::granule, parse_granule),

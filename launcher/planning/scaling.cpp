@@ -102,15 +102,16 @@ Report make_scaling_report(const char* command, const char* time_unit, const Opt
 
 Row scaling_row(const ScalingPoint& point) {
   const std::optional<double> rate = point.rate_per_rank();
-  return {point.weak ? "weak" : "strong",
-          std::to_string(point.ranks),
-          std::to_string(point.nodes),
-          std::to_string(point.query_length),
-          std::to_string(point.kv_length),
-          point.schedule,
-          fmt::format("{:.3f}", point.seconds * 1e3),
-          rate ? fmt::format("{:.6f}", *rate * 1e-12) : kNothing,
-          point.efficiency ? fmt::format("{:.1f}", *point.efficiency * 100) : kNothing};
+  return {
+      point.weak ? "weak" : "strong",
+      std::to_string(point.ranks),
+      std::to_string(point.nodes),
+      std::to_string(point.query_length),
+      std::to_string(point.kv_length),
+      point.schedule,
+      point.transport.empty() ? milliseconds_cell(point.seconds) : predicted_cell(point.seconds),
+      rate ? fmt::format("{:.6f}", *rate * 1e-12) : kNothing,
+      point.efficiency ? fmt::format("{:.1f}", *point.efficiency * 100) : kNothing};
 }
 
 void predict_scaling(const Options& options, const Registry& registry, std::ostream& out) {

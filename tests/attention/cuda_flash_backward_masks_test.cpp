@@ -46,6 +46,16 @@ TEST_F(CudaFlashBackward, ManyDocuments) {
   expect_narrow_accurate(random, problem);
 }
 
+// Blocks with much more work than others begin first.
+TEST_F(CudaFlashBackward, KeyTilesThatMoreRowsSeeThanOthers) {
+  Random random(34);
+  AttentionProblem problem = bfloat16_problem({1, 1200, 1200, 2, 1, 0, 0});
+  problem.mask.set_causal(true);
+  problem.mask.set_window(100, -1);
+  problem.mask.set_sink_tokens(8);
+  expect_narrow_accurate(random, problem);
+}
+
 TEST_F(CudaFlashBackward, BlockMasks) {
   Random random(33);
   name_ = "blocksparse";
@@ -68,8 +78,8 @@ TEST_F(CudaFlashBackward, RowsAndColumnsOfSeveralRanges) {
   const PositionRanges rows({PositionRange{GlobalPosition(0), 90},
                              PositionRange{GlobalPosition(310), 90},
                              PositionRange{GlobalPosition(91), 70, 3}});
-  const PositionRanges columns({PositionRange{GlobalPosition(210), 190},
-                                PositionRange{GlobalPosition(1), 100, 2}});
+  const PositionRanges columns(
+      {PositionRange{GlobalPosition(210), 190}, PositionRange{GlobalPosition(1), 100, 2}});
   for (const std::int64_t dim : {64, 128}) {
     AttentionProblem problem = bfloat16_problem({1, 400, 400, 2, 1, dim, dim});
     problem.mask.set_causal(true);
@@ -88,8 +98,8 @@ TEST_F(CudaFlashBackward, RowsAndColumnsOfSeveralRanges) {
         delta.view().at<float>({0, n, r}) = all.delta.at<float>({0, n, position});
       }
     }
-    const BackwardBlock block{as_bthd(query),    as_bthd(key), as_bthd(value), as_bthd(grad_output),
-                              lse.view(),        delta.view(), rows,           columns};
+    const BackwardBlock block{as_bthd(query), as_bthd(key), as_bthd(value), as_bthd(grad_output),
+                              lse.view(),     delta.view(), rows,           columns};
     const Tensor found[] = {zeros(DType::float32, query.shape()),
                             zeros(DType::float32, key.shape()),
                             zeros(DType::float32, value.shape())};

@@ -20,12 +20,17 @@ class TileLists {
             MemoryPool& memory);
 
   [[nodiscard]] const TileMask& mask() const { return mask_; }
+  /// Of a key tile: the rows from the first to the last that see some of it, on average.
+  [[nodiscard]] double mean_span() const { return mean_span_; }
 
  private:
   template <class T>
   [[nodiscard]] T* take(std::int64_t count, MemoryPool& memory);
+  void order_by_work(const std::vector<TileWork>& work, double mean, std::int32_t most,
+                     MemoryPool& memory);
 
   TileMask mask_;
+  double mean_span_ = 0;
   std::vector<Buffer> buffers_;
 };
 

@@ -24,8 +24,6 @@ namespace {
 
 // Queries, dO and sums of dQ of the heads computed at a time should stay in L2 (50 or 60 MB).
 constexpr double kSectionBytes = 36 << 20;
-// By lists, key tiles do not keep pace with each other.
-constexpr double kListedSectionBytes = 24 << 20;
 // Larger than any distance, and small enough that sums of two do not overflow.
 constexpr std::int64_t kFar = std::int64_t{1} << 29;
 
@@ -219,7 +217,7 @@ Arguments FlashBackward::arguments_of(const BackwardBlock& block, const Gradient
     a.column_lengths = lengths_in(entry.column_lengths);
     if (entry.lists) {
       a.mask = entry.lists->mask();
-      section_heads = kListedSectionBytes / (entry.lists->mean_span() * row_bytes);
+      section_heads = kSectionBytes / (entry.lists->rows_at_a_time() * row_bytes);
     }
   }
   a.section_heads = static_cast<std::int32_t>(

@@ -96,6 +96,8 @@ __device__ __forceinline__ void hide_by_mask(std::uint16_t* hidden, const Argume
         if (__ldg(row + key_at(a, of.column + k) * mask.strides[3]) != 0) shown |= 1U << k;
       }
     }
+    // The bias that is read for rows past the last one may belong to a hidden pair.
+    if (of.row + r >= a.rows) shown = 0;
     hidden[r] |= static_cast<std::uint16_t>(~shown);
   }
 }

@@ -77,7 +77,8 @@ TileLists::TileLists(const Mask& mask, const BatchesAndHeads& of, const Position
     span += tile.span;
     most = std::max(most, tile.steps);
   }
-  mean_span_ = span * tile_rows / static_cast<double>(lists * m.key_tiles);
+  const double mean_span = span * tile_rows / static_cast<double>(lists * m.key_tiles);
+  rows_at_a_time_ = span > 0 ? mean_span * (2 - steps / span) : 1;
   order_by_work(work, steps / static_cast<double>(m.key_tiles), most, memory);
 }
 

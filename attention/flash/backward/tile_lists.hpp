@@ -20,8 +20,9 @@ class TileLists {
             MemoryPool& memory);
 
   [[nodiscard]] const TileMask& mask() const { return mask_; }
-  /// Of a key tile: the rows from the first to the last that see some of it, on average.
-  [[nodiscard]] double mean_span() const { return mean_span_; }
+  /// The rows of a head that its key tiles read within a time: from the first to the last that see
+  /// some of a key tile, and up to twice as many where key tiles skip rows, and so drift apart.
+  [[nodiscard]] double rows_at_a_time() const { return rows_at_a_time_; }
 
  private:
   template <class T>
@@ -30,7 +31,7 @@ class TileLists {
                      MemoryPool& memory);
 
   TileMask mask_;
-  double mean_span_ = 0;
+  double rows_at_a_time_ = 1;
   std::vector<Buffer> buffers_;
 };
 

@@ -17,8 +17,14 @@
 
 namespace annulus::flash::backward {
 
-/// Nobody else adds to the pair meanwhile. Adding in L2 spares the wait for what is there.
 __device__ __forceinline__ void add_pair(const Gradient& to, std::int64_t at, float x, float y) {
+  auto* const pair = reinterpret_cast<float2*>(to.data + at);
+  const float2 before = __ldcg(pair);
+  *pair = float2{x + before.x, y + before.y};
+}
+/// The same in L2, so that short work does not wait for what is there.
+__device__ __forceinline__ void add_pair_in_l2(const Gradient& to, std::int64_t at, float x,
+                                               float y) {
   asm volatile("red.relaxed.gpu.global.add.v2.f32 [%0], {%1, %2};" ::"l"(to.data + at), "f"(x),
                "f"(y)
                : "memory");
@@ -674,7 +680,12 @@ class Consumer {
 #pragma unroll
       for (int i = 0; i < kSums / 4; ++i) {
         if (8 * i + dim >= to.dim) continue;
-        add_pair(to, start + 8 * i, factor * sum[4 * i + 2 * h], factor * sum[4 * i + 2 * h + 1]);
+        const float x = factor * sum[4 * i + 2 * h], y = factor * sum[4 * i + 2 * h + 1];
+        if constexpr (kLists) {
+          add_pair_in_l2(to, start + 8 * i, x, y);
+        } else {
+          add_pair(to, start + 8 * i, x, y);
+        }
       }
     }
   }

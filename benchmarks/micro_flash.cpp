@@ -4,8 +4,8 @@
 // float32 beside the plain kernel, the hops of a ring in one launch, and the time that making tile
 // lists takes; gradients, with nothing beside them. Prints tables, and writes JSON to FILE.json:
 //
-//     annulus_micro_flash [dense|backward|modifiers|features|decode|blocks|float32|hops|lists ...]
-//     [FILE.json]
+//     annulus_micro_flash [dense|backward|masks|modifiers|features|positions|decode|blocks|float32|
+//                          hops|lists ...] [FILE.json]
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
@@ -357,19 +357,21 @@ void beside_cudnn(Bench& bench) {
   }
 }
 
+constexpr std::int64_t kRows = 16384;  // of masks
+
 // Gradients under masks that are not one band, beside those of a causal one.
 void backward_masks(Bench& bench) {
-  const std::int64_t length = 16384;
   std::vector<BackwardCase> cases;
-  const auto add = [&](const char* name, bool causal = true) -> Mask& {
+  const auto add = [&](const char* name, bool causal = true, std::int64_t rows = kRows) -> Mask& {
     cases.push_back({make_case(std::string("backward masks: ") + name,
-                               {1, length, length, 32, 8, 128, 128}, causal)});
+                               {1, rows, rows, 32, 8, 128, 128}, causal)});
     return cases.back().forward.problem.mask;
   };
   add("causal");
-  const std::vector<std::int32_t> even = documents(length, 16, true);
+  add("causal 4096, as many pairs as 16 documents of 1024", true, 4096);
+  const std::vector<std::int32_t> even = documents(kRows, 16, true);
   add("16 documents of 1024").set_segments(1, even, even);
-  const std::vector<std::int32_t> few = documents(length, 16, false);
+  const std::vector<std::int32_t> few = documents(kRows, 16, false);
   add("16 documents").set_segments(1, few, few);
   cases.push_back(cases.back());
   cases.back().forward.name += ", same bits";
@@ -383,7 +385,7 @@ void backward_masks(Bench& bench) {
   add("full", false);
   for (const double density : {0.11, 0.26}) {
     add(density < 0.2 ? "blocks, density 0.11" : "blocks, density 0.26", false)
-        .set_block_mask(BlockMask::random(length, length, 32, density, 3));
+        .set_block_mask(BlockMask::random(kRows, kRows, 32, density, 3));
   }
   bench.measure_backward(cases);
 }
@@ -448,7 +450,6 @@ void backward(Bench& bench) {
       make_case("backward D=128 32/8 32768 window 4096", {1, 32768, 32768, 32, 8, 128, 128}, true);
   window.problem.mask.set_window(4096, -1);
   measure(window);
-  backward_masks(bench);
 }
 
 void features(Bench& bench) {
@@ -744,29 +745,19 @@ int main(int argc, char** argv) {
       return 2;
     }
     std::vector<std::string> words(argv + 1, argv + argc);
-    const auto asked = [&](const char* part) { return std::erase(words, part) > 0; };
-    const bool dense = asked("dense");
-    const bool backward = asked("backward");
-    const bool modifiers = asked("modifiers");
-    const bool features = asked("features");
-    const bool positions = asked("positions");
-    const bool decode = asked("decode");
-    const bool blocks = asked("blocks");
-    const bool float32 = asked("float32");
-    const bool hops = asked("hops");
-    const bool lists = asked("lists");
-    const bool all = !backward && !modifiers && !dense && !features && !positions && !decode &&
-                     !blocks && !float32 && !hops && !lists;
-    if (dense || all) annulus::beside_cudnn(bench);
-    if (backward || all) annulus::backward(bench);
-    if (modifiers || all) annulus::backward_modifiers(bench);
-    if (features || all) annulus::features(bench);
-    if (positions || all) annulus::positions(bench);
-    if (decode || all) annulus::decode(bench);
-    if (blocks || all) annulus::blocks(bench);
-    if (float32 || all) annulus::float32(bench);
-    if (hops || all) annulus::hops(bench);
-    if (lists || all) annulus::lists(bench);
+    std::vector<void (*)(annulus::Bench&)> asked, all;
+    for (const auto& [name, measure] :
+         {std::pair{"dense", &annulus::beside_cudnn}, std::pair{"backward", &annulus::backward},
+          std::pair{"masks", &annulus::backward_masks},
+          std::pair{"modifiers", &annulus::backward_modifiers},
+          std::pair{"features", &annulus::features}, std::pair{"positions", &annulus::positions},
+          std::pair{"decode", &annulus::decode}, std::pair{"blocks", &annulus::blocks},
+          std::pair{"float32", &annulus::float32}, std::pair{"hops", &annulus::hops},
+          std::pair{"lists", &annulus::lists}}) {
+      all.push_back(measure);
+      if (std::erase(words, name) > 0) asked.push_back(measure);
+    }
+    for (const auto measure : asked.empty() ? all : asked) measure(bench);
     if (!words.empty()) bench.write(words.front().c_str());
     return 0;
   } catch (const std::exception& error) {

@@ -23,7 +23,7 @@ namespace annulus::flash::backward {
 namespace {
 
 // Queries, dO and sums of dQ of the heads computed at a time should stay in L2 (50 or 60 MB).
-constexpr std::int64_t kSectionBytes = std::int64_t{36} << 20;
+constexpr double kSectionBytes = 36 << 20;
 // Larger than any distance, and small enough that sums of two do not overflow.
 constexpr std::int64_t kFar = std::int64_t{1} << 29;
 
@@ -205,8 +205,8 @@ Arguments FlashBackward::arguments_of(const BackwardBlock& block, const Gradient
   a.rows = static_cast<std::int32_t>(query[1]);
   a.columns = static_cast<std::int32_t>(key[1]);
   a.padded_rows = static_cast<std::int32_t>(padded);
-  a.section_heads = static_cast<std::int32_t>(
-      std::clamp<std::int64_t>(kSectionBytes / (padded * dim * 8), 1, query[0] * key[2]));
+  const double row_bytes = dim * 8.0;
+  double section_heads = kSectionBytes / (static_cast<double>(padded) * row_bytes);
   a.low = -static_cast<std::int32_t>(kFar);
   a.high = static_cast<std::int32_t>(kFar);
   if (!block.unmasked || is_general(problem_)) {
@@ -215,8 +215,13 @@ Arguments FlashBackward::arguments_of(const BackwardBlock& block, const Gradient
     a.high = entry.high;
     a.row_lengths = lengths_in(entry.row_lengths);
     a.column_lengths = lengths_in(entry.column_lengths);
-    if (entry.lists) a.mask = entry.lists->mask();
+    if (entry.lists) {
+      a.mask = entry.lists->mask();
+      section_heads = kSectionBytes / (entry.lists->rows_at_a_time() * row_bytes);
+    }
   }
+  a.section_heads = static_cast<std::int32_t>(
+      std::clamp(section_heads, 1.0, static_cast<double>(query[0] * key[2])));
   a.scale = static_cast<float>(problem_.logit_scale());
   if (!block.scores.empty()) {
     a.scores = cuda::score_arguments(block.scores);

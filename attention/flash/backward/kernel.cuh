@@ -3,6 +3,7 @@
 #include "flash/backward/arguments.hpp"
 #include "flash/backward/dropout.cuh"
 #include "flash/backward/kernels.hpp"
+#include "flash/backward/pair_bits.cuh"
 #include "flash/backward/producer.cuh"
 #include "flash/backward/scores.cuh"
 #include "flash/backward/soft_cap.cuh"
@@ -20,6 +21,13 @@ __device__ __forceinline__ void add_pair(const Gradient& to, std::int64_t at, fl
   auto* const pair = reinterpret_cast<float2*>(to.data + at);
   const float2 before = __ldcg(pair);
   *pair = float2{x + before.x, y + before.y};
+}
+/// The same in L2, so that short work does not wait for what is there.
+__device__ __forceinline__ void add_pair_in_l2(const Gradient& to, std::int64_t at, float x,
+                                               float y) {
+  asm volatile("red.relaxed.gpu.global.add.v2.f32 [%0], {%1, %2};" ::"l"(to.data + at), "f"(x),
+               "f"(y)
+               : "memory");
 }
 
 /// One warpgroup's part: dK and dV of 64 keys, in registers until all queries of the group of heads
@@ -53,8 +61,7 @@ class Consumer {
 #pragma unroll
     for (int i = 0; i < kSums; ++i) key_sum[i] = value_sum[i] = 0;
     shared.key_full.wait(0);
-    const std::int32_t steps = shared.steps;
-    for (std::int32_t i = 0; i < steps; ++i) step(key_sum, value_sum);
+    while (at.count < static_cast<std::uint32_t>(shared.steps)) step(key_sum, value_sum);
     add(a.grad_key, key_sum, Tiles::sum_scale(a));
     add(a.grad_value, value_sum, kGeneral ? a.value_scale : 1);
   }
@@ -113,28 +120,6 @@ class Consumer {
     hopper::products_commit();
   }
 
-  // Bit i: score i is that of a hidden pair. In a loop, and before there are scores, since rows and
-  // columns take many registers.
-  __device__ __forceinline__ void find_hidden(std::uint32_t (&bits)[kScores / 32],
-                                              std::int32_t row) const {
-    const std::int32_t head = shared.step[at.slot()].head;
-    const std::int32_t first = work.first_column + group * 64 + warp % 4 * 16 + lane / 4;
-    const ListedColumn columns[2] = {listed_column(a, work.batch, Tiles::kKeys, first),
-                                     listed_column(a, work.batch, Tiles::kKeys, first + 8)};
-#pragma unroll
-    for (int part = 0; part < kScores / 32; ++part) {
-      bits[part] = 0;
-#pragma unroll 1
-      for (int i = 0; i < 16; ++i) {
-        const ListedRow keys(a, work.batch, head, Tiles::kQueries,
-                             row + part * 64 + i / 2 * 8 + 2 * (lane % 4) + i % 2);
-        const int bit = i / 2 * 4 + i % 2;
-        if (!keys.sees(columns[0])) bits[part] |= std::uint32_t{1} << bit;
-        if (!keys.sees(columns[1])) bits[part] |= std::uint32_t{4} << bit;
-      }
-    }
-  }
-
   // The shared memory of a warp of the group between step() and store_grad_scores(), which is
   // where the latter stores the warp's keys.
   [[nodiscard]] __device__ __forceinline__ unsigned char* memory_of(int in_group) const {
@@ -156,37 +141,61 @@ class Consumer {
   [[nodiscard]] __device__ __forceinline__ bool has_scores() const {
     return kGeneral && (a.scores.bias.data != nullptr || a.scores.mask.data != nullptr);
   }
-  // The bits of scores 32n to 32n + 31 that drop.
-  [[nodiscard]] __device__ __forceinline__ std::uint32_t dropped(int n) const {
-    return a.dropout.threshold != 0 ? dropped_word(memory_of(warp % 4), n, lane) : 0;
+  // Rows of a masked tile that the thread examines: lane, lane + 32, …
+  using Rows = ListedRow[kLists ? Tiles::kQueries / 32 : 1];
+  __device__ __forceinline__ void read_rows(Rows& rows, std::int32_t row) const {
+#pragma unroll
+    for (int i = 0; i < Tiles::kQueries / 32; ++i) {
+      rows[i] = ListedRow(a, work.batch, Tiles::kQueries, row + 32 * i + lane);
+    }
   }
 
-  // The work of the general class while products q·k run: draws dropout, and adds to the bits of
-  // hidden pairs. With a bias, it waits for the products and turns them into logits.
-  __device__ __forceinline__ void modify(float (&scores)[kScores],
-                                         std::uint32_t (&hidden)[kScores / 32],
-                                         std::int32_t row) const {
+  // Bit i: score i is that of a hidden pair.
+  __device__ __forceinline__ void find_hidden(std::uint32_t (&bits)[kScores / 32], const Rows& rows,
+                                              std::int32_t row) const {
     const WarpScores of = warp_scores(row);
-    const bool neighbours = shared.neighbours != 0;
-    if (a.dropout.threshold != 0) {
-      draw_dropout<kScores / 32>(a, of, neighbours, kDropoutSync + warp / 2);
-    }
-    if (a.scores.mask.data != nullptr) {
-      if (shared.step[at.slot()].masked == 0) {
+    auto* const hidden = reinterpret_cast<std::uint16_t*>(of.own + 128 * (kScores / 32));
+    if (shared.step[at.slot()].masked != 0) {
+      const ListedColumns columns(a, of, Tiles::kKeys);
 #pragma unroll
-        for (std::uint32_t& bits : hidden) bits = 0;
+      for (int i = 0; i < Tiles::kQueries / 32; ++i) {
+        hidden[32 * i + lane] = static_cast<std::uint16_t>(~columns.seen_by(rows[i]));
       }
-      hide_by_mask(hidden, a, of, neighbours);
-    }
-    if (a.scores.bias.data != nullptr) {
-      float bias[kScores];
-      for_offsets<kScores>(a, of, a.scores.bias.strides, [&](int i, std::int64_t offset) {
-        bias[i] = __ldg(a.scores.bias.data + offset);
-      });
-      hopper::products_wait<0>();
-      hopper::pin(scores);
+    } else {
 #pragma unroll
-      for (int i = 0; i < kScores; ++i) scores[i] = fmaf(scores[i], a.scale, bias[i]);
+      for (int i = 0; i < Tiles::kQueries / 32; ++i) hidden[32 * i + lane] = 0;
+    }
+    if (kGeneral && a.scores.mask.data != nullptr) {
+      hide_by_mask(hidden, a, of, Tiles::kQueries, shared.neighbours != 0);
+    }
+    __syncwarp();
+    gather_bits(bits, hidden, lane);
+  }
+
+  // Bit i: score i drops.
+  __device__ __forceinline__ void find_dropped(std::uint32_t (&bits)[kScores / 32],
+                                               std::int32_t row) const {
+    draw_dropout(bits, a, warp_scores(row), shared.neighbours != 0, kDropoutSync + warp / 2);
+  }
+
+  // Bias entries that are read at a time, since registers are few.
+  static constexpr int kBiasPart = 32;
+  template <int kFirst>
+  __device__ __forceinline__ void read_bias(float (&bias)[kBiasPart], std::int32_t row) const {
+    for_entries<kFirst, kBiasPart>(a, warp_scores(row), a.scores.bias.data, a.scores.bias.strides,
+                                   [&](int i, const float* entry) { bias[i] = __ldg(entry); });
+  }
+  // Turns products q·k into logits, the first ones of which `bias` belongs to.
+  template <int kFirst>
+  __device__ __forceinline__ void add_bias(float (&scores)[kScores], float (&bias)[kBiasPart],
+                                           std::int32_t row) const {
+#pragma unroll
+    for (int i = 0; i < kBiasPart; ++i) {
+      scores[kFirst + i] = fmaf(scores[kFirst + i], a.scale, bias[i]);
+    }
+    if constexpr (kFirst + kBiasPart < kScores) {
+      read_bias<kFirst + kBiasPart>(bias, row);
+      add_bias<kFirst + kBiasPart>(scores, bias, row);
     }
   }
 
@@ -194,10 +203,11 @@ class Consumer {
   // and heads.
   __device__ __forceinline__ void add_bias_gradient(const float (&grad_scores)[kScores],
                                                     std::int32_t row) const {
-    for_offsets<kScores>(a, warp_scores(row), a.grad_bias_strides, [&](int i, std::int64_t offset) {
-      if (grad_scores[i] == 0) return;  // as those of hidden pairs
-      atomicAdd(a.grad_bias + offset, a.grad_bias_scale * grad_scores[i]);
-    });
+    for_entries<0, kScores>(a, warp_scores(row), a.grad_bias, a.grad_bias_strides,
+                            [&](int i, float* entry) {
+                              if (grad_scores[i] == 0) return;  // as those of hidden pairs
+                              atomicAdd(entry, a.grad_bias_scale * grad_scores[i]);
+                            });
   }
 
   // The scores of hidden pairs: those of the bits, or those that the band hides.
@@ -250,8 +260,9 @@ class Consumer {
       if (bias.data != nullptr && entry(bias) == -kInfinity) return false;
     }
     if constexpr (kLists) {
-      return ListedRow(a, work.batch, shared.step[at.slot()].head, Tiles::kQueries, row)
-          .sees(listed_column(a, work.batch, Tiles::kKeys, column));
+      return ListedRow(a, work.batch, Tiles::kQueries, row)
+          .sees(a, work.batch, shared.step[at.slot()].head,
+                listed_column(a, work.batch, Tiles::kKeys, column));
     } else {
       return column < work.columns && column - row >= a.low && column - row <= a.high;
     }
@@ -405,8 +416,8 @@ class Consumer {
   }
 
   // Where dQ lies, swizzled as TMA expects it.
-  [[nodiscard]] __device__ __forceinline__ float* sum_place(std::uint32_t buffer, int pair, int query,
-                                                            int dim) const {
+  [[nodiscard]] __device__ __forceinline__ float* sum_place(std::uint32_t buffer, int pair,
+                                                            int query, int dim) const {
     return shared.grad_query[buffer][pair] + query * 32 + (dim / 4 ^ query % 8) * 4 + dim % 4;
   }
   __device__ __forceinline__ void wait_for_buffer() const {
@@ -434,6 +445,14 @@ class Consumer {
       }
     }
     pass_buffer();
+  }
+
+  // Keeps what follows from the place in the ring from filling registers.
+  __device__ __forceinline__ void forget_place() {
+    if constexpr (Tiles::kDim == 64) {
+      asm volatile("" : "+r"(at.count));
+      asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
+    }
   }
 
   __device__ __forceinline__ void release(hopper::Barrier& barrier) const {
@@ -467,8 +486,7 @@ class Consumer {
 
   // Replaces scores by their weights.
   __device__ __forceinline__ void weigh(float (&scores)[kScores],
-                                        std::uint32_t (&weights)[kScores / 2],
-                                        std::int32_t row,
+                                        std::uint32_t (&weights)[kScores / 2], std::int32_t row,
                                         const std::uint32_t (&hidden)[kScores / 32]) const {
     const float scale = unit();
     const std::uint32_t slot = at.slot();
@@ -491,18 +509,19 @@ class Consumer {
 
   // The same, and with a soft cap that of weigh_capped(), with dropout of the weights, but not of
   // those in `scores`.
-  __device__ __forceinline__ void weigh_general(float (&scores)[kScores],
-                                                std::uint32_t (&weights)[kScores / 2],
-                                                std::int32_t row,
-                                                const std::uint32_t (&hidden)[kScores / 32]) const {
+  __device__ __forceinline__ void weigh_general(
+      float (&scores)[kScores], std::uint32_t (&weights)[kScores / 2], std::int32_t row,
+      const std::uint32_t (&hidden)[kScores / 32],
+      const std::uint32_t (&dropped)[kScores / 32]) const {
     if (a.soft_cap != 0) {
       weigh_capped(scores, weights, row, hidden);
     } else {
       weigh(scores, weights, row, hidden);
     }
+    if (a.dropout.threshold == 0) return;
 #pragma unroll
     for (int i = 0; i < kScores; i += 2) {
-      const std::uint32_t bits = dropped(i / 32) >> i % 32;
+      const std::uint32_t bits = dropped[i / 32] >> i % 32;
       if ((bits & 1) != 0) weights[i / 2] &= 0xffff0000;
       if ((bits & 2) != 0) weights[i / 2] &= 0x0000ffff;
     }
@@ -545,6 +564,10 @@ class Consumer {
     const std::int32_t row = shared.step[slot].tile * Tiles::kQueries;
     const std::int32_t flags = __float_as_int(shared.lse[slot][Tiles::kQueries]);
     const bool masked = shared.step[slot].masked != 0;
+    Rows rows;
+    if constexpr (kLists) {
+      if (masked) read_rows(rows, row);
+    }
     if (masked || (flags & kHiddenRows) != 0 || has_scores()) {
       shared.output_full[slot].wait(parity);
       shared.key_watched.wait(0);
@@ -557,24 +580,33 @@ class Consumer {
       }
     }
     const float factor = grad_factor();
-    std::uint32_t hidden[kScores / 32];
-    if constexpr (kLists) {
-      if (masked) find_hidden(hidden, row);
-    }
+    std::uint32_t hidden[kScores / 32] = {}, dropped[kScores / 32] = {};
     float scores[kScores], grads[kScores];
     std::uint32_t weights[kScores / 2], packed[kScores / 2];
     hopper::leave_undefined(scores);
     hopper::leave_undefined(grads);
     hopper::products_begin();
     issue_scores(scores, shared.key, shared.query[slot]);
-    if constexpr (kGeneral) modify(scores, hidden, row);
+    if constexpr (kLists) {
+      if (has_hidden(slot)) find_hidden(hidden, rows, row);
+    }
+    if constexpr (kGeneral) {
+      if (a.dropout.threshold != 0) find_dropped(dropped, row);
+      const bool biased = a.scores.bias.data != nullptr;
+      float bias[kBiasPart] = {};
+      if (biased) read_bias<0>(bias, row);
+      hopper::products_wait<0>();
+      hopper::pin(scores);
+      if (biased) add_bias<0>(scores, bias, row);
+    }
     shared.output_full[slot].wait(parity);
     hopper::products_begin();
     issue_scores(grads, shared.value, shared.grad_output[slot]);
+    forget_place();
     hopper::products_wait<1>();
     hopper::pin(scores);
     if constexpr (kGeneral) {
-      weigh_general(scores, weights, row, hidden);
+      weigh_general(scores, weights, row, hidden, dropped);
     } else if constexpr (kSoftCap) {
       weigh_capped(scores, weights, row, hidden);
     } else {
@@ -586,22 +618,25 @@ class Consumer {
     hopper::pin(value_sum);
     hopper::products_begin();
     issue_sum(value_sum, weights, shared.grad_output[slot]);
+    forget_place();
+    if constexpr (kGeneral) {
+      if (a.dropout.threshold != 0) {
+#pragma unroll
+        for (int i = 0; i < kScores; ++i) {
+          // Rather than replace them, so that products that are not finite count.
+          if ((dropped[i / 32] >> i % 32 & 1) != 0) grads[i] *= 0;
+        }
+      }
+    }
 #pragma unroll
     for (int i = 0; i < kScores / 4; ++i) {
       const float2 delta =
-          *reinterpret_cast<const float2*>(&shared.delta[slot][8 * i + 2 * (lane % 4)]);
+          *reinterpret_cast<const float2*>(&shared.delta[at.slot()][8 * i + 2 * (lane % 4)]);
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         const int j = 4 * i + 2 * h;
-        float factors[2] = {factor, factor};
-        if constexpr (kGeneral) {
-          // Rather than leave them out, so that products that are not finite count.
-          const std::uint32_t bits = dropped(j / 32) >> j % 32;
-          if ((bits & 1) != 0) factors[0] = 0;
-          if ((bits & 2) != 0) factors[1] = 0;
-        }
-        scores[j] *= fmaf(grads[j], factors[0], -delta.x);
-        scores[j + 1] *= fmaf(grads[j + 1], factors[1], -delta.y);
+        scores[j] *= fmaf(grads[j], factor, -delta.x);
+        scores[j + 1] *= fmaf(grads[j + 1], factor, -delta.y);
         packed[j / 2] = pack<Element>(scores[j], scores[j + 1]);
       }
     }
@@ -618,17 +653,17 @@ class Consumer {
     hopper::pin(key_sum);
     hopper::products_begin();
     issue_query(query_sum, grad_score);
-    issue_sum(key_sum, packed, shared.query[slot]);
+    issue_sum(key_sum, packed, shared.query[at.slot()]);
     hopper::products_wait<1>();
     hopper::pin(value_sum);
     hopper::pin(weights);
     hopper::pin(query_sum);
-    release(shared.output_empty[slot]);
+    release(shared.output_empty[at.slot()]);
     add_query(query_sum);
     hopper::products_wait<0>();
     hopper::pin(key_sum);
     hopper::pin(packed);
-    release(shared.query_empty[slot]);
+    release(shared.query_empty[at.slot()]);
     at.next();
   }
 
@@ -645,7 +680,12 @@ class Consumer {
 #pragma unroll
       for (int i = 0; i < kSums / 4; ++i) {
         if (8 * i + dim >= to.dim) continue;
-        add_pair(to, start + 8 * i, factor * sum[4 * i + 2 * h], factor * sum[4 * i + 2 * h + 1]);
+        const float x = factor * sum[4 * i + 2 * h], y = factor * sum[4 * i + 2 * h + 1];
+        if constexpr (kLists) {
+          add_pair_in_l2(to, start + 8 * i, x, y);
+        } else {
+          add_pair(to, start + 8 * i, x, y);
+        }
       }
     }
   }
@@ -658,14 +698,14 @@ class Consumer {
 };
 
 /// False if the thread's key of the tile does not lie where it would if all were neighbours in
-/// position, from a multiple of 32 on.
+/// position.
 template <class Tiles>
-[[nodiscard]] __device__ __forceinline__ bool begin_at_32(const Arguments& a,
-                                                          const Work<Tiles>& work,
-                                                          std::uint32_t thread) {
+[[nodiscard]] __device__ __forceinline__ bool is_neighbour(const Arguments& a,
+                                                           const Work<Tiles>& work,
+                                                           std::uint32_t thread) {
   const std::int32_t* const positions = a.mask.column_positions + work.first_column;
   if (thread >= Tiles::kKeys || positions[thread] == TileMask::kNowhere) return true;
-  return positions[0] % 32 == 0 && positions[thread] == positions[0] + static_cast<int>(thread);
+  return positions[thread] == positions[0] + static_cast<int>(thread);
 }
 
 /// Gradients of a key tile and a key/value head, in the manner of FlashAttention-3's backward pass
@@ -674,8 +714,6 @@ template <class Tiles, PairClass kPairs, bool kSoftCap>
 __global__ void __launch_bounds__(Tiles::kThreads, 1)
     differentiate(const __grid_constant__ Arguments a) {
   constexpr bool kLists = kPairs != PairClass::band;
-  // Walking by lists takes registers that consumers of 64 dims have not to spare.
-  constexpr bool kWalks = kLists && Tiles::kDim == 128;
   extern __shared__ __align__(1024) unsigned char bytes[];
   auto& shared = *reinterpret_cast<SharedTiles<Tiles>*>(bytes);
   if (threadIdx.x == 0) {
@@ -699,7 +737,7 @@ __global__ void __launch_bounds__(Tiles::kThreads, 1)
   }
   __syncthreads();
   if constexpr (kPairs == PairClass::general) {
-    const bool all = __syncthreads_and(begin_at_32(a, shared.work, threadIdx.x)) != 0;
+    const bool all = __syncthreads_and(is_neighbour(a, shared.work, threadIdx.x)) != 0;
     if (threadIdx.x == 0) shared.neighbours = all ? 1 : 0;
   }
   if constexpr (kLists) {
@@ -708,10 +746,10 @@ __global__ void __launch_bounds__(Tiles::kThreads, 1)
   }
   if (shared.steps <= 0) return;
   if (threadIdx.x < 128) {
-    hopper::release_registers<kWalks ? 40 : 24>();
+    hopper::release_registers<24>();
     const auto thread = static_cast<int>(threadIdx.x);
     if (thread == 0) {
-      produce<Tiles, kLists>(a, shared);
+      produce<Tiles, kPairs>(a, shared);
     } else if (thread >= 32) {
       watch_keys<Tiles>(shared, thread - 32);
       if (a.grad_query.data != nullptr && thread % 32 == 0 && thread >= 64) {
@@ -719,7 +757,7 @@ __global__ void __launch_bounds__(Tiles::kThreads, 1)
       }
     }
   } else {
-    hopper::take_registers<kWalks ? 232 : 240>();
+    hopper::take_registers<240>();
     Consumer<Tiles, kPairs, kSoftCap>(a, shared).run();
   }
 }
@@ -728,8 +766,8 @@ template <class Tiles, PairClass kPairs, bool kSoftCap>
 cudaError_t launch(const Arguments& a, unsigned items, cudaStream_t stream) {
   constexpr std::size_t kShared = sizeof(SharedTiles<Tiles>);
   const auto kernel = &differentiate<Tiles, kPairs, kSoftCap>;
-  if (const cudaError_t code = cudaFuncSetAttribute(
-          kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared)) {
+  if (const cudaError_t code =
+          cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared)) {
     return code;
   }
   kernel<<<items, Tiles::kThreads, kShared, stream>>>(a);

@@ -3,7 +3,9 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "flash/backward/kernels.hpp"
 #include "flash/backward/order.cuh"
+#include "flash/backward/scores.cuh"
 #include "flash/backward/tiles.cuh"
 #include "flash/hopper/tma.cuh"
 #include "flash/shared.cuh"
@@ -20,9 +22,35 @@ __device__ __forceinline__ void copy_bytes(void* target, const void* from, std::
       : "memory");
 }
 
-template <class Tiles, bool kLists>
+/// Asks L2 for a tile's entries in a bias or dense mask, so that consumers do not wait for memory.
+/// Only where a row's keys are neighbours.
+template <class Tiles, class T>
+__device__ __forceinline__ void prefetch_scores(const Arguments& a,
+                                                const cuda::ScoreArgument<T>& scores,
+                                                const SharedTiles<Tiles>& shared, std::int32_t head,
+                                                std::int32_t row) {
+  if (scores.data == nullptr || scores.strides[3] != 1) return;
+  if (shared.neighbours == 0 && !a.scores.by_column) return;
+  const std::int32_t column = shared.work.first_column;
+  const T* first = scores.row(shared.work.batch, head, row) + key_at(a, column);
+  const std::int32_t keys = min(Tiles::kKeys, a.columns - column);
+  for (std::int32_t r = min(Tiles::kQueries, a.rows - row); r > 0; --r) {
+    const auto ahead = static_cast<std::uint32_t>(reinterpret_cast<std::uintptr_t>(first) % 16);
+    const std::uint32_t bytes = (keys * static_cast<std::uint32_t>(sizeof(T)) + ahead) / 16 * 16;
+    if (bytes > 0) {
+      asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(
+                       reinterpret_cast<const unsigned char*>(first) - ahead),
+                   "r"(bytes)
+                   : "memory");
+    }
+    first += scores.strides[2];
+  }
+}
+
+template <class Tiles, PairClass kPairs>
 __device__ __forceinline__ void produce(const Arguments& a, SharedTiles<Tiles>& shared) {
   const Work<Tiles>& work = shared.work;
+  constexpr bool kLists = kPairs != PairClass::band;
   using hopper::Cache;
   using hopper::copy_box;
   constexpr std::uint32_t kBytes = Tiles::kTileElements * 2 + Tiles::kQueries * 4;
@@ -35,9 +63,14 @@ __device__ __forceinline__ void produce(const Arguments& a, SharedTiles<Tiles>& 
     copy_box(shared.value + Tiles::kKeys * dim, &a.value, shared.key_full, Cache::evict_first, dim,
              work.first_column, work.kv_head, work.batch);
   }
-  RingPosition<Tiles::kStages> at;
-  std::conditional_t<kLists, ListWalk<Work<Tiles>>, BandWalk<Work<Tiles>>> walk(a, work);
-  for (Step step; walk.next(step); at.next()) {
+  std::conditional_t<kLists, ListWalk<Work<Tiles>>, BandWalk<Work<Tiles>>> walk(a, work,
+                                                                                shared.list_place);
+  // In shared memory if registers are few.
+  Next<Tiles> own;
+  Next<Tiles>& next = kLists ? shared.next : own;
+  next = {};
+  auto& [step, at] = next;
+  for (; walk.next(step); at.next()) {
     const std::int64_t first_value =
         (std::int64_t{work.batch} * a.heads + step.head) * a.padded_rows;
     const std::int32_t slot = at.slot();
@@ -61,6 +94,10 @@ __device__ __forceinline__ void produce(const Arguments& a, SharedTiles<Tiles>& 
     }
     copy_bytes(shared.delta[slot], a.padded_delta + first_value + row, Tiles::kQueries * 4,
                shared.output_full[slot]);
+    if constexpr (kPairs == PairClass::general) {
+      prefetch_scores(a, a.scores.bias, shared, step.head, row);
+      prefetch_scores(a, a.scores.mask, shared, step.head, row);
+    }
   }
 }
 
@@ -85,23 +122,25 @@ __device__ __forceinline__ void add_queries(const Arguments& a, SharedTiles<Tile
   for (std::int32_t i = buffer; i < shared.steps; i += 2) {
     shared.sum_full[buffer].wait(i / 2 % 2);
     const Step step = shared.sum_step[buffer];
-    const Turn turn(a.turns + (work.batch * a.heads + step.head) *
-                                  (a.padded_rows / Tiles::kQueries) + step.tile);
+    const auto turn = [&] {
+      return Turn(a.turns + (work.batch * a.heads + step.head) * (a.padded_rows / Tiles::kQueries) +
+                  step.tile);
+    };
     if (a.turns != nullptr) {
-      turn.wait(kLists ? listed_before(a, work.batch, step, work.key_tile())
-                       : work.before(a, step.tile));
+      const std::int32_t before =
+          kLists ? listed_before(a, work.batch, step, work.key_tile()) : work.before(a, step.tile);
+      turn().wait(before);
     }
 #pragma unroll
     for (int pair = 0; pair < 4; ++pair) {
-      hopper::add_box(&a.query_sum, shared.grad_query[buffer][pair],
-                      (kSplitsDims ? pair : pair % 2) * 32,
-                      step.tile * Tiles::kQueries + (kSplitsDims ? 0 : pair / 2 * 64), step.head,
-                      work.batch);
+      hopper::add_box(
+          &a.query_sum, shared.grad_query[buffer][pair], (kSplitsDims ? pair : pair % 2) * 32,
+          step.tile * Tiles::kQueries + (kSplitsDims ? 0 : pair / 2 * 64), step.head, work.batch);
     }
     asm volatile("cp.async.bulk.commit_group;" ::: "memory");
     asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
     shared.sum_empty[buffer].arrive();
-    if (a.turns != nullptr) turn.pass(work.key_tile());
+    if (a.turns != nullptr) turn().pass(work.key_tile());
   }
   asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
 }

@@ -1,6 +1,8 @@
 #include "flash/backward/tile_lists.hpp"
 
 #include <algorithm>
+#include <numeric>
+#include <vector>
 
 #include <annulus/core/cuda_stream.hpp>
 
@@ -23,9 +25,8 @@ TileLists::TileLists(const Mask& mask, const BatchesAndHeads& of, const Position
   const std::span<const std::uint64_t> blocks = plan.blocks();
   buffers_.push_back(
       upload({reinterpret_cast<const std::int64_t*>(blocks.data()), blocks.size()}, memory));
-  const ListInput input =
-      plan.input(static_cast<const std::int32_t*>(numbers.view().data()),
-                 static_cast<const std::uint64_t*>(buffers_.back().data()));
+  const ListInput input = plan.input(static_cast<const std::int32_t*>(numbers.view().data()),
+                                     static_cast<const std::uint64_t*>(buffers_.back().data()));
 
   TileMask& m = mask_;
   m.batches = input.batches;
@@ -39,6 +40,7 @@ TileLists::TileLists(const Mask& mask, const BatchesAndHeads& of, const Position
   const std::int64_t padded_columns = std::int64_t{m.key_tiles} * tile_columns;
   m.query_bits = take<std::uint32_t>(lists * m.key_tiles * m.query_words * 2, memory);
   m.key_bits = take<std::uint32_t>(lists * m.query_tiles * m.key_words, memory);
+  m.work = take<TileWork>(m.key_tiles, memory);
   m.row_keys = take<RowKeys>(m.batches * padded_rows, memory);
   if (row_positions) m.row_positions = take<std::int32_t>(padded_rows, memory);
   m.column_positions = take<std::int32_t>(padded_columns, memory);
@@ -65,11 +67,44 @@ TileLists::TileLists(const Mask& mask, const BatchesAndHeads& of, const Position
                               static_cast<std::int32_t>(last_key), nullptr),
              "launching the kernels that make lists of tiles");
   check_cuda(cudaStreamSynchronize(nullptr), "making lists of tiles");
+  std::vector<TileWork> work(static_cast<std::size_t>(m.key_tiles));
+  check_cuda(cudaMemcpy(work.data(), m.work, work.size() * sizeof(TileWork), cudaMemcpyDefault),
+             "reading the work of key tiles");
+  double steps = 0, span = 0;
+  std::int32_t most = 0;
+  for (const TileWork& tile : work) {
+    steps += tile.steps;
+    span += tile.span;
+    most = std::max(most, tile.steps);
+  }
+  const double mean_span = span * tile_rows / static_cast<double>(lists * m.key_tiles);
+  rows_at_a_time_ = span > 0 ? mean_span * (2 - steps / span) : 1;
+  order_by_work(work, steps / static_cast<double>(m.key_tiles), most, memory);
+}
+
+// Blocks that begin late with much work would end alone. But neighbours share rows in L2 and should
+// stay together, so where no key tile stands out, none moves, and else only between three groups.
+void TileLists::order_by_work(const std::vector<TileWork>& work, double mean, std::int32_t most,
+                              MemoryPool& memory) {
+  if (most <= 2 * mean) return;
+  const auto group = [&](std::int32_t tile) {
+    const std::int32_t steps = work[static_cast<std::size_t>(tile)].steps;
+    return steps > mean ? 0 : steps > mean / 2 ? 1 : 2;
+  };
+  std::vector<std::int32_t> order(work.size());
+  std::iota(order.begin(), order.end(), 0);
+  std::stable_sort(order.begin(), order.end(),
+                   [&](std::int32_t x, std::int32_t y) { return group(x) < group(y); });
+  mask_.key_tile_order = take<std::int32_t>(mask_.key_tiles, memory);
+  check_cuda(cudaMemcpy(mask_.key_tile_order, order.data(), order.size() * sizeof(std::int32_t),
+                        cudaMemcpyDefault),
+             "writing the order of key tiles");
 }
 
 template <class T>
 T* TileLists::take(std::int64_t count, MemoryPool& memory) {
-  buffers_.push_back(memory.allocate(static_cast<std::size_t>(count) * sizeof(T), "lists of tiles"));
+  buffers_.push_back(
+      memory.allocate(static_cast<std::size_t>(count) * sizeof(T), "lists of tiles"));
   return static_cast<T*>(buffers_.back().data());
 }
 

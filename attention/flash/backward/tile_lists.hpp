@@ -20,12 +20,18 @@ class TileLists {
             MemoryPool& memory);
 
   [[nodiscard]] const TileMask& mask() const { return mask_; }
+  /// The rows of a head that its key tiles read within a time: from the first to the last that see
+  /// some of a key tile, and up to twice as many where key tiles skip rows, and so drift apart.
+  [[nodiscard]] double rows_at_a_time() const { return rows_at_a_time_; }
 
  private:
   template <class T>
   [[nodiscard]] T* take(std::int64_t count, MemoryPool& memory);
+  void order_by_work(const std::vector<TileWork>& work, double mean, std::int32_t most,
+                     MemoryPool& memory);
 
   TileMask mask_;
+  double rows_at_a_time_ = 1;
   std::vector<Buffer> buffers_;
 };
 

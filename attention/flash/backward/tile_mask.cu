@@ -206,6 +206,31 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
+// A warp for each key tile.
+__global__ void __launch_bounds__(kThreads) find_work(const __grid_constant__ TileMask mask) {
+  constexpr std::uint32_t kAll = 0xffffffff;
+  const std::int32_t tile = index_of_thread() / 32;
+  if (tile >= mask.key_tiles) return;
+  TileWork work{};
+  for (std::int32_t list = 0; list < mask.batches * mask.heads; ++list) {
+    const std::uint32_t* const bits =
+        mask.query_bits + (std::int64_t{list} * mask.key_tiles + tile) * mask.query_words * 2;
+    std::int32_t first = kEnd, last = -1;
+    for (auto word = static_cast<std::int32_t>(threadIdx.x % 32); word < mask.query_words;
+         word += 32) {
+      const std::uint32_t visible = bits[2 * word];
+      if (visible == 0) continue;
+      work.steps += __popc(visible);
+      first = min(first, word * 32 + __ffs(static_cast<int>(visible)) - 1);
+      last = max(last, word * 32 + 31 - __clz(static_cast<int>(visible)));
+    }
+    last = __reduce_max_sync(kAll, last);
+    if (last >= 0) work.span += last + 1 - __reduce_min_sync(kAll, first);
+  }
+  work.steps = __reduce_add_sync(kAll, work.steps);
+  if (threadIdx.x % 32 == 0) mask.work[tile] = work;
+}
+
 }  // namespace
 
 cudaError_t launch_tile_mask(const ListInput& input, const TileMask& mask, int tile_rows,
@@ -230,6 +255,7 @@ cudaError_t launch_tile_mask(const ListInput& input, const TileMask& mask, int t
   const std::int64_t words =
       lists * mask.key_tiles * mask.query_words + lists * mask.query_tiles * mask.key_words;
   find_bits<<<blocks(words * 32), kThreads, 0, stream>>>(mask, last_key);
+  find_work<<<blocks(std::int64_t{mask.key_tiles} * 32), kThreads, 0, stream>>>(mask);
   return cudaGetLastError();
 }
 

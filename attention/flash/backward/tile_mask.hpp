@@ -19,6 +19,12 @@ struct ColumnHull {
   std::int32_t first_id, last_id;
 };
 
+/// Of a key tile, sums over the batches and heads that have lists of their own.
+struct TileWork {
+  std::int32_t steps;  ///< query tiles that see some of it
+  std::int32_t span;   ///< query tiles from the first to the last of them
+};
+
 /// A mask that is not one straight band: which query tiles see which key tiles, and what masked
 /// tiles ask. Tiles are neighbours in memory, whatever their positions. All in device memory;
 /// overlong rows and columns of the last tiles see nothing.
@@ -34,6 +40,11 @@ struct TileMask {
   std::uint32_t* query_bits = nullptr;
   /// Bits of key tiles of which a query tile sees some, [batches][heads][query tiles][key words].
   std::uint32_t* key_bits = nullptr;
+
+  /// How much work key tiles are, [key tiles].
+  TileWork* work = nullptr;
+  /// Key tiles in the order in which blocks should begin with them; null: the first one first.
+  std::int32_t* key_tile_order = nullptr;
 
   /// [batches][query tiles · rows of a tile]: keys by position, length and document.
   RowKeys* row_keys = nullptr;

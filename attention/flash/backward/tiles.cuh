@@ -40,8 +40,11 @@ struct Work {
     const std::int32_t first_head = index / (tiles * a.section_heads) * a.section_heads;
     const std::int32_t in_section = index - tiles * first_head;
     const std::int32_t section = min(a.section_heads, all - first_head);
-    const std::int32_t tile = in_section / section;
+    std::int32_t tile = in_section / section;
     const std::int32_t head = first_head + in_section - tile * section;
+    if (a.turns == nullptr && a.mask.key_tile_order != nullptr) {
+      tile = a.mask.key_tile_order[tile];
+    }
     batch = head / kv_heads;
     kv_head = head - batch * kv_heads;
     first_column = tile * Tiles::kKeys;
@@ -76,6 +79,13 @@ struct Work {
   }
 };
 
+/// The step that the producer is at, and its place in the ring of tiles.
+template <class Tiles>
+struct Next {
+  Step step;
+  RingPosition<Tiles::kStages> at;
+};
+
 template <class Tiles>
 struct SharedTiles {
   using Element = typename Tiles::Element;
@@ -93,11 +103,13 @@ struct SharedTiles {
   alignas(128) float delta[Tiles::kStages][Tiles::kQueries];
   /// In shared memory, so that they take no registers.
   Work<Tiles> work;
+  ListPlace list_place;
+  Next<Tiles> next;
   Step step[Tiles::kStages];
   Step sum_step[2];
   std::int32_t steps;
   std::int32_t special_keys;  ///< keys or values are special
-  std::int32_t neighbours;    ///< see draw_dropout()
+  std::int32_t neighbours;    ///< the keys, in position
   hopper::Barrier key_full, key_watched;
   hopper::Barrier query_full[Tiles::kStages], query_empty[Tiles::kStages];
   hopper::Barrier output_full[Tiles::kStages], output_empty[Tiles::kStages];

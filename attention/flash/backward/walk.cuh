@@ -19,11 +19,20 @@ struct Step {
   std::int32_t masked;  ///< some pair is hidden
 };
 
+/// How far the steps of a block by lists have gone. In shared memory, since the thread that walks
+/// has few registers.
+struct ListPlace {
+  const uint2* words;      ///< of the first head: bits of visible and of full query tiles
+  std::int64_t head_step;  ///< from a head's words to those of the next
+  std::int32_t word, head;
+  std::uint32_t bits;  ///< of query tiles of the word that are left
+};
+
 /// The steps of a block under a band.
 template <class Work>
 class BandWalk {
  public:
-  __device__ __forceinline__ BandWalk(const Arguments& arguments, const Work& of)
+  __device__ __forceinline__ BandWalk(const Arguments& arguments, const Work& of, ListPlace&)
       : a(arguments),
         work(of),
         tile_(a.turns != nullptr ? of.last_tile : of.first_tile),
@@ -66,12 +75,13 @@ class BandWalk {
 template <class Work>
 class ListWalk {
  public:
-  __device__ __forceinline__ ListWalk(const Arguments& arguments, const Work& of)
-      : a(arguments),
-        work(of),
-        word_(a.turns != nullptr ? a.mask.query_words : -1),
-        head_(0),
-        bits_(0) {}
+  __device__ __forceinline__ ListWalk(const Arguments& arguments, const Work& of, ListPlace& place)
+      : a(arguments), work(of), at(place) {
+    at = {reinterpret_cast<const uint2*>(
+              query_bits_of(a, work.batch, work.kv_head * a.heads_per_kv_head, work.key_tile())),
+          a.mask.heads > 1 ? std::int64_t{a.mask.key_tiles} * a.mask.query_words : 0,
+          a.turns != nullptr ? a.mask.query_words : -1, 0, 0};
+  }
 
   [[nodiscard]] __device__ __forceinline__ bool next(Step& step) {
     return a.turns != nullptr ? next_in_turns(step) : next_of_head(step);
@@ -80,43 +90,42 @@ class ListWalk {
  private:
   [[nodiscard]] __device__ __forceinline__ uint2 bits_of(std::int32_t head,
                                                          std::int32_t word) const {
-    return reinterpret_cast<const uint2*>(query_bits_of(
-        a, work.batch, work.kv_head * a.heads_per_kv_head + head, work.key_tile()))[word];
+    return at.words[head * at.head_step + word];
   }
   __device__ __forceinline__ void set(Step& step, std::int32_t bit, std::uint32_t full) const {
-    step = {word_ * 32 + bit, work.kv_head * a.heads_per_kv_head + head_,
+    step = {at.word * 32 + bit, work.kv_head * a.heads_per_kv_head + at.head,
             (full >> bit & 1) != 0 ? 0 : 1};
   }
 
   [[nodiscard]] __device__ __forceinline__ bool next_of_head(Step& step) {
-    while (bits_ == 0) {
-      if (++word_ == a.mask.query_words) {
-        word_ = 0;
-        ++head_;
+    while (at.bits == 0) {
+      if (++at.word == a.mask.query_words) {
+        at.word = 0;
+        ++at.head;
       }
-      if (head_ == a.heads_per_kv_head) return false;
-      bits_ = bits_of(head_, word_).x;
+      if (at.head == a.heads_per_kv_head) return false;
+      at.bits = bits_of(at.head, at.word).x;
     }
-    set(step, __ffs(static_cast<int>(bits_)) - 1, bits_of(head_, word_).y);
-    bits_ &= bits_ - 1;
+    set(step, __ffs(static_cast<int>(at.bits)) - 1, bits_of(at.head, at.word).y);
+    at.bits &= at.bits - 1;
     return true;
   }
 
-  // `bits_`: of tiles that some head sees, and that are left.
+  // `bits`: of tiles that some head sees, and that are left.
   [[nodiscard]] __device__ __forceinline__ bool next_in_turns(Step& step) {
     while (true) {
-      while (bits_ == 0) {
-        if (--word_ < 0) return false;
+      while (at.bits == 0) {
+        if (--at.word < 0) return false;
         const std::int32_t lists = a.mask.heads > 1 ? a.heads_per_kv_head : 1;
-        for (std::int32_t head = 0; head < lists; ++head) bits_ |= bits_of(head, word_).x;
+        for (std::int32_t head = 0; head < lists; ++head) at.bits |= bits_of(head, at.word).x;
       }
-      const std::int32_t bit = 31 - __clz(static_cast<int>(bits_));
-      const uint2 bits = bits_of(head_, word_);
+      const std::int32_t bit = 31 - __clz(static_cast<int>(at.bits));
+      const uint2 bits = bits_of(at.head, at.word);
       const bool seen = (bits.x >> bit & 1) != 0;
       if (seen) set(step, bit, bits.y);
-      if (++head_ == a.heads_per_kv_head) {
-        head_ = 0;
-        bits_ &= ~(std::uint32_t{1} << bit);
+      if (++at.head == a.heads_per_kv_head) {
+        at.head = 0;
+        at.bits &= ~(std::uint32_t{1} << bit);
       }
       if (seen) return true;
     }
@@ -124,8 +133,7 @@ class ListWalk {
 
   const Arguments& a;
   const Work& work;
-  std::int32_t word_, head_;
-  std::uint32_t bits_;
+  ListPlace& at;
 };
 
 /// A thread's share of the number of steps.
@@ -134,8 +142,8 @@ template <class Work>
                                                                       const Work& work) {
   std::int32_t steps = 0;
   for (std::int32_t head = 0; head < a.heads_per_kv_head; ++head) {
-    const std::uint32_t* const bits = query_bits_of(
-        a, work.batch, work.kv_head * a.heads_per_kv_head + head, work.key_tile());
+    const std::uint32_t* const bits =
+        query_bits_of(a, work.batch, work.kv_head * a.heads_per_kv_head + head, work.key_tile());
     for (auto word = static_cast<std::int32_t>(threadIdx.x); word < a.mask.query_words;
          word += static_cast<std::int32_t>(blockDim.x)) {
       steps += __popc(bits[2 * word]);
@@ -179,38 +187,61 @@ struct ListedColumn {
 /// The visible keys of a row of a masked tile.
 class ListedRow {
  public:
-  __device__ __forceinline__ ListedRow(const Arguments& a, std::int32_t batch, std::int32_t head,
-                                       std::int32_t tile_rows, std::int32_t row)
-      : a(a) {
+  ListedRow() = default;
+  __device__ __forceinline__ ListedRow(const Arguments& a, std::int32_t batch,
+                                       std::int32_t tile_rows, std::int32_t row) {
     const TileMask& mask = a.mask;
     const std::int64_t at =
         (mask.batches > 1 ? std::int64_t{batch} * mask.query_tiles * tile_rows : 0) + row;
     keys_ = *reinterpret_cast<const int4*>(mask.row_keys + at);
     if (mask.row_ids != nullptr) id_ = mask.row_ids[at];
-    if (mask.row_blocks != nullptr && row < a.rows) {
-      blocks_ = mask.blocks +
-                (mask.first_block_row + batch * mask.batch_rows + head * mask.head_rows +
-                 mask.row_blocks[row]) *
-                    mask.words_per_row;
-    }
+    if (mask.row_blocks != nullptr) block_ = mask.row_blocks[min(row, a.rows - 1)];
   }
 
-  [[nodiscard]] __device__ __forceinline__ bool sees(const ListedColumn& column) const {
+  /// `head`: the row's.
+  [[nodiscard]] __device__ __forceinline__ bool sees(const Arguments& a, std::int32_t batch,
+                                                     std::int32_t head,
+                                                     const ListedColumn& column) const {
     const std::int32_t key = column.position;
-    bool seen = (key >= keys_.x && key < keys_.y) || (key >= keys_.z && key < keys_.w);
-    if (a.mask.row_ids != nullptr) seen = seen && id_ == column.id;
-    if (blocks_ != nullptr && seen) {
-      const std::int32_t block = key / a.mask.key_block;
-      seen = (blocks_[block / 64] >> block % 64 & 1) != 0;
-    }
-    return seen;
+    const bool in_range = (key >= keys_.x && key < keys_.y) || (key >= keys_.z && key < keys_.w);
+    return in_range && admits(a, batch, head, column);
+  }
+
+  /// Bit k: the row sees column k of 16 that have neighbouring positions, one id and one block.
+  /// `first` is column 0.
+  [[nodiscard]] __device__ __forceinline__ std::uint32_t sees_16(const Arguments& a,
+                                                                 std::int32_t batch,
+                                                                 std::int32_t head,
+                                                                 const ListedColumn& first) const {
+    const std::uint32_t seen =
+        bits_of(keys_.x, keys_.y, first.position) | bits_of(keys_.z, keys_.w, first.position);
+    return seen != 0 && admits(a, batch, head, first) ? seen : 0;
   }
 
  private:
-  const Arguments& a;
-  int4 keys_;
-  std::int32_t id_ = 0;
-  const std::uint64_t* blocks_ = nullptr;
+  // Of positions begin to end - 1, from `first` on.
+  [[nodiscard]] __device__ __forceinline__ static std::uint32_t bits_of(std::int32_t begin,
+                                                                        std::int32_t end,
+                                                                        std::int32_t first) {
+    begin = min(max(begin, first), first + 16) - first;
+    end = min(max(end, first), first + 16) - first;
+    return ((std::uint32_t{1} << end) - 1) & (~std::uint32_t{0} << begin);
+  }
+  // Of a column in range.
+  [[nodiscard]] __device__ __forceinline__ bool admits(const Arguments& a, std::int32_t batch,
+                                                       std::int32_t head,
+                                                       const ListedColumn& column) const {
+    const TileMask& mask = a.mask;
+    if (mask.row_ids != nullptr && id_ != column.id) return false;
+    if (mask.row_blocks == nullptr) return true;
+    const std::int32_t block = column.position / mask.key_block;
+    const std::int64_t row =
+        mask.first_block_row + batch * mask.batch_rows + head * mask.head_rows + block_;
+    return (mask.blocks[row * mask.words_per_row + block / 64] >> block % 64 & 1) != 0;
+  }
+
+  int4 keys_ = {};
+  std::int32_t id_ = 0, block_ = 0;
 };
 
 }  // namespace annulus::flash::backward

@@ -46,6 +46,16 @@ TEST_F(CudaFlashBackward, ManyDocuments) {
   expect_narrow_accurate(random, problem);
 }
 
+// Blocks with much more work than others begin first.
+TEST_F(CudaFlashBackward, KeyTilesThatMoreRowsSeeThanOthers) {
+  Random random(34);
+  AttentionProblem problem = bfloat16_problem({1, 1200, 1200, 2, 1, 0, 0});
+  problem.mask.set_causal(true);
+  problem.mask.set_window(100, -1);
+  problem.mask.set_sink_tokens(8);
+  expect_narrow_accurate(random, problem);
+}
+
 TEST_F(CudaFlashBackward, BlockMasks) {
   Random random(33);
   name_ = "blocksparse";

@@ -1,0 +1,105 @@
+#pragma once
+
+#include <cstdint>
+
+#include "flash/backward/arguments.hpp"
+#include "flash/backward/scores.cuh"
+#include "flash/backward/walk.cuh"
+#include "flash/backward/warp_scores.cuh"
+
+// Bits of a warp's pairs. A thread's own pairs would make it ask for 16 or 32 rows one after
+// another. So each lane asks for all 16 keys of some rows, and the threads find those of their
+// scores in shared memory.
+namespace annulus::flash::backward {
+
+/// Bit i of word n: that of score 32n + i, of the bits that rows have for the warp's keys.
+template <int kWords>
+__device__ __forceinline__ void gather_bits(std::uint32_t (&bits)[kWords],
+                                            const std::uint16_t* of_rows, int lane) {
+#pragma unroll
+  for (int n = 0; n < kWords; ++n) {
+    bits[n] = 0;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      const std::uint32_t two_rows =
+          *reinterpret_cast<const std::uint32_t*>(of_rows + 64 * n + 8 * i + 2 * (lane % 4));
+      // In bits 0, 8, 16 and 24: scores 4i, 4i + 2, 4i + 1 and 4i + 3.
+      const std::uint32_t four = two_rows >> lane / 4 & 0x01010101U;
+      bits[n] |= ((four | four >> 6U | four >> 15U | four >> 21U) & 15U) << (4 * i);
+    }
+  }
+}
+
+/// The 16 columns of a warp, for masked tiles.
+class ListedColumns {
+ public:
+  __device__ __forceinline__ ListedColumns(const Arguments& arguments, const WarpScores& scores,
+                                           std::int32_t tile_columns)
+      : a(arguments),
+        of(scores),
+        mine_(listed_column(a, of.batch, tile_columns, of.column + of.lane % 16)) {
+    first_ = of_lane(0);
+    bool alike = mine_.position == first_.position + of.lane % 16 && mine_.id == first_.id;
+    if (a.mask.row_blocks != nullptr) {
+      alike = alike && mine_.position / a.mask.key_block == first_.position / a.mask.key_block;
+    }
+    alike_ = __all_sync(0xffffffff, alike) != 0;
+  }
+
+  /// Bit k: the row, which is this thread's, sees column k. By all threads of the warp.
+  [[nodiscard]] __device__ __forceinline__ std::uint32_t seen_by(const ListedRow& row) const {
+    if (alike_) return row.sees_16(a, of.batch, of.head, first_);
+    std::uint32_t seen = 0;
+#pragma unroll 1
+    for (int k = 0; k < 16; ++k) {
+      if (row.sees(a, of.batch, of.head, of_lane(k))) seen |= std::uint32_t{1} << k;
+    }
+    return seen;
+  }
+
+ private:
+  [[nodiscard]] __device__ __forceinline__ ListedColumn of_lane(int lane) const {
+    return {__shfl_sync(0xffffffff, mine_.position, lane), __shfl_sync(0xffffffff, mine_.id, lane)};
+  }
+
+  const Arguments& a;
+  const WarpScores& of;
+  ListedColumn mine_, first_;
+  bool alike_;
+};
+
+/// Bit i: byte i is not 0.
+[[nodiscard]] __device__ __forceinline__ std::uint32_t set_bytes(std::uint32_t word) {
+  const std::uint32_t set = (((word & 0x7f7f7f7fU) + 0x7f7f7f7fU) | word) >> 7U & 0x01010101U;
+  return set * 0x01020408U >> 24U & 15U;
+}
+
+/// Sets bit k of a row's bits if the dense mask hides key k. Each lane asks for some of `rows`
+/// rows. `neighbours`: the keys of the tile are neighbours in position.
+__device__ __forceinline__ void hide_by_mask(std::uint16_t* hidden, const Arguments& a,
+                                             const WarpScores& of, int rows, bool neighbours) {
+  const cuda::ScoreArgument<std::uint8_t>& mask = a.scores.mask;
+  const bool in_vectors =
+      (neighbours || a.scores.by_column) && mask.strides[3] == 1 && of.column + 16 <= a.columns;
+#pragma unroll 2
+  for (int r = of.lane; r < rows; r += 32) {
+    const std::uint8_t* const row = mask.row(of.batch, of.head, min(of.row + r, a.rows - 1));
+    const std::uint8_t* const first = row + key_at(a, of.column) * mask.strides[3];
+    std::uint32_t shown = 0;
+    if (in_vectors && reinterpret_cast<std::uintptr_t>(first) % 16 == 0) {
+      const uint4 keys = __ldg(reinterpret_cast<const uint4*>(first));
+      shown = set_bytes(keys.x) | set_bytes(keys.y) << 4U | set_bytes(keys.z) << 8U |
+              set_bytes(keys.w) << 12U;
+    } else {
+#pragma unroll 1
+      for (int k = 0; k < 16; ++k) {
+        if (__ldg(row + key_at(a, of.column + k) * mask.strides[3]) != 0) shown |= 1U << k;
+      }
+    }
+    // The bias that is read for rows past the last one may belong to a hidden pair.
+    if (of.row + r >= a.rows) shown = 0;
+    hidden[r] |= static_cast<std::uint16_t>(~shown);
+  }
+}
+
+}  // namespace annulus::flash::backward

@@ -568,13 +568,14 @@ void add_running(TableBuilder& table) {
   table.add("max-tp", "N", {{Command::plan}}, int_into(&Options::most_head_shards, 1, 65536),
             "with --recommend: the most ranks that heads are divided among, on the axis tp "
             "(default: no limit)");
-  table.add("memory", "BYTES", {{Command::plan}},
-            parsed_into(&Options::memory_bytes,
-                        [](const auto& option, const auto& text) {
-                          return static_cast<double>(parse_bytes(option, text));
-                        }),
-            "with --recommend: limit for a rank's shards and buffers, such as 80GB or 80GiB (default: "
-            "no limit)");
+  table.add(
+      "memory", "BYTES", {{Command::plan}},
+      parsed_into(&Options::memory_bytes,
+                  [](const auto& option, const auto& text) {
+                    return static_cast<double>(parse_bytes(option, text));
+                  }),
+      "with --recommend: limit for a rank's shards and buffers, such as 80GB or 80GiB (default: "
+      "no limit)");
   table.add("scaling", "", {{Command::bench, Command::plan}}, flag_into(&Options::scaling),
             "1, 2, 4, ... ranks, with one problem (strong) and with a sequence that grows with the "
             "ranks (weak): predicted by plan up to --ranks, measured by bench on mpirun's ranks; "

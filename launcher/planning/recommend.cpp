@@ -16,6 +16,7 @@
 #include <fmt/ranges.h>
 
 #include <annulus/core/error.hpp>
+#include <annulus/ring/predicted_run.hpp>
 #include <annulus/ring/recommend.hpp>
 
 #include "launcher/options/option_table.hpp"

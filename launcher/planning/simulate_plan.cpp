@@ -98,9 +98,9 @@ std::vector<int> spread_over(int count, int most) {
   const int chosen_count = std::min(count, most);
   std::vector<int> chosen;
   for (int i = 0; i < chosen_count; ++i) {
-    chosen.push_back(chosen_count == 1 ? 0
-                                       : static_cast<int>(std::int64_t{i} * (count - 1) /
-                                                          (chosen_count - 1)));
+    chosen.push_back(chosen_count == 1
+                         ? 0
+                         : static_cast<int>(std::int64_t{i} * (count - 1) / (chosen_count - 1)));
   }
   return chosen;
 }

@@ -10,6 +10,8 @@
 
 #include <annulus/core/error.hpp>
 #include <annulus/mesh/agreement.hpp>
+#include <annulus/mesh/mesh.hpp>
+#include <annulus/mesh/topology.hpp>
 #include <annulus/ring/balance.hpp>
 #include <annulus/ring/context.hpp>
 #include <annulus/ring/layout_choice.hpp>
@@ -85,7 +87,7 @@ double predicted_seconds(const AttentionOptions& problem, const MeshShape& mesh,
   asked.layout = layout;
   const ShardedOperands operands =
       shard_operands(problem, mesh, default_layout(problem, mesh, asked));
-  CostModel model = problem.cost_model.value_or(CostModel::for_place(place));
+  CostModel model = problem.cost_model ? *problem.cost_model : CostModel::for_place(place);
   if (!place.is_host() && problem.transport != Transport::automatic) {
     model.adopt_transport(annulus::name_of(problem.transport));
   }

@@ -11,7 +11,7 @@
 #include <annulus/ring/predicted_run.hpp>
 #include <annulus/ring/simulate.hpp>
 
-#include "kv_groups.hpp"
+#include "planner/kv_groups.hpp"
 
 namespace annulus::ring {
 namespace {

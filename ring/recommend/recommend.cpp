@@ -11,6 +11,7 @@
 
 #include <annulus/attention/registry.hpp>
 #include <annulus/core/error.hpp>
+#include <annulus/ring/layout_choice.hpp>
 #include <annulus/ring/planner.hpp>
 #include <annulus/ring/predicted_run.hpp>
 #include <annulus/ring/recommend.hpp>

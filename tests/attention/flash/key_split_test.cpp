@@ -152,8 +152,8 @@ TEST(MaskedKeys, AreWhatAllRowsSee) {
             std::int64_t others = 0;
             for (std::int64_t column = 0; column < 100; ++column) {
               const bool visible = mask.visible(b, 0, GlobalPosition(row), GlobalPosition(column));
-              const bool told = row < of.rows && column < of.columns &&
-                                column >= row + of.low && column <= row + of.high;
+              const bool told = row < of.rows && column < of.columns && column >= row + of.low &&
+                                column <= row + of.high;
               ASSERT_EQ(told, visible)
                   << to_string(mask) << " " << b << " " << row << " " << column;
               const bool shared = column >= of.begin && column < of.end;

@@ -4,7 +4,7 @@
 
 #include <annulus/attention/local_mask.hpp>
 
-#include "tests/attention/flash_list_cases.hpp"
+#include "tests/attention/flash/flash_list_cases.hpp"
 
 namespace annulus::test {
 namespace {

@@ -20,7 +20,7 @@ using ::testing::StartsWith;
 
 constexpr std::int64_t kMillion = 1 << 20;
 
-AttentionOptions causal_problem(std::int64_t length) {
+AttentionOptions causal_options(std::int64_t length) {
   AttentionOptions problem;
   problem.shape = {1, length, length, 64, 8, 128, 128};
   problem.dtype = DType::bfloat16;
@@ -36,7 +36,7 @@ AttentionOptions packed_problem(std::int64_t length, int documents, unsigned see
     edges.insert(static_cast<std::int32_t>(random() % static_cast<std::uint32_t>(length)));
   }
   const auto ids = segments_from_cu_seqlens(std::vector(edges.begin(), edges.end()), length);
-  AttentionOptions problem = causal_problem(length);
+  AttentionOptions problem = causal_options(length);
   problem.mask.set_segments(1, ids, ids);
   return problem;
 }
@@ -98,7 +98,7 @@ TEST(LayoutChoice, IsQuickForManyDocuments) {
 }
 
 TEST(LayoutChoice, PrefersNeighboursUnderANarrowWindow) {
-  AttentionOptions problem = causal_problem(kMillion / 8);
+  AttentionOptions problem = causal_options(kMillion / 8);
   problem.mask.set_window(1023, 0);
   const LayoutChoice choice = chosen(problem, 64);
   EXPECT_EQ(choice.layout, LayoutKind::contiguous) << choice.why;
@@ -106,9 +106,9 @@ TEST(LayoutChoice, PrefersNeighboursUnderANarrowWindow) {
 }
 
 TEST(LayoutChoice, KeepsTheDefaultWhereNothingCanBeGained) {
-  EXPECT_EQ(chosen(causal_problem(kMillion), 32).why,
+  EXPECT_EQ(chosen(causal_options(kMillion), 32).why,
             "equal work for every rank under a causal mask");
-  AttentionOptions problem = causal_problem(kMillion);
+  AttentionOptions problem = causal_options(kMillion);
   problem.mask = {};
   EXPECT_EQ(chosen(problem, 32).layout, LayoutKind::contiguous);
   EXPECT_EQ(chosen(packed_problem(kMillion / 8, 12, 3), 1).why, "the sequence is not sharded");
@@ -116,7 +116,7 @@ TEST(LayoutChoice, KeepsTheDefaultWhereNothingCanBeGained) {
   // The priced layouts of plain masks agree.
   for (const int ranks : {4, 64}) {
     for (const std::int64_t length : {std::int64_t{32} << 10, kMillion}) {
-      const AttentionOptions plain = causal_problem(length);
+      const AttentionOptions plain = causal_options(length);
       const double taken = seconds_of(plain, ranks, chosen(plain, ranks).layout);
       for (const LayoutKind other : {LayoutKind::contiguous, LayoutKind::balanced}) {
         EXPECT_LE(taken, seconds_of(plain, ranks, other) * 1.03);
@@ -139,7 +139,7 @@ TEST(LayoutChoice, LeavesChoicesOfTheCaller) {
 
 TEST(LayoutChoice, ComparesBalancedRowsOnlyIfWorkIsUneven) {
   const MeshShape mesh({{"sp", 8}});
-  AttentionOptions problem = causal_problem(kMillion / 8);
+  AttentionOptions problem = causal_options(kMillion / 8);
   problem.mask.set_window(255, 0);
   EXPECT_THAT(open_layouts(problem, mesh, problem).layouts,
               ElementsAre(LayoutKind::zigzag, LayoutKind::contiguous));

@@ -88,18 +88,18 @@ TEST(Predictor, GivesUpAtTheLimit) {
 }
 
 /// The predicted time of a variant, and the bytes of its buffers.
-struct Played {
+struct PlayedVariant {
   ScheduleVariant variant;
   double seconds = 0;
   double bytes = 0;
 };
 
 // The least memory among the fastest, to within 1 %; of equals, the first.
-Played best_of(const std::vector<Played>& all) {
+PlayedVariant best_of(const std::vector<PlayedVariant>& all) {
   double fastest = std::numeric_limits<double>::infinity();
-  for (const Played& one : all) fastest = std::min(fastest, one.seconds);
-  std::optional<Played> best;
-  for (const Played& one : all) {
+  for (const PlayedVariant& one : all) fastest = std::min(fastest, one.seconds);
+  std::optional<PlayedVariant> best;
+  for (const PlayedVariant& one : all) {
     if (one.seconds <= 1.01 * fastest && (!best || one.bytes < best->bytes)) best = one;
   }
   return *best;
@@ -128,7 +128,7 @@ TEST(Predictor, PruningNeverChangesTheChoice) {
     if (ranks > per_node && ranks % per_node == 0) put_on_nodes(input, ranks, per_node);
     if (any(std::vector{true, false})) input.prices.model.network = CostCurve::transfer(1e-6, 5e9);
     Predictor predictor(input);
-    std::vector<Played> all;
+    std::vector<PlayedVariant> all;
     for (const ConsideredVariant& one : variants_for(input, "auto")) {
       if (!one.obstacle.empty() || !one.pointless.empty()) continue;
       PlanInput with = input;
@@ -137,7 +137,7 @@ TEST(Predictor, PruningNeverChangesTheChoice) {
       EXPECT_LE(predictor.least(with, one.variant).seconds, run.seconds * (1 + 1e-9));
       all.push_back({one.variant, run.seconds, run.buffer_bytes});
     }
-    const Played best = best_of(all);
+    const PlayedVariant best = best_of(all);
     const ScheduleChoice choice = choose_schedule(input, "auto");
     EXPECT_EQ(variant_text(choice), variant_text(best.variant))
         << i << " " << to_string(problem.shape) << " " << name_of(layout) << " " << ranks << "/"

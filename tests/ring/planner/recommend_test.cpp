@@ -10,7 +10,7 @@ namespace {
 
 using ::testing::SizeIs;
 
-AttentionOptions causal_problem() {
+AttentionOptions causal_options() {
   AttentionOptions options;
   options.shape = {2, 4096, 4096, 8, 2, 64, 64};
   options.mask.set_causal(true);
@@ -19,7 +19,7 @@ AttentionOptions causal_problem() {
 
 // Both predict by the same simulation, so they must agree to the last bit.
 TEST(PlanAttention, PredictsWhatIsRecommended) {
-  const AttentionOptions options = causal_problem();
+  const AttentionOptions options = causal_options();
   const std::vector<Recommendation> found = recommend(options, {.ranks = 4, .nodes = 2});
   int compared = 0;
   for (const Recommendation& one : found) {
@@ -41,7 +41,7 @@ TEST(PlanAttention, PredictsWhatIsRecommended) {
 }
 
 TEST(PlanAttention, ChoosesTheFastestSchedule) {
-  AttentionOptions options = causal_problem();
+  AttentionOptions options = causal_options();
   const MeshShape mesh({{"sp", 4}});
   const PlannedAttention chosen = plan_attention(options, mesh, Place::host());
   for (const char* schedule : {"ring", "allgather", "ulysses"}) {
@@ -53,7 +53,7 @@ TEST(PlanAttention, ChoosesTheFastestSchedule) {
 
 TEST(PlanAttention, RefusesNodesThatDoNotDivideTheRanks) {
   const MeshShape mesh({{"sp", 4}});
-  EXPECT_THROW((void)plan_attention(causal_problem(), mesh, Place::host(), 3), ArgumentError);
+  EXPECT_THROW((void)plan_attention(causal_options(), mesh, Place::host(), 3), ArgumentError);
 }
 
 }  // namespace

@@ -1,12 +1,24 @@
 """Results as an SVG plot: TFLOP/s per GPU against the sequence length. Needs Matplotlib."""
 
+import functools
+import importlib.util
 import io
+import sys
 
 from .results import CEILING, TITLES, Results
 from .table import length_text
 
 COLOURS = {"annulus": "#0b6e99", "pytorch-allgather": "#d1603d", "pytorch-alltoall": "#e3a857",
            "jax-ring": "#6a8d3f", CEILING: "#555555"}
+
+
+@functools.cache
+def is_possible() -> bool:
+    """True if Matplotlib is installed; otherwise says so, once."""
+    found = importlib.util.find_spec("matplotlib") is not None
+    if not found:
+        print("no plot: Matplotlib is not installed", file=sys.stderr)
+    return found
 
 
 def svg(results: Results) -> str:

@@ -514,7 +514,7 @@ class Recommend(CliTest):
         self.expect_error(self.annulus(*words, "--ranks", "2", "--query-spec", "-,sp"), 2,
                           "--query-spec -,sp: has no effect with --recommend")
         self.expect_error(self.annulus(*words, "--ranks", "2", "--memory", "much"), 2,
-                          "--memory: got 'much', expected a size of 1 or more")
+                          "--memory: got 'much', expected bytes, such as 80GB")
         self.expect_error(self.annulus(*words, "--ranks", "2", "--simulate"), 2, "one at a time")
         for option, value, forms in [("--memory", "1G", "--recommend"), ("--max-tp", "2", "--recommend"),
                                      ("--tokens-per-rank", "8", "--scaling")]:

@@ -2,6 +2,7 @@
 
 #include "flash/backward/arguments.hpp"
 #include "flash/backward/dropout.cuh"
+#include "flash/backward/gradient.cuh"
 #include "flash/backward/kernels.hpp"
 #include "flash/backward/producer.cuh"
 #include "flash/backward/scores.cuh"
@@ -15,12 +16,6 @@
 #include "flash/softmax.cuh"
 
 namespace annulus::flash::backward {
-
-__device__ __forceinline__ void add_pair(const Gradient& to, std::int64_t at, float x, float y) {
-  auto* const pair = reinterpret_cast<float2*>(to.data + at);
-  const float2 before = __ldcg(pair);
-  *pair = float2{x + before.x, y + before.y};
-}
 
 /// One warpgroup's part: dK and dV of 64 keys, in registers until all queries of the group of heads
 /// have been seen, and half of each query tile's dQ.
@@ -638,14 +633,8 @@ class Consumer {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const std::int32_t column = work.first_column + group * 64 + warp % 4 * 16 + lane / 4 + 8 * h;
-      if (column >= work.columns) continue;
-      const int dim = 2 * (lane % 4);
-      const std::int64_t start = work.batch * to.strides.batch + column * to.strides.sequence +
-                                 work.kv_head * to.strides.head + dim;
-#pragma unroll
-      for (int i = 0; i < kSums / 4; ++i) {
-        if (8 * i + dim >= to.dim) continue;
-        add_pair(to, start + 8 * i, factor * sum[4 * i + 2 * h], factor * sum[4 * i + 2 * h + 1]);
+      if (column < work.columns) {
+        add_sums(to, work.batch, column, work.kv_head, sum, h, factor);
       }
     }
   }

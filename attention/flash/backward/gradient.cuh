@@ -1,0 +1,31 @@
+#pragma once
+
+#include <cstdint>
+
+#include "flash/backward/arguments.hpp"
+
+namespace annulus::flash::backward {
+
+__device__ __forceinline__ void add_pair(const Gradient& to, std::int64_t at, float x, float y) {
+  auto* const pair = reinterpret_cast<float2*>(to.data + at);
+  const float2 before = __ldcg(pair);
+  *pair = float2{x + before.x, y + before.y};
+}
+
+/// Adds factor times what a thread holds of a token's gradient: row `h`, of 0 and 1, of the sums of
+/// a product.
+template <int kSums>
+__device__ __forceinline__ void add_sums(const Gradient& to, std::int32_t batch, std::int32_t token,
+                                         std::int32_t head, const float (&sum)[kSums], int h,
+                                         float factor) {
+  const int dim = 2 * (static_cast<int>(threadIdx.x) % 4);
+  const std::int64_t start =
+      batch * to.strides.batch + token * to.strides.sequence + head * to.strides.head + dim;
+#pragma unroll
+  for (int i = 0; i < kSums / 4; ++i) {
+    if (8 * i + dim >= to.dim) continue;
+    add_pair(to, start + 8 * i, factor * sum[4 * i + 2 * h], factor * sum[4 * i + 2 * h + 1]);
+  }
+}
+
+}  // namespace annulus::flash::backward

@@ -2,6 +2,7 @@
 
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -73,8 +74,15 @@ class CudaFlashBackward : public CudaTest {
     add(whole);
     EXPECT_LT(whole.largest_share(), 1);
   }
-  void expect_all_accurate(Random& random, AttentionProblem problem) {
-    for (const Dims& dims : kAllDims) {
+  void expect_all_accurate(Random& random, const AttentionProblem& problem) {
+    expect_accurate(random, problem, kAllDims);
+  }
+  /// Checks the kernels that take modifiers.
+  void expect_narrow_accurate(Random& random, const AttentionProblem& problem) {
+    expect_accurate(random, problem, {kAllDims, 2});
+  }
+  void expect_accurate(Random& random, AttentionProblem problem, std::span<const Dims> all) {
+    for (const Dims& dims : all) {
       for (const DType dtype : {DType::bfloat16, DType::float16}) {
         problem.shape.head_dim = dims.head;
         problem.shape.value_dim = dims.value;

@@ -6,10 +6,12 @@
 
 namespace annulus::flash::backward {
 
+/// Adds without waiting for what is there. A call adds to each element only once or, where pairs are
+/// added one by one, in an order that does not vary.
 __device__ __forceinline__ void add_pair(const Gradient& to, std::int64_t at, float x, float y) {
-  auto* const pair = reinterpret_cast<float2*>(to.data + at);
-  const float2 before = __ldcg(pair);
-  *pair = float2{x + before.x, y + before.y};
+  asm volatile("red.relaxed.gpu.global.add.v2.f32 [%0], {%1, %2};" ::"l"(to.data + at), "f"(x),
+               "f"(y)
+               : "memory");
 }
 
 /// Adds factor times what a thread holds of a token's gradient: row `h`, of 0 and 1, of the sums of

@@ -73,7 +73,6 @@ __device__ __forceinline__ void load_queries(const Arguments& a, WideKeyMemory<T
 template <class Tiles>
 class WideKeyConsumer : WideConsumer<Tiles> {
   using Base = WideConsumer<Tiles>;
-  using Memory = WideKeyMemory<Tiles>;
   using Base::a, Base::kPacked, Base::kScores, Base::lane, Base::release, Base::warp;
   using typename Base::Element;
 
@@ -85,97 +84,18 @@ class WideKeyConsumer : WideConsumer<Tiles> {
   /// The first warpgroup's part.
   __device__ __forceinline__ void run_weights() {
     float sum[Tiles::kValueDim / 2];
-    std::uint32_t weights[kPacked], next[kPacked], hidden = 0;
 #pragma unroll
     for (float& x : sum) x = 0;
-    bool more = begin_step();
-    if (more) {
-      float scores[kScores];
-      hidden = issue_weights(scores);
-      hopper::products_wait<0>();
-      hand_over_weights(scores, weights, hidden);
-    }
-    while (more) {
-      const RingPosition<Memory::kStages> now = at;
-      const Element* const grads = shared.grad_output[now.slot()];
-      shared.output_full[now.slot()].wait(now.parity());
-      const bool special = masked && Base::template is_special<Tiles::kValueDim>(grads);
-      at.next();
-      more = begin_step();
-      if (more && !special) {
-        // The products of this step run while the next one's weights are computed.
-        float scores[kScores];
-        const std::uint32_t next_hidden = issue_weights(scores);
-        issue_sum(sum, weights, grads);
-        hopper::products_wait<1>();
-        hand_over_weights(scores, next, next_hidden);
-        finish_sum(sum, weights);
-        release(shared.output_empty[now.slot()]);
-        hidden = next_hidden;
-        take(weights, next);
-        continue;
-      }
-      if (special) {
-        Base::add_visible(sum, weights, hidden, grads);
-      } else {
-        issue_sum(sum, weights, grads);
-        finish_sum(sum, weights);
-      }
-      release(shared.output_empty[now.slot()]);
-      if (more) {
-        float scores[kScores];
-        hidden = issue_weights(scores);
-        hopper::products_wait<0>();
-        hand_over_weights(scores, weights, hidden);
-      }
-    }
+    for (; begin_step(); at.next()) add_weights(sum);
     add(a.grad_value, sum, 1);
   }
 
   /// The second's.
   __device__ __forceinline__ void run_scores() {
     float sum[Tiles::kDim / 2];
-    std::uint32_t packed[kPacked], next[kPacked], hidden = 0;
 #pragma unroll
     for (float& x : sum) x = 0;
-    bool more = begin_step();
-    if (more) {
-      float grads[kScores];
-      issue_grads(grads);
-      hopper::products_wait<0>();
-      hidden = differentiate(grads, packed);
-    }
-    while (more) {
-      const RingPosition<Memory::kStages> now = at;
-      const Element* const queries = shared.query[now.slot()];
-      const bool special = masked && Base::template is_special<Tiles::kDim>(queries);
-      at.next();
-      more = begin_step();
-      if (more && !special) {
-        float grads[kScores];
-        issue_grads(grads);
-        issue_sum(sum, packed, queries);
-        hopper::products_wait<1>();
-        hidden = differentiate(grads, next);
-        finish_sum(sum, packed);
-        release(shared.query_empty[now.slot()]);
-        take(packed, next);
-        continue;
-      }
-      if (special) {
-        Base::add_visible(sum, packed, hidden, queries);
-      } else {
-        issue_sum(sum, packed, queries);
-        finish_sum(sum, packed);
-      }
-      release(shared.query_empty[now.slot()]);
-      if (more) {
-        float grads[kScores];
-        issue_grads(grads);
-        hopper::products_wait<0>();
-        hidden = differentiate(grads, packed);
-      }
-    }
+    for (; begin_step(); at.next()) add_scores(sum);
     add(a.grad_key, sum, Tiles::sum_scale(a));
   }
 
@@ -184,13 +104,17 @@ class WideKeyConsumer : WideConsumer<Tiles> {
   [[nodiscard]] __device__ __forceinline__ bool begin_step() {
     // Not known to be the same in every step, or what follows from it would fill registers.
     asm volatile("" : "+r"(warp), "+r"(lane));
-    const std::uint32_t slot = at.slot();
-    shared.query_full[slot].wait(at.parity());
-    if (shared.step[slot].tile < 0) return false;
+    shared.query_full[at.slot()].wait(at.parity());
+    if (shared.step[at.slot()].tile < 0) return false;
     shared.key_full.wait(0);
-    masked = shared.step[slot].masked != 0 ||
-             (__float_as_int(shared.lse[slot][Tiles::kQueries]) & kHiddenRows) != 0;
     return true;
+  }
+
+  // True if some pair may be hidden.
+  [[nodiscard]] __device__ __forceinline__ bool is_masked() const {
+    const std::uint32_t slot = at.slot();
+    return shared.step[slot].masked != 0 ||
+           (__float_as_int(shared.lse[slot][Tiles::kQueries]) & kHiddenRows) != 0;
   }
 
   [[nodiscard]] __device__ __forceinline__ std::uint32_t find_hidden() const {
@@ -240,49 +164,17 @@ class WideKeyConsumer : WideConsumer<Tiles> {
   }
 
   template <int kSums>
-  __device__ __forceinline__ static void issue_sum(float (&sum)[kSums],
-                                                   std::uint32_t (&weights)[kPacked],
-                                                   const Element* columns) {
-    hopper::pin(weights);
-    hopper::pin(sum);
-    hopper::products_begin();
-    Base::issue_sum(sum, weights, columns);
-  }
-  template <int kSums>
-  __device__ __forceinline__ static void finish_sum(float (&sum)[kSums],
-                                                    std::uint32_t (&weights)[kPacked]) {
-    hopper::products_wait<0>();
-    hopper::pin(sum);
-    hopper::pin(weights);
-  }
-
-  // Copies by an operation that is not seen to be a copy. Else both would be the same registers,
-  // and the assembler would wait for the products that read them before it writes `from`.
-  __device__ __forceinline__ static void take(std::uint32_t (&to)[kPacked],
-                                              const std::uint32_t (&from)[kPacked]) {
-    std::uint32_t zero = 0;
-    asm volatile("" : "+r"(zero));
-#pragma unroll
-    for (int i = 0; i < kPacked; ++i) to[i] = from[i] ^ zero;
-  }
-
-  // Returns the bits of hidden pairs.
-  [[nodiscard]] __device__ __forceinline__ std::uint32_t issue_weights(
-      float (&scores)[kScores]) const {
+  __device__ __forceinline__ void add_weights(float (&sum)[kSums]) {
+    const std::uint32_t slot = at.slot();
+    const bool masked = is_masked();
     const std::uint32_t hidden = masked ? find_hidden() : 0;
+    float scores[kScores];
     hopper::leave_undefined(scores);
     hopper::products_begin();
-    Base::template issue_scores<Tiles::kDim>(scores, shared.key, shared.query[at.slot()]);
-    return hidden;
-  }
-
-  // Turns scores into weights, for this warpgroup and, in shared memory, for the second.
-  __device__ __forceinline__ void hand_over_weights(float (&scores)[kScores],
-                                                    std::uint32_t (&weights)[kPacked],
-                                                    std::uint32_t hidden) const {
-    const std::uint32_t slot = at.slot();
+    Base::template issue_scores<Tiles::kDim>(scores, shared.key, shared.query[slot]);
+    hopper::products_wait<0>();
     hopper::pin(scores);
-    std::uint32_t derived[kPacked];
+    std::uint32_t weights[kPacked], derived[kPacked];
     Base::weigh(scores, weights, [&](int n, int) {
       return *reinterpret_cast<const float2*>(&shared.lse[slot][8 * n + 2 * (lane % 4)]);
     });
@@ -301,23 +193,35 @@ class WideKeyConsumer : WideConsumer<Tiles> {
     store_weights(derived);
     release(shared.weights_full[slot]);
     release(shared.query_empty[slot]);
+    shared.output_full[slot].wait(at.parity());
+    if (masked && Base::template is_special<Tiles::kValueDim>(shared.grad_output[slot])) {
+      Base::add_visible(sum, weights, hidden, shared.grad_output[slot]);
+    } else {
+      hopper::pin(weights);
+      hopper::pin(sum);
+      hopper::products_begin();
+      Base::issue_sum(sum, weights, shared.grad_output[slot]);
+      hopper::products_wait<0>();
+      hopper::pin(sum);
+      hopper::pin(weights);
+    }
+    release(shared.output_empty[slot]);
   }
 
-  __device__ __forceinline__ void issue_grads(float (&grads)[kScores]) const {
-    hopper::leave_undefined(grads);
-    shared.output_full[at.slot()].wait(at.parity());
-    hopper::products_begin();
-    Base::template issue_scores<Tiles::kValueDim>(grads, shared.value,
-                                                  shared.grad_output[at.slot()]);
-  }
-
-  // Turns dP into dS. Returns the bits of hidden pairs.
-  [[nodiscard]] __device__ __forceinline__ std::uint32_t differentiate(
-      float (&grads)[kScores], std::uint32_t (&packed)[kPacked]) const {
+  template <int kSums>
+  __device__ __forceinline__ void add_scores(float (&sum)[kSums]) {
     const std::uint32_t slot = at.slot();
+    float grads[kScores];
+    hopper::leave_undefined(grads);
+    shared.output_full[slot].wait(at.parity());
+    hopper::products_begin();
+    Base::template issue_scores<Tiles::kValueDim>(grads, shared.value, shared.grad_output[slot]);
+    hopper::products_wait<0>();
     hopper::pin(grads);
     shared.weights_full[slot].wait(at.parity());
+    std::uint32_t packed[kPacked];
     load_weights(packed);
+    const bool masked = is_masked();
     std::uint32_t hidden = 0;
     if (masked) {
 #pragma unroll
@@ -335,11 +239,24 @@ class WideKeyConsumer : WideConsumer<Tiles> {
                                 weight.y * fmaf(grads[2 * i + 1], scale, -delta.y));
     }
     release(shared.output_empty[slot]);
+    bool special = false;
     if (masked) {
 #pragma unroll
       for (int i = 0; i < kPacked; ++i) packed[i] &= ~Base::halves(hidden, i);
+      special = Base::template is_special<Tiles::kDim>(shared.query[slot]);
     }
-    return hidden;
+    if (special) {
+      Base::add_visible(sum, packed, hidden, shared.query[slot]);
+    } else {
+      hopper::pin(packed);
+      hopper::pin(sum);
+      hopper::products_begin();
+      Base::issue_sum(sum, packed, shared.query[slot]);
+      hopper::products_wait<0>();
+      hopper::pin(sum);
+      hopper::pin(packed);
+    }
+    release(shared.query_empty[slot]);
   }
 
   template <int kSums>
@@ -357,8 +274,7 @@ class WideKeyConsumer : WideConsumer<Tiles> {
 
   const Work<Tiles>& work;
   WideKeyMemory<Tiles>& shared;
-  RingPosition<Memory::kStages> at;
-  bool masked = false;  // some pair of the step may be hidden
+  RingPosition<WideKeyMemory<Tiles>::kStages> at;
 };
 
 /// dK and dV of a key tile and a key/value head.

@@ -296,7 +296,7 @@ __global__ void __launch_bounds__(Tiles::kThreads, 1)
     hopper::fence_barrier_init();
   }
   __syncthreads();
-  if (shared.work.last_tile < shared.work.first_tile) return;
+  if (a.mask.key_tiles == 0 && shared.work.last_tile < shared.work.first_tile) return;
   if (threadIdx.x < 128) {
     hopper::release_registers<40>();
     if (threadIdx.x != 0) return;

@@ -9,7 +9,6 @@
 
 #include <fmt/format.h>
 
-
 #include "cuda/h200_rates.hpp"
 #include "cuda_implementations.hpp"
 #include "flash/few_rows.hpp"

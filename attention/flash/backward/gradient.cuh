@@ -6,8 +6,8 @@
 
 namespace annulus::flash::backward {
 
-/// Adds without waiting for what is there. A call adds to each element only once or, where pairs are
-/// added one by one, in an order that does not vary.
+/// Adds without waiting for what is there. A call adds to each element only once or, where pairs
+/// are added one by one, in an order that does not vary.
 __device__ __forceinline__ void add_pair(const Gradient& to, std::int64_t at, float x, float y) {
   asm volatile("red.relaxed.gpu.global.add.v2.f32 [%0], {%1, %2};" ::"l"(to.data + at), "f"(x),
                "f"(y)

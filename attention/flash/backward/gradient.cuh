@@ -10,8 +10,8 @@ namespace annulus::flash::backward {
 /// short work; or by a load and a store, which is faster at the end of long work.
 enum class Adding { in_l2, by_load };
 
-/// A call adds to each element only once or, where pairs are added one by one, in an order that does
-/// not vary.
+/// A call adds to each element only once or, where pairs are added one by one, in an order that
+/// does not vary.
 template <Adding kAdding = Adding::in_l2>
 __device__ __forceinline__ void add_pair(const Gradient& to, std::int64_t at, float x, float y) {
   if constexpr (kAdding == Adding::in_l2) {

@@ -662,8 +662,8 @@ class Consumer {
     for (int h = 0; h < 2; ++h) {
       const std::int32_t column = work.first_column + group * 64 + warp % 4 * 16 + lane / 4 + 8 * h;
       if (column < work.columns) {
-        add_sums<kLists ? Adding::in_l2 : Adding::by_load>(to, work.batch, column, work.kv_head, sum,
-                                                           h, factor);
+        add_sums<kLists ? Adding::in_l2 : Adding::by_load>(to, work.batch, column, work.kv_head,
+                                                           sum, h, factor);
       }
     }
   }

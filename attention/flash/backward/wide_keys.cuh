@@ -126,8 +126,8 @@ class WideKeyConsumer : WideConsumer<Tiles> {
       const ListedColumn columns[2] = {listed_column(a, work.batch, Tiles::kKeys, column),
                                        listed_column(a, work.batch, Tiles::kKeys, column + 8)};
       return Base::hidden_bits([&](int query, int h) {
-        return lse[query] != kInfinity &&
-               ListedRow(a, work.batch, head, Tiles::kQueries, row + query).sees(columns[h]);
+        return lse[query] != kInfinity && ListedRow(a, work.batch, Tiles::kQueries, row + query)
+                                              .sees(a, work.batch, head, columns[h]);
       });
     }
     return Base::hidden_bits([&](int query, int h) {
@@ -300,10 +300,11 @@ __global__ void __launch_bounds__(Tiles::kThreads, 1)
   if (threadIdx.x < 128) {
     hopper::release_registers<40>();
     if (threadIdx.x != 0) return;
+    ListPlace place;
     if (a.mask.key_tiles > 0) {
-      load_queries(a, shared, ListWalk<Work<Tiles>>(a, shared.work));
+      load_queries(a, shared, ListWalk<Work<Tiles>>(a, shared.work, place));
     } else {
-      load_queries(a, shared, BandWalk<Work<Tiles>>(a, shared.work));
+      load_queries(a, shared, BandWalk<Work<Tiles>>(a, shared.work, place));
     }
   } else {
     hopper::take_registers<232>();

@@ -145,11 +145,11 @@ class WideQueryConsumer : WideConsumer<Tiles> {
     const std::int32_t column = shared.step[at.slot()].tile * Tiles::kKeys;
     if (a.mask.key_tiles > 0) {
       const std::int32_t batch = shared.batch, head = shared.head;
-      const ListedRow upper(a, batch, head, Tiles::kQueries, row);
-      const ListedRow lower(a, batch, head, Tiles::kQueries, row + 8);
+      const ListedRow upper(a, batch, Tiles::kQueries, row);
+      const ListedRow lower(a, batch, Tiles::kQueries, row + 8);
       return Base::hidden_bits([&](int key, int h) {
         const ListedColumn of = listed_column(a, batch, Tiles::kKeys, column + key);
-        return h == 0 ? upper.sees(of) : lower.sees(of);
+        return (h == 0 ? upper : lower).sees(a, batch, head, of);
       });
     }
     return Base::hidden_bits([&](int key, int h) {

@@ -22,7 +22,7 @@ __device__ __forceinline__ void add_pair(const Gradient& to, std::int64_t at, fl
   const float2 before = __ldcg(pair);
   *pair = float2{x + before.x, y + before.y};
 }
-/// The same in L2, so that short work does not wait for what is there.
+/// The same as a reduction in L2, so that short work does not wait for loads.
 __device__ __forceinline__ void add_pair_in_l2(const Gradient& to, std::int64_t at, float x,
                                                float y) {
   asm volatile("red.relaxed.gpu.global.add.v2.f32 [%0], {%1, %2};" ::"l"(to.data + at), "f"(x),
@@ -185,7 +185,8 @@ class Consumer {
     for_entries<kFirst, kBiasPart>(a, warp_scores(row), a.scores.bias.data, a.scores.bias.strides,
                                    [&](int i, const float* entry) { bias[i] = __ldg(entry); });
   }
-  // Turns products q·k into logits, the first ones of which `bias` belongs to.
+  // Turns products q·k into logits, from score kFirst on. `bias` holds the first kBiasPart entries;
+  // later ones are read here.
   template <int kFirst>
   __device__ __forceinline__ void add_bias(float (&scores)[kScores], float (&bias)[kBiasPart],
                                            std::int32_t row) const {
@@ -205,7 +206,7 @@ class Consumer {
                                                     std::int32_t row) const {
     for_entries<0, kScores>(a, warp_scores(row), a.grad_bias, a.grad_bias_strides,
                             [&](int i, float* entry) {
-                              if (grad_scores[i] == 0) return;  // as those of hidden pairs
+                              if (grad_scores[i] == 0) return;  // as for hidden pairs
                               atomicAdd(entry, a.grad_bias_scale * grad_scores[i]);
                             });
   }
@@ -447,7 +448,8 @@ class Consumer {
     pass_buffer();
   }
 
-  // Keeps what follows from the place in the ring from filling registers.
+  // Hides the place in the ring from the compiler, so that values derived from it fill no
+  // registers.
   __device__ __forceinline__ void forget_place() {
     if constexpr (Tiles::kDim == 64) {
       asm volatile("" : "+r"(at.count));
@@ -623,7 +625,7 @@ class Consumer {
       if (a.dropout.threshold != 0) {
 #pragma unroll
         for (int i = 0; i < kScores; ++i) {
-          // Rather than replace them, so that products that are not finite count.
+          // Times 0 rather than set to 0, so that products that are not finite count.
           if ((dropped[i / 32] >> i % 32 & 1) != 0) grads[i] *= 0;
         }
       }
@@ -697,8 +699,8 @@ class Consumer {
   int warp, group, lane;
 };
 
-/// False if the thread's key of the tile does not lie where it would if all were neighbours in
-/// position.
+/// False if the thread's key is not at the position that it would have if all keys of the tile were
+/// neighbours.
 template <class Tiles>
 [[nodiscard]] __device__ __forceinline__ bool is_neighbour(const Arguments& a,
                                                            const Work<Tiles>& work,

@@ -4,8 +4,8 @@
 // float32 beside the plain kernel, the hops of a ring in one launch, and the time that making tile
 // lists takes; gradients, with nothing beside them. Prints tables, and writes JSON to FILE.json:
 //
-//     annulus_micro_flash [dense|backward|masks|modifiers|features|positions|decode|blocks|float32|
-//                          hops|lists ...] [FILE.json]
+//     annulus_micro_flash [dense|backward|masks|wide|modifiers|features|positions|decode|blocks|
+//                          float32|hops|lists ...] [FILE.json]
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
@@ -357,25 +357,31 @@ void beside_cudnn(Bench& bench) {
   }
 }
 
-constexpr std::int64_t kRows = 16384;  // of masks
+struct BackwardShape {
+  std::int64_t heads, kv_heads, dim, value_dim, length;
+};
 
 // Gradients under masks that are not one band, beside those of a causal one.
-void backward_masks(Bench& bench) {
+void backward_masks(Bench& bench, const BackwardShape& s) {
+  const std::int64_t length = s.length;
   std::vector<BackwardCase> cases;
-  const auto add = [&](const char* name, bool causal = true, std::int64_t rows = kRows) -> Mask& {
-    cases.push_back({make_case(std::string("backward masks: ") + name,
-                               {1, rows, rows, 32, 8, 128, 128}, causal)});
+  const auto add = [&](const char* name, bool causal = true, std::int64_t rows = 0) -> Mask& {
+    if (rows == 0) rows = length;
+    cases.push_back({make_case(fmt::format("backward masks D={}: {}", s.dim, name),
+                               {1, rows, rows, s.heads, s.kv_heads, s.dim, s.value_dim}, causal)});
     return cases.back().forward.problem.mask;
   };
   add("causal");
   add("causal 4096, as many pairs as 16 documents of 1024", true, 4096);
-  const std::vector<std::int32_t> even = documents(kRows, 16, true);
+  const std::vector<std::int32_t> even = documents(length, 16, true);
   add("16 documents of 1024").set_segments(1, even, even);
-  const std::vector<std::int32_t> few = documents(kRows, 16, false);
+  const std::vector<std::int32_t> few = documents(length, 16, false);
   add("16 documents").set_segments(1, few, few);
-  cases.push_back(cases.back());
-  cases.back().forward.name += ", same bits";
-  cases.back().repeats_bits = true;
+  if (s.dim <= 128) {
+    cases.push_back(cases.back());
+    cases.back().forward.name += ", same bits";
+    cases.back().repeats_bits = true;
+  }
   add("window 4096").set_window(4096, -1);
   Mask& sinks = add("sink tokens 64, window 4096");
   sinks.set_window(4096, -1);
@@ -385,7 +391,7 @@ void backward_masks(Bench& bench) {
   add("full", false);
   for (const double density : {0.11, 0.26}) {
     add(density < 0.2 ? "blocks, density 0.11" : "blocks, density 0.26", false)
-        .set_block_mask(BlockMask::random(kRows, kRows, 32, density, 3));
+        .set_block_mask(BlockMask::random(length, length, s.heads, density, 3));
   }
   bench.measure_backward(cases);
 }
@@ -420,36 +426,47 @@ void backward_modifiers(Bench& bench) {
   }
 }
 
-void backward(Bench& bench) {
-  // Plain, and of narrow heads with the same bits every time and with a soft cap.
-  const auto measure = [&](const Case& plain) {
-    std::vector<BackwardCase> cases{{plain}};
-    if (plain.problem.shape.head_dim <= 128) {
-      cases.resize(3, cases.front());
-      cases[1].forward.name += ", same bits";
-      cases[1].repeats_bits = true;
-      cases[2].forward.name += ", soft cap 50";
-      cases[2].forward.problem.soft_cap = 50;
-    }
-    bench.measure_backward(cases);
-  };
-  struct Shape {
-    std::int64_t heads, kv_heads, dim, value_dim, length;
-  };
-  for (const Shape& s :
-       {Shape{32, 8, 128, 128, 4096}, Shape{32, 8, 128, 128, 16384}, Shape{32, 32, 128, 128, 16384},
-        Shape{32, 8, 128, 128, 32768}, Shape{32, 32, 64, 64, 16384}, Shape{16, 16, 256, 256, 16384},
-        Shape{16, 16, 192, 128, 16384}}) {
-    for (const bool causal : {false, true}) {
-      measure(make_case(fmt::format("backward D={} Dv={} {}/{} {} {}", s.dim, s.value_dim, s.heads,
-                                    s.kv_heads, s.length, causal ? "causal" : "full"),
-                        {1, s.length, s.length, s.heads, s.kv_heads, s.dim, s.value_dim}, causal));
-    }
+// Plain, the same bits every time (which wide heads have anyway), and with a soft cap.
+void measure_plain(Bench& bench, const BackwardShape& s, bool causal, std::int64_t window = -1) {
+  const std::string mask = window >= 0 ? fmt::format("window {}", window)
+                           : causal    ? "causal"
+                                       : "full";
+  std::vector<BackwardCase> cases(
+      3, {make_case(fmt::format("backward D={} Dv={} {}/{} {} {}", s.dim, s.value_dim, s.heads,
+                                s.kv_heads, s.length, mask),
+                    {1, s.length, s.length, s.heads, s.kv_heads, s.dim, s.value_dim}, causal)});
+  if (window >= 0) {
+    for (BackwardCase& one : cases) one.forward.problem.mask.set_window(window, -1);
   }
-  Case window =
-      make_case("backward D=128 32/8 32768 window 4096", {1, 32768, 32768, 32, 8, 128, 128}, true);
-  window.problem.mask.set_window(4096, -1);
-  measure(window);
+  cases[1].forward.name += ", soft cap 50";
+  cases[1].forward.problem.soft_cap = 50;
+  cases[2].forward.name += ", same bits";
+  cases[2].repeats_bits = true;
+  if (s.dim > 128) cases.pop_back();
+  bench.measure_backward(cases);
+}
+
+void backward(Bench& bench) {
+  for (const BackwardShape& s :
+       {BackwardShape{32, 8, 128, 128, 4096}, BackwardShape{32, 8, 128, 128, 16384},
+        BackwardShape{32, 32, 128, 128, 16384}, BackwardShape{32, 8, 128, 128, 32768},
+        BackwardShape{32, 32, 64, 64, 16384}}) {
+    for (const bool causal : {false, true}) measure_plain(bench, s, causal);
+  }
+  measure_plain(bench, {32, 8, 128, 128, 32768}, true, 4096);
+}
+
+void backward_under_masks(Bench& bench) {
+  backward_masks(bench, {32, 8, 128, 128, 16384});
+}
+
+void backward_of_wide_heads(Bench& bench) {
+  for (const BackwardShape& s :
+       {BackwardShape{16, 16, 256, 256, 16384}, BackwardShape{16, 16, 192, 128, 16384}}) {
+    for (const bool causal : {false, true}) measure_plain(bench, s, causal);
+    measure_plain(bench, s, true, 4096);
+    backward_masks(bench, s);
+  }
 }
 
 void features(Bench& bench) {
@@ -748,7 +765,8 @@ int main(int argc, char** argv) {
     std::vector<void (*)(annulus::Bench&)> asked, all;
     for (const auto& [name, measure] :
          {std::pair{"dense", &annulus::beside_cudnn}, std::pair{"backward", &annulus::backward},
-          std::pair{"masks", &annulus::backward_masks},
+          std::pair{"masks", &annulus::backward_under_masks},
+          std::pair{"wide", &annulus::backward_of_wide_heads},
           std::pair{"modifiers", &annulus::backward_modifiers},
           std::pair{"features", &annulus::features}, std::pair{"positions", &annulus::positions},
           std::pair{"decode", &annulus::decode}, std::pair{"blocks", &annulus::blocks},

@@ -9,8 +9,6 @@
 
 #include <fmt/format.h>
 
-#include <annulus/attention/local_mask.hpp>
-
 #include "cuda/h200_rates.hpp"
 #include "cuda_implementations.hpp"
 #include "flash/few_rows.hpp"
@@ -22,9 +20,9 @@ namespace {
 
 constexpr std::int64_t kVectorBytes = 16;  // strides are multiples of it
 constexpr std::int64_t kMaximumDims = 256;
-// The largest head dimension for which the backward kernels take masks that are not straight, soft
-// caps, modifiers and turns.
-constexpr std::int64_t kMaximumListedDims = 128;
+// The largest head dimension for which the backward kernels take bias, dense mask and dropout, and
+// add each key tile's part of dQ to memory.
+constexpr std::int64_t kMaximumNarrowDims = 128;
 // Tiles of both passes, and of the forward pass for small value dimensions (see flash/shape.cuh).
 constexpr std::int64_t kTile = 128;
 constexpr std::int64_t kTallTile = 192;
@@ -144,11 +142,19 @@ class FlashImplementation final : public Implementation {
     if (problem.dtype == DType::float32) {
       return Capability::no("the flash kernel computes gradients for half types, not for float32");
     }
-    if (is_wide(problem) && (problem.soft_cap || flash::is_general(problem))) {
+    const bool wide =
+        std::max(problem.shape.head_dim, problem.shape.value_dim) > kMaximumNarrowDims;
+    if (wide && flash::is_general(problem)) {
       return Capability::no(
-          fmt::format("the flash kernel computes gradients with a soft cap, bias, dense mask or "
-                      "dropout for head dimensions up to {}, not {} with {}",
-                      kMaximumListedDims, problem.shape.head_dim, problem.shape.value_dim));
+          fmt::format("the flash kernel computes gradients with bias, dense mask or dropout for "
+                      "head dimensions up to {}, not {} with {}",
+                      kMaximumNarrowDims, problem.shape.head_dim, problem.shape.value_dim));
+    }
+    if (wide && problem.in_global_order()) {
+      return Capability::no(
+          fmt::format("reproducible world: for head dimensions above {}, the flash kernel sums dQ "
+                      "of each block by itself",
+                      kMaximumNarrowDims));
     }
     if (problem.in_global_order() && problem.sinks) {
       return Capability::no(
@@ -160,19 +166,10 @@ class FlashImplementation final : public Implementation {
     return accepts(problem, place);
   }
 
-  [[nodiscard]] Capability takes_backward(const AttentionProblem& problem,
-                                          const BlockGeometry& block) const override {
-    if (!is_wide(problem)) return Capability::yes();
-    if (block.repeats_bits) {
-      return Capability::no(
-          fmt::format("the flash kernel adds dQ in a varying order for head dimensions above {}",
-                      kMaximumListedDims));
-    }
-    if (block.unmasked) return Capability::yes();
-    std::string obstacle =
-        local_mask(problem.mask, block.first_batch, block.batches, block.rows, block.columns)
-            .obstacle;
-    return obstacle.empty() ? Capability::yes() : Capability::no(std::move(obstacle));
+  // Any block; takes() speaks of forward tiles.
+  [[nodiscard]] Capability takes_backward(const AttentionProblem& /*problem*/,
+                                          const BlockGeometry& /*block*/) const override {
+    return Capability::yes();
   }
 
   [[nodiscard]] Capability available(Place place) const override { return flash_available(place); }
@@ -196,17 +193,11 @@ class FlashImplementation final : public Implementation {
   }
 
  private:
-  [[nodiscard]] static bool is_wide(const AttentionProblem& problem) {
-    return std::max(problem.shape.head_dim, problem.shape.value_dim) > kMaximumListedDims;
-  }
-
   std::vector<std::string> names_;
   std::string kernel_name_{kFlash};
   Declaration declaration_;
 };
 
-// Blocks of wide heads must be straight. Cutting other blocks is not worth it, as they are never
-// refused.
 FeatureSet backward_features() {
   return FeatureSet::positions() |
          FeatureSet{Feature::segments,   Feature::lengths, Feature::soft_cap,    Feature::bias,

@@ -111,10 +111,11 @@ FlashBackward::Entry FlashBackward::make_entry(const BackwardBlock& block) const
               block.columns,
               {block.first_batch, block.query.size(0), block.first_head, block.query.size(2)},
               block.unmasked};
+  const int dim = tile_dim(problem_);
   const auto make_lists = [&](const Mask& mask) {
-    entry.lists = std::make_unique<TileLists>(mask, entry.of, block.rows, block.columns,
-                                              tile_queries(tile_dim(problem_)), kTileKeys,
-                                              is_general(problem_), device_.memory());
+    entry.lists =
+        std::make_unique<TileLists>(mask, entry.of, block.rows, block.columns, tile_queries(dim),
+                                    tile_keys(dim), is_general(problem_), device_.memory());
   };
   if (is_general(problem_)) {
     make_lists(block.unmasked ? Mask() : problem_.mask);
@@ -123,9 +124,6 @@ FlashBackward::Entry FlashBackward::make_entry(const BackwardBlock& block) const
   const LocalMask mask =
       local_mask(problem_.mask, block.first_batch, entry.of.batches, block.rows, block.columns);
   if (!mask.obstacle.empty()) {
-    if (tile_dim(problem_) > kMaximumListedDim) {
-      throw UnsupportedError("flash attention, backward: " + mask.obstacle);
-    }
     make_lists(problem_.mask);
     return entry;
   }
@@ -181,7 +179,7 @@ Arguments FlashBackward::arguments_of(const BackwardBlock& block, const Gradient
   const std::int64_t rows = query[0] * query[2] * padded;
   const std::int64_t lse_values = rows / tile * (tile + kFlagValues);
   // They also say in which order a key tile walks, on which the bits of its own gradients depend.
-  const std::int64_t turns = block.repeats_bits ? rows / tile : 0;
+  const std::int64_t turns = block.repeats_bits && !is_wide(dim) ? rows / tile : 0;
   const std::int64_t values = lse_values + rows + turns + 1;
   workspace_.reserve(static_cast<std::size_t>(values) * sizeof(float));
 
@@ -192,7 +190,9 @@ Arguments FlashBackward::arguments_of(const BackwardBlock& block, const Gradient
   a.value = tensor_map(block.value, tile_keys(dim));
   a.lse = row_values_of(block.lse);
   a.delta = row_values_of(block.delta);
-  if (is_wanted(gradients.query)) a.query_sum = tensor_map(gradients.query, sum_rows(dim));
+  if (is_wanted(gradients.query) && !is_wide(dim)) {
+    a.query_sum = tensor_map(gradients.query, kSumRows);
+  }
   a.scaled_lse = static_cast<float*>(workspace_.data());
   a.padded_delta = a.scaled_lse + lse_values;
   if (turns > 0) {

@@ -13,7 +13,7 @@
 namespace annulus::flash::backward {
 
 /// Gradients of the blocks of one problem on one device of compute capability 9.0: half types, head
-/// dimensions that with_head_dims() takes; above 128, blocks that have a LocalMask, no modifiers.
+/// dimensions that with_head_dims() takes; above 128, no bias, dense mask and dropout.
 /// Keeps a workspace that is as large as the largest block needs. One call at a time.
 class FlashBackward {
  public:

@@ -2,6 +2,7 @@
 
 #include "flash/backward/arguments.hpp"
 #include "flash/backward/dropout.cuh"
+#include "flash/backward/gradient.cuh"
 #include "flash/backward/kernels.hpp"
 #include "flash/backward/pair_bits.cuh"
 #include "flash/backward/producer.cuh"
@@ -16,19 +17,6 @@
 #include "flash/softmax.cuh"
 
 namespace annulus::flash::backward {
-
-__device__ __forceinline__ void add_pair(const Gradient& to, std::int64_t at, float x, float y) {
-  auto* const pair = reinterpret_cast<float2*>(to.data + at);
-  const float2 before = __ldcg(pair);
-  *pair = float2{x + before.x, y + before.y};
-}
-/// The same as a reduction in L2, so that short work does not wait for loads.
-__device__ __forceinline__ void add_pair_in_l2(const Gradient& to, std::int64_t at, float x,
-                                               float y) {
-  asm volatile("red.relaxed.gpu.global.add.v2.f32 [%0], {%1, %2};" ::"l"(to.data + at), "f"(x),
-               "f"(y)
-               : "memory");
-}
 
 /// One warpgroup's part: dK and dV of 64 keys, in registers until all queries of the group of heads
 /// have been seen, and half of each query tile's dQ.
@@ -393,10 +381,10 @@ class Consumer {
   __device__ __forceinline__ void add_at(const Gradient& to, std::int32_t column, int dim, float x,
                                          float y) const {
     if (to.data == nullptr || dim >= to.dim) return;
-    add_pair(to,
-             work.batch * to.strides.batch + column * to.strides.sequence +
-                 work.kv_head * to.strides.head + dim,
-             x, y);
+    add_pair<Adding::by_load>(to,
+                              work.batch * to.strides.batch + column * to.strides.sequence +
+                                  work.kv_head * to.strides.head + dim,
+                              x, y);
   }
 
   __device__ __forceinline__ void store_grad_scores(Element* to,
@@ -675,19 +663,9 @@ class Consumer {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const std::int32_t column = work.first_column + group * 64 + warp % 4 * 16 + lane / 4 + 8 * h;
-      if (column >= work.columns) continue;
-      const int dim = 2 * (lane % 4);
-      const std::int64_t start = work.batch * to.strides.batch + column * to.strides.sequence +
-                                 work.kv_head * to.strides.head + dim;
-#pragma unroll
-      for (int i = 0; i < kSums / 4; ++i) {
-        if (8 * i + dim >= to.dim) continue;
-        const float x = factor * sum[4 * i + 2 * h], y = factor * sum[4 * i + 2 * h + 1];
-        if constexpr (kLists) {
-          add_pair_in_l2(to, start + 8 * i, x, y);
-        } else {
-          add_pair(to, start + 8 * i, x, y);
-        }
+      if (column < work.columns) {
+        add_sums<kLists ? Adding::in_l2 : Adding::by_load>(to, work.batch, column, work.kv_head, sum,
+                                                           h, factor);
       }
     }
   }

@@ -69,7 +69,9 @@ void launch_preparation(const Arguments& a, cudaStream_t stream) {
 }
 
 template <int kDim, bool kHalf>
-cudaError_t launch(const Arguments& a, unsigned items, cudaStream_t stream) {
+cudaError_t launch(const Arguments& a, cudaStream_t stream) {
+  const unsigned items = blocks(a.columns, kTileKeys) *
+                         static_cast<unsigned>(a.batches * (a.heads / a.heads_per_kv_head));
   launch_preparation<Tiles<std::conditional_t<kHalf, __half, __nv_bfloat16>, kDim>>(a, stream);
   constexpr PairClass kBand = PairClass::band, kLists = PairClass::lists;
   if (is_general(a)) {
@@ -84,15 +86,13 @@ cudaError_t launch(const Arguments& a, unsigned items, cudaStream_t stream) {
 
 template <bool kHalf>
 cudaError_t launch(const Arguments& a, int dim, cudaStream_t stream) {
-  const unsigned items = blocks(a.columns, tile_keys(dim)) *
-                         static_cast<unsigned>(a.batches * (a.heads / a.heads_per_kv_head));
-  if (dim == 64) return launch<64, kHalf>(a, items, stream);
-  if (dim == 128) return launch<128, kHalf>(a, items, stream);
+  if (dim == 64) return launch<64, kHalf>(a, stream);
+  if (dim == 128) return launch<128, kHalf>(a, stream);
   using Narrow = Tiles<std::conditional_t<kHalf, __half, __nv_bfloat16>, 128>;
   static_assert(Narrow::kQueries == tile_queries(256));
   launch_preparation<Narrow>(a, stream);
-  return dim == 192 ? launch_wide<192, 128, kHalf>(a, items, stream)
-                    : launch_wide<256, 256, kHalf>(a, items, stream);
+  return dim == 192 ? launch_wide<192, 128, kHalf>(a, stream)
+                    : launch_wide<256, 256, kHalf>(a, stream);
 }
 
 }  // namespace

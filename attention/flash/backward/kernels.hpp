@@ -7,9 +7,8 @@
 
 namespace annulus::flash::backward {
 
-/// Rows of dQ that are added at a time: by pairs of warps, and where each warp has rows of its own.
+/// Rows of dQ that are added at a time.
 inline constexpr int kSumRows = 64;
-inline constexpr int kWideSumRows = 16;
 /// Keys of a tile where a warpgroup holds dK and dV of its keys, and where it holds one of them.
 inline constexpr int kTileKeys = 128;
 inline constexpr int kWideTileKeys = 64;
@@ -17,8 +16,10 @@ inline constexpr int kWideTileKeys = 64;
 // `dim` below is 64, 128, 192 or 256: of queries and keys, and of values except that those of 192
 // have 128.
 
-/// The largest `dim` whose kernels take lists of tiles, soft caps, modifiers and turns.
-inline constexpr int kMaximumListedDim = 128;
+/// True of head dimensions whose dQ has a kernel of its own.
+[[nodiscard]] constexpr bool is_wide(int dim) {
+  return dim > 128;
+}
 
 /// The work of a kernel for each pair.
 enum class PairClass : std::uint8_t {
@@ -29,10 +30,7 @@ enum class PairClass : std::uint8_t {
 
 /// Keys of a tile.
 [[nodiscard]] constexpr int tile_keys(int dim) {
-  return dim <= 128 ? kTileKeys : kWideTileKeys;
-}
-[[nodiscard]] constexpr int sum_rows(int dim) {
-  return dim <= 128 ? kSumRows : kWideSumRows;
+  return is_wide(dim) ? kWideTileKeys : kTileKeys;
 }
 /// Rows of a query tile.
 [[nodiscard]] constexpr int tile_queries(int dim) {
@@ -50,9 +48,9 @@ enum class PairClass : std::uint8_t {
 template <int kDim, bool kHalf, PairClass kPairs, bool kSoftCap>
 [[nodiscard]] cudaError_t launch_differentiate(const Arguments& arguments, unsigned items,
                                                cudaStream_t stream);
-/// The same for wide heads: straight bands, no soft cap, no turns.
+/// The same for wide heads: two kernels, one of them for dQ. They find lists and soft caps at run
+/// time, take no modifiers, and need no turns, as they repeat bits anyway.
 template <int kDim, int kValueDim, bool kHalf>
-[[nodiscard]] cudaError_t launch_wide(const Arguments& arguments, unsigned items,
-                                      cudaStream_t stream);
+[[nodiscard]] cudaError_t launch_wide(const Arguments& arguments, cudaStream_t stream);
 
 }  // namespace annulus::flash::backward

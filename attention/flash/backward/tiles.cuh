@@ -3,6 +3,7 @@
 #include <cstdint>
 
 #include "flash/backward/arguments.hpp"
+#include "flash/backward/kernels.hpp"
 #include "flash/backward/special.cuh"
 #include "flash/backward/walk.cuh"
 #include "flash/hopper/barrier.cuh"

@@ -77,7 +77,7 @@ class CudaFlashBackward : public CudaTest {
   void expect_all_accurate(Random& random, const AttentionProblem& problem) {
     expect_accurate(random, problem, kAllDims);
   }
-  /// Checks the kernels for up to 128 dimensions.
+  /// Checks the kernels that take modifiers.
   void expect_narrow_accurate(Random& random, const AttentionProblem& problem) {
     expect_accurate(random, problem, {kAllDims, 2});
   }

@@ -1,0 +1,97 @@
+#pragma once
+
+#include <cstdint>
+
+#include "flash/backward/arguments.hpp"
+#include "flash/backward/walk.cuh"
+
+// Which key tiles two neighbouring query tiles meet, by a straight band or by the lists of a
+// TileMask.
+namespace annulus::flash::backward {
+
+enum class Seen : std::int32_t { nothing, some, all };
+
+/// A key tile, and what of it each of two query tiles sees.
+struct KeyStep {
+  std::int32_t tile;
+  Seen seen[2];
+};
+
+/// The key tiles that the query tiles `first` and first + 1 of a head see, in ascending order.
+/// Tiles have kTile rows or columns.
+template <int kTile>
+class KeyWalk {
+ public:
+  __device__ __forceinline__ KeyWalk(const Arguments& arguments, std::int32_t batch,
+                                     std::int32_t head, std::int32_t first)
+      : a(arguments), batch_(batch), head_(head), first_(first) {
+    if (a.mask.key_tiles > 0) return;
+    rows_ = a.row_lengths == nullptr ? a.rows : a.row_lengths[batch];
+    columns_ = a.column_lengths == nullptr ? a.columns : a.column_lengths[batch];
+    const std::int32_t last_row = min((first + 2) * kTile, rows_) - 1;
+    tile_ = max(first * kTile + a.low, 0) / kTile;
+    const std::int32_t last_column = min(last_row + a.high, columns_ - 1);
+    end_ = last_row < first * kTile || last_column < 0 ? tile_ : last_column / kTile + 1;
+  }
+
+  /// False if there is no further step.
+  [[nodiscard]] __device__ __forceinline__ bool next(KeyStep& step) {
+    return a.mask.key_tiles > 0 ? next_listed(step) : next_in_band(step);
+  }
+
+ private:
+  [[nodiscard]] __device__ __forceinline__ bool next_in_band(KeyStep& step) {
+    if (tile_ >= end_) return false;
+    step.tile = tile_++;
+    const std::int32_t first_column = step.tile * kTile;
+    const std::int32_t last_column = first_column + kTile - 1;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const std::int32_t first_row = (first_ + i) * kTile;
+      const std::int32_t last_row = min(first_row + kTile, rows_) - 1;
+      if (last_row < first_row || first_column - last_row > a.high ||
+          min(last_column, columns_ - 1) - first_row < a.low) {
+        step.seen[i] = Seen::nothing;
+      } else {
+        step.seen[i] = last_column - first_row <= a.high && first_column - last_row >= a.low &&
+                               last_column < columns_
+                           ? Seen::all
+                           : Seen::some;
+      }
+    }
+    return true;
+  }
+
+  [[nodiscard]] __device__ __forceinline__ bool next_listed(KeyStep& step) {
+    const TileMask& mask = a.mask;
+    while (bits_ == 0) {
+      if (++end_ >= mask.key_words) return false;
+      const std::int64_t list =
+          (mask.batches > 1 ? batch_ : 0) * mask.heads + (mask.heads > 1 ? head_ : 0);
+      const std::uint32_t* const words =
+          mask.key_bits + (list * mask.query_tiles + first_) * mask.key_words + end_;
+      bits_ = words[0] | (first_ + 1 < mask.query_tiles ? words[mask.key_words] : 0);
+    }
+    step.tile = end_ * 32 + __ffs(static_cast<int>(bits_)) - 1;
+    bits_ &= bits_ - 1;
+    const uint2 queries =
+        reinterpret_cast<const uint2*>(query_bits_of(a, batch_, head_, step.tile))[first_ / 32];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const std::int32_t bit = first_ % 32 + i;
+      step.seen[i] = (queries.x >> bit & 1) == 0   ? Seen::nothing
+                     : (queries.y >> bit & 1) == 0 ? Seen::some
+                                                   : Seen::all;
+    }
+    return true;
+  }
+
+  const Arguments& a;
+  std::int32_t batch_, head_, first_;
+  std::int32_t rows_ = 0, columns_ = 0;  // with a band
+  std::int32_t tile_ = 0;                // the next one
+  std::int32_t end_ = -1;                // tiles end there; with lists, the word of `bits_`
+  std::uint32_t bits_ = 0;               // of tiles that are left
+};
+
+}  // namespace annulus::flash::backward

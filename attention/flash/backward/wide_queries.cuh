@@ -1,0 +1,246 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "flash/backward/key_walk.cuh"
+#include "flash/backward/wide.cuh"
+
+// dQ of wide heads, in the manner of a forward pass: each of two warpgroups has a query tile, whose
+// sums stay in registers while key tiles pass by.
+namespace annulus::flash::backward {
+
+template <class Tiles>
+struct WideQueryMemory {
+  using Element = typename Tiles::Element;
+  static constexpr int kKeyStages = Tiles::kDim == 256 ? 2 : 3;
+  static constexpr int kValueStages = Tiles::kDim == 256 ? 1 : 3;
+  alignas(1024) Element query[2][Tiles::kTileElements];
+  alignas(1024) Element grad_output[2][Tiles::kOutputElements];
+  alignas(1024) Element key[kKeyStages][Tiles::kKeys * Tiles::kDim];
+  alignas(1024) Element value[kValueStages][Tiles::kKeys * Tiles::kValueDim];
+  std::int32_t batch, head;
+  std::int32_t first_tile;   ///< the warpgroups have this query tile and the next
+  std::int32_t columns;      ///< of the batch
+  KeyStep step[kKeyStages];  ///< tile < 0: there are no more
+  hopper::Barrier rows_full;
+  hopper::Barrier key_full[kKeyStages], key_empty[kKeyStages];
+  hopper::Barrier value_full[kValueStages], value_empty[kValueStages];
+
+  /// Blocks with many key tiles come first, if the mask is causal. Query heads that share keys, and
+  /// those of a section, run together.
+  __device__ __forceinline__ void find(const Arguments& a, std::int32_t index) {
+    const std::int32_t all = a.batches * a.heads;
+    const std::int32_t pairs = (a.padded_rows / Tiles::kQueries + 1) / 2;
+    const std::int32_t heads = a.section_heads * a.heads_per_kv_head;
+    const std::int32_t first_head = index / (pairs * heads) * heads;
+    const std::int32_t in_section = index - pairs * first_head;
+    const std::int32_t section = min(heads, all - first_head);
+    const std::int32_t pair = in_section / section;
+    first_tile = 2 * (pairs - 1 - pair);
+    head = first_head + in_section - pair * section;
+    batch = head / a.heads;
+    head -= batch * a.heads;
+    columns = a.column_lengths == nullptr ? a.columns : a.column_lengths[batch];
+  }
+};
+
+/// By one thread.
+template <class Tiles>
+__device__ __forceinline__ void load_keys(const Arguments& a, WideQueryMemory<Tiles>& shared) {
+  using hopper::Cache;
+  using Memory = WideQueryMemory<Tiles>;
+  const std::int32_t batch = shared.batch, kv_head = shared.head / a.heads_per_kv_head;
+  RingPosition<Memory::kKeyStages> at;
+  RingPosition<Memory::kValueStages> at_value;
+  KeyWalk<Tiles::kKeys> walk(a, batch, shared.head, shared.first_tile);
+  for (KeyStep step; walk.next(step); at.next(), at_value.next()) {
+    if (at.count == 0) {
+      shared.rows_full.arrive_expecting(2 * (Tiles::kTileElements + Tiles::kOutputElements) * 2);
+      for (int i = 0; i < 2; ++i) {
+        const std::int32_t row = (shared.first_tile + i) * Tiles::kQueries;
+        copy_tile<Tiles::kDim>(shared.query[i], a.query, shared.rows_full, Cache::evict_first, row,
+                               shared.head, batch);
+        copy_tile<Tiles::kValueDim>(shared.grad_output[i], a.grad_output, shared.rows_full,
+                                    Cache::evict_first, row, shared.head, batch);
+      }
+    }
+    const std::int32_t column = step.tile * Tiles::kKeys;
+    const std::uint32_t slot = at.slot(), value_slot = at_value.slot();
+    shared.key_empty[slot].wait(at.parity() ^ 1);
+    shared.step[slot] = step;
+    shared.key_full[slot].arrive_expecting(Tiles::kKeys * Tiles::kDim * 2);
+    copy_tile<Tiles::kDim>(shared.key[slot], a.key, shared.key_full[slot], Cache::evict_last,
+                           column, kv_head, batch);
+    shared.value_empty[value_slot].wait(at_value.parity() ^ 1);
+    shared.value_full[value_slot].arrive_expecting(Tiles::kKeys * Tiles::kValueDim * 2);
+    copy_tile<Tiles::kValueDim>(shared.value[value_slot], a.value, shared.value_full[value_slot],
+                                Cache::evict_last, column, kv_head, batch);
+  }
+  shared.key_empty[at.slot()].wait(at.parity() ^ 1);
+  shared.step[at.slot()].tile = -1;
+  shared.key_full[at.slot()].arrive();
+}
+
+template <class Tiles>
+class WideQueryConsumer : WideConsumer<Tiles> {
+  using Base = WideConsumer<Tiles>;
+  using Memory = WideQueryMemory<Tiles>;
+  using Base::a, Base::kPacked, Base::kScores, Base::lane, Base::release, Base::warp;
+
+ public:
+  __device__ __forceinline__ WideQueryConsumer(const Arguments& arguments, Memory& memory)
+      : Base(arguments), shared(memory) {
+    group = warp / 4;
+    const std::int32_t tile = shared.first_tile + group;
+    row = tile * Tiles::kQueries + Base::first_row();
+    lse[0] = lse[1] = kInfinity;
+    delta[0] = delta[1] = 0;
+    if (row >= a.padded_rows) return;
+    const std::int64_t of_head =
+        std::int64_t{shared.batch * a.heads + shared.head} * (a.padded_rows / Tiles::kQueries);
+    const float* const record =
+        a.scaled_lse + (of_head + tile) * (Tiles::kQueries + kFlagValues) + Base::first_row();
+    const float* const deltas =
+        a.padded_delta + (of_head + tile) * Tiles::kQueries + Base::first_row();
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      lse[h] = record[8 * h];
+      delta[h] = deltas[8 * h];
+    }
+  }
+
+  __device__ __forceinline__ void run() {
+    float sum[Tiles::kDim / 2];
+#pragma unroll
+    for (float& x : sum) x = 0;
+    while (true) {
+      // Not known to be the same in every step, or what follows from it would fill registers.
+      asm volatile("" : "+r"(warp), "+r"(lane));
+      shared.key_full[at.slot()].wait(at.parity());
+      const KeyStep& step = shared.step[at.slot()];
+      if (step.tile < 0) break;
+      shared.rows_full.wait(0);
+      const Seen seen = step.seen[group];
+      if (seen != Seen::nothing) {
+        add_scores(sum, seen == Seen::some);
+      } else {
+        shared.value_full[at_value.slot()].wait(at_value.parity());
+        release(shared.value_empty[at_value.slot()]);
+      }
+      release(shared.key_empty[at.slot()]);
+      at.next();
+      at_value.next();
+    }
+    if (at.count == 0) return;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      if (lse[h] == kInfinity) continue;
+      add_sums(a.grad_query, shared.batch, row + 8 * h, shared.head, sum, h, Tiles::sum_scale(a));
+    }
+  }
+
+ private:
+  [[nodiscard]] __device__ __forceinline__ std::uint32_t find_hidden() const {
+    const std::int32_t column = shared.step[at.slot()].tile * Tiles::kKeys;
+    if (a.mask.key_tiles > 0) {
+      const std::int32_t batch = shared.batch, head = shared.head;
+      const ListedRow upper(a, batch, head, Tiles::kQueries, row);
+      const ListedRow lower(a, batch, head, Tiles::kQueries, row + 8);
+      return Base::hidden_bits([&](int key, int h) {
+        const ListedColumn of = listed_column(a, batch, Tiles::kKeys, column + key);
+        return h == 0 ? upper.sees(of) : lower.sees(of);
+      });
+    }
+    return Base::hidden_bits([&](int key, int h) {
+      const std::int32_t distance = column + key - row - 8 * h;
+      return column + key < shared.columns && distance >= a.low && distance <= a.high;
+    });
+  }
+
+  template <int kSums>
+  __device__ __forceinline__ void add_scores(float (&sum)[kSums], bool masked) {
+    const std::uint32_t slot = at.slot(), value_slot = at_value.slot();
+    const std::uint32_t hidden = masked ? find_hidden() : 0;
+    float scores[kScores], grads[kScores];
+    std::uint32_t packed[kPacked];
+    hopper::leave_undefined(scores);
+    hopper::leave_undefined(grads);
+    hopper::products_begin();
+    Base::template issue_scores<Tiles::kDim>(scores, shared.query[group], shared.key[slot]);
+    shared.value_full[value_slot].wait(at_value.parity());
+    hopper::products_begin();
+    Base::template issue_scores<Tiles::kValueDim>(grads, shared.grad_output[group],
+                                                  shared.value[value_slot]);
+    hopper::products_wait<1>();
+    hopper::pin(scores);
+    Base::weigh(scores, packed, [&](int, int h) { return float2{lse[h], lse[h]}; });
+    hopper::products_wait<0>();
+    hopper::pin(grads);
+    release(shared.value_empty[value_slot]);
+    const float scale = Tiles::score_scale(a);
+#pragma unroll
+    for (int i = 0; i < kScores; i += 2) {
+      const int h = i / 2 % 2;
+      packed[i / 2] =
+          pack<typename Tiles::Element>(scores[i] * fmaf(grads[i], scale, -delta[h]),
+                                        scores[i + 1] * fmaf(grads[i + 1], scale, -delta[h]));
+    }
+    bool special = false;
+    if (masked) {
+#pragma unroll
+      for (int i = 0; i < kPacked; ++i) packed[i] &= ~Base::halves(hidden, i);
+      special = Base::template is_special<Tiles::kDim>(shared.key[slot]);
+    }
+    if (special) {
+      Base::add_visible(sum, packed, hidden, shared.key[slot]);
+    } else {
+      hopper::pin(packed);
+      hopper::pin(sum);
+      hopper::products_begin();
+      Base::issue_sum(sum, packed, shared.key[slot]);
+      hopper::products_wait<0>();
+      hopper::pin(sum);
+      hopper::pin(packed);
+    }
+  }
+
+  Memory& shared;
+  RingPosition<Memory::kKeyStages> at;
+  RingPosition<Memory::kValueStages> at_value;
+  int group;
+  std::int32_t row;  // the first of two, 8 apart
+  float lse[2], delta[2];
+};
+
+/// dQ of two query tiles of a head.
+template <class Tiles>
+__global__ void __launch_bounds__(Tiles::kThreads, 1)
+    differentiate_wide_queries(const __grid_constant__ Arguments a) {
+  using Memory = WideQueryMemory<Tiles>;
+  extern __shared__ __align__(1024) unsigned char bytes[];
+  auto& shared = *reinterpret_cast<Memory*>(bytes);
+  if (threadIdx.x == 0) {
+    shared.find(a, static_cast<std::int32_t>(blockIdx.x));
+    shared.rows_full.init(1);
+    for (int i = 0; i < Memory::kKeyStages; ++i) {
+      shared.key_full[i].init(1);
+      shared.key_empty[i].init(8);
+    }
+    for (int i = 0; i < Memory::kValueStages; ++i) {
+      shared.value_full[i].init(1);
+      shared.value_empty[i].init(8);
+    }
+    hopper::fence_barrier_init();
+  }
+  __syncthreads();
+  if (threadIdx.x < 128) {
+    hopper::release_registers<40>();
+    if (threadIdx.x == 0) load_keys(a, shared);
+  } else {
+    hopper::take_registers<232>();
+    WideQueryConsumer<Tiles>(a, shared).run();
+  }
+}
+
+}  // namespace annulus::flash::backward

@@ -126,7 +126,7 @@ ExitCode run_program(MpiSession& session, const std::vector<std::string>& words)
   std::string help;
   std::optional<launcher::Options> options = agree_on_options(session, words, help);
   if (!options) {
-    // Without a command, the usage is an error message.
+    // Without a command, the usage is printed as an error.
     if (leader) (words.empty() ? std::cerr : std::cout) << help << std::flush;
     return words.empty() ? ExitCode::usage : ExitCode::success;
   }

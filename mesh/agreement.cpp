@@ -154,13 +154,13 @@ void agree(Control& ranks, const Error* error, std::string_view what) {
   const Errors errors = Errors::parse(outcome);
   std::string text = errors.message;
   const int others = errors.others();
-  // The remedy for a failure is often on one machine, even if all ranks have failed alike. Wrong
-  // arguments that all have are wrong everywhere.
+  // A failure names a rank even if all ranks have failed alike, since the remedy is often on one
+  // machine. An argument that is wrong on all ranks names none.
   const bool some = others > 0 || errors.same() < ranks.size();
   const bool names_rank = some || (!errors.all_users && ranks.size() > 1);
   if (names_rank) {
     text = fmt::format("rank {}: {}{}", ranks.mesh_rank(errors.first_rank), text,
-                       some ? "" : " (and so on all ranks)");
+                       some ? "" : " (the same on all ranks)");
   }
   if (others > 0) {
     text += fmt::format(" ({} more {} a different error)", others,

@@ -361,7 +361,7 @@ class Problem:
 
 @dataclass
 class Probabilities:
-    """Of some rows of a head, over the columns that they may see."""
+    """Some rows of a head, over the columns that they may see."""
     rows: tuple
     columns: tuple
     query: np.ndarray
@@ -417,7 +417,7 @@ class Bounds:
 
 
 def largest_share(errors, allowed):
-    """The largest ratio of an error to its bound; no error is no part even of 0."""
+    """The largest ratio of an error to its bound; an error of 0 is within a bound of 0."""
     with np.errstate(divide="ignore", invalid="ignore"):
         shares = np.where(errors == 0, 0, errors / allowed)
     return float(np.max(np.where(np.isnan(shares), np.inf, shares), initial=0))

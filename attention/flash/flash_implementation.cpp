@@ -152,8 +152,8 @@ class FlashImplementation final : public Implementation {
     }
     if (wide && problem.in_global_order()) {
       return Capability::no(
-          fmt::format("reproducible world: for head dimensions above {}, the flash kernel sums dQ "
-                      "of each block by itself",
+          fmt::format("reproducible world: for head dimensions above {}, the flash kernel sums "
+                      "the dQ of each block separately",
                       kMaximumNarrowDims));
     }
     if (problem.in_global_order() && problem.sinks) {
@@ -166,7 +166,7 @@ class FlashImplementation final : public Implementation {
     return accepts(problem, place);
   }
 
-  // Any block; takes() speaks of forward tiles.
+  // The backward kernels take any block; takes() is about forward tiles.
   [[nodiscard]] Capability takes_backward(const AttentionProblem& /*problem*/,
                                           const BlockGeometry& /*block*/) const override {
     return Capability::yes();

@@ -173,7 +173,8 @@ WeightRow WeightRow::from(std::int64_t column) const {
 }
 
 float cap_row(float* logits, std::int64_t count, float scale, float cap, bool exact) {
-  // Beyond these bounds, scale / cap may leave float32; the logits stay the same in its precision.
+  // Beyond these bounds, scale / cap may leave the range of float32. The bounds do not change
+  // logits.
   cap = std::clamp(cap, 1e-30F, 1e30F);
   constexpr float kRoughCap = 50;  // the error is part of the capped logit
   exact = exact || cap > kRoughCap;

@@ -53,7 +53,7 @@ OracleOutput oracle_attention(const AttentionProblem& problem, const ConstTensor
     Matrix values;
     std::vector<double> value_squares;
     for (std::int64_t head = 0; head < heads; ++head) {
-      if (head % heads_per_kv_head == 0) {  // else the logits of the head before
+      if (head % heads_per_kv_head == 0) {  // else the keys of the head before
         keys = oracle::matrix_of(key, b, head / heads_per_kv_head);
         values = oracle::matrix_of(value, b, head / heads_per_kv_head);
         value_squares = squared_norms(values, key.size(1));

@@ -391,7 +391,7 @@ ExitCode bench_command(const CommandContext& context) {
   for (const AttentionShape& shape : shapes) {
     begin_step("annulus bench was timing " + to_string(shape));
     bench.run(shape);
-    // An interruption, or an error of a later case, leaves the rows so far.
+    // Rows so far survive an interruption, or an error of a later case.
     collectively(mesh.world(), [&] {
       if (files) files->keep(report, context.out);
     });

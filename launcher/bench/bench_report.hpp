@@ -49,7 +49,7 @@ struct BenchMeasurement : PassMeasurement {
 /// The report of annulus bench, without rows.
 [[nodiscard]] Report make_bench_report(const CommandContext& context, const Mesh& mesh, Place place,
                                        int threads);
-/// A row as wide as those of these cases may be, by which the table is laid out before the first.
+/// A row as wide as any row of these cases may be. It lays out the table before there is a row.
 [[nodiscard]] Row typical_bench_row(const Report& report, const std::vector<AttentionShape>& shapes,
                                     Place place);
 void add_bench_row(Report& report, const ProblemSetup& setup, const Attention& attention,

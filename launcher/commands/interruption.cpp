@@ -33,7 +33,7 @@ std::array<Step, 2> steps;
 std::atomic<std::size_t> current = 0;
 std::atomic<bool> speaking = false;
 
-/// As with steps, the next text is made beside the current one.
+/// As with `steps`, the next text is made beside the current one.
 std::array<std::string, 2> last_words;
 std::atomic<const std::string*> last_word = nullptr;
 static_assert(std::atomic<const std::string*>::is_always_lock_free);

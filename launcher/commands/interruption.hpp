@@ -16,8 +16,8 @@ void handle_interruptions(bool speaks);
 void begin_step(std::string_view what) noexcept;
 /// The current step, for messages; empty before the first. Valid until the next begin_step().
 [[nodiscard]] std::string_view current_step() noexcept;
-/// A signal now prints this text on standard output before it ends the process, in place of an
-/// earlier one; "" for none.
+/// From now on, a signal prints this text on standard output before it ends the process. The text
+/// replaces an earlier one; "" for none.
 void print_when_interrupted(std::string text);
 
 /// From now on a signal ends the process without a message. (mpirun sends SIGTERM to ranks that

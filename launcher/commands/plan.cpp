@@ -109,7 +109,7 @@ std::string percent(std::optional<double> share) {
   return share ? fmt::format("{:.2f}", *share * 100) : std::string(kNothing);
 }
 
-// "626 TFLOP/s", without digits that nobody knows.
+// "626 TFLOP/s", without digits that a prediction does not know.
 std::string rate_text(double rate) {
   return rate < 1e12 ? fmt::format("{:.0f} GFLOP/s", rate * 1e-9)
                      : fmt::format("{:.0f} TFLOP/s", rate * 1e-12);
@@ -145,7 +145,7 @@ bool rows_stay(ring::Schedule schedule) {
          schedule != ring::Schedule::hybrid;
 }
 
-// `figures` are of the ranks that were planned.
+// `figures` come from the planned ranks.
 void add_layout(Report& report, const PlannedCase& planned, const ring::PlanInput& input,
                 LayoutFigures& figures, LayoutKind layout) {
   const ring::ShardedOperands& operands = input.operands;
@@ -234,7 +234,7 @@ Report layouts_report(const PlannedCase& planned, const ring::Plan& chosen_plan,
       add_layout(report, planned, input, figures, layout);
       continue;
     }
-    // Pieces of many documents on every rank take long to plan.
+    // Striped, every rank has pieces of many documents, which take long to plan.
     if (layout == LayoutKind::striped && planned.setup.problem.mask.has_segments()) continue;
     if (layout == LayoutKind::balanced && !wants_balanced(planned, chosen_plan)) continue;
     ring::OperandLayout other = planned.setup.layout;

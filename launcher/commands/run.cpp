@@ -51,7 +51,7 @@ namespace {
 // The most ranks whose steps --explain prints; more would bury the rest.
 constexpr int kExplainedRanks = 8;
 
-/// The measurements of a call over all ranks, the median one of --repeat; the same on every rank.
+/// The measurements of the median call of --repeat, over all ranks; the same on every rank.
 struct Measurement {
   double seconds = 0;          ///< of the slowest rank
   double least_seconds = 0;    ///< of the fastest call of --repeat
@@ -192,7 +192,7 @@ std::string memory_text(const Attention& attention, int rank) {
   return fmt::format("{} of rank {}: {}", human_bytes(static_cast<std::size_t>(total)), rank, text);
 }
 
-// What --dry-run reports in place of a row.
+// The report of --dry-run, in place of a row.
 void add_dry_run(Report& report, const Attention& attention, const ring::ShardedAttention* backward,
                  double bytes_of_ranks, int rank) {
   const auto predicted = [](const ring::ScheduleChoice& choice) {

@@ -200,7 +200,7 @@ class Effects {
          "random:");
   }
 
-  // True if --recommend has one mesh; it takes none from the environment or a file.
+  // True if --recommend is given a mesh, which only the command line can do.
   [[nodiscard]] bool asks_for_mesh() const {
     const auto mesh = given_.find("mesh");
     return mesh != given_.end() && asks(mesh->second);

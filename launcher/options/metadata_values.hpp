@@ -34,9 +34,9 @@ struct ModelValues {
   std::vector<std::string> warnings;
 };
 
-/// `file` and `layer` are the values of --model-config and --layer, or null. Of the dtype, which
-/// files of tensors have themselves, only commands that make tensors want to know. Throws
-/// FileError and ArgumentError, which name the option.
+/// `file` and `layer` are the values of --model-config and --layer, or null. `wants_dtype`: the
+/// command makes tensors; tensors in files have their own dtype. Throws FileError and
+/// ArgumentError, which name the option.
 [[nodiscard]] ModelValues read_model(const GivenValue* file, const GivenValue* layer,
                                      bool wants_dtype);
 

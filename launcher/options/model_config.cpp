@@ -75,7 +75,7 @@ json parse(std::string_view text, const std::string& source) {
   if (nests_too_deep(text)) throw FileError(source, "nests too deep for a model's configuration");
   json parsed = json::parse(text, nullptr, /*allow_exceptions=*/false);
   if (!parsed.is_object()) throw FileError(source, "is not a JSON object");
-  // A model of several kinds of input keeps its attention one level deeper.
+  // A multimodal model keeps the configuration of its attention one level deeper.
   const auto inner = parsed.find("text_config");
   if (parsed.contains("num_attention_heads") || inner == parsed.end() || !inner->is_object()) {
     return parsed;
@@ -121,7 +121,7 @@ std::vector<std::string> layer_kinds(const Config& config) {
     return kinds;
   }
   const std::string type = config.text("model_type");
-  // Older files leave to the model's code which layers slide.
+  // With older files, the code of the model decides which layers slide.
   const auto pattern = config.integer("sliding_window_pattern")
                            .value_or(type.starts_with("gemma3")   ? 6
                                      : type.starts_with("gemma2") ? 2
@@ -180,7 +180,7 @@ bool is_causal(const Config& config, std::vector<std::string>& warnings) {
       if (name.get<std::string>().find(known) != std::string::npos) return true;
     }
   }
-  warnings.emplace_back("does not say whether its attention is causal: --causal if it is");
+  warnings.emplace_back("does not say whether its attention is causal: give --causal if it is");
   return false;
 }
 
@@ -217,7 +217,7 @@ ModelLayer read_model_config(std::string_view text, const std::string& source,
   }
   if (config.text("model_type") == "gpt_oss") {
     result.warnings.emplace_back(
-        "has a sink for each head among the model's weights: --sinks FILE");
+        "lacks the sinks of the heads, which are among the model's weights: give --sinks FILE");
   }
   return result;
 }

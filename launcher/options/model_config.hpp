@@ -22,7 +22,7 @@ struct ModelSizes {
 /// "N=64 K=8 D=128".
 [[nodiscard]] std::string to_string(const ModelSizes& sizes);
 
-/// What the attention of one layer of a model is, as far as its configuration says.
+/// The attention of one layer of a model, as far as the configuration says.
 struct ModelLayer {
   ModelSizes sizes;
   std::optional<DType> dtype;
@@ -32,19 +32,20 @@ struct ModelLayer {
   std::optional<std::int64_t> chunk;
   std::optional<double> scale;
   std::optional<double> soft_cap;
-  std::vector<std::string> warnings;  ///< what belongs to the layer and the configuration lacks
+  std::vector<std::string> warnings;  ///< parts of the layer that the configuration lacks
 };
 
 /// Reads a config.json of Hugging Face's transformers: num_attention_heads, num_key_value_heads,
 /// head_dim, hidden_size, sliding_window with layer_types (or sliding_window_pattern,
 /// use_sliding_window, max_window_layers), attention_chunk_size, attn_logit_softcapping,
-/// query_pre_attn_scalar, attention_multiplier, dtype (torch_dtype); of a model with text_config,
-/// that. Other keys are ignored, as they are not about attention. Windows and chunks mean what
-/// annulus.hf makes of the same models.
+/// query_pre_attn_scalar, attention_multiplier, dtype (torch_dtype). If there is a text_config, its
+/// keys are read. Other keys are ignored, as they are not about attention. Windows and chunks have
+/// the same meaning as in annulus.hf.
 ///
-/// `layer` counts from 0; absent, all layers must be alike. `source` names the text in messages.
-/// Throws FileError(source, …) for text that is no such configuration and for attention that is not
-/// softmax attention over keys and values (latent, linear), ArgumentError("layer", …).
+/// `layer` counts from 0; if it is absent, all layers must be alike. `source` names the text in
+/// messages. Throws FileError(source, …) if the text is no such configuration, or if its attention
+/// is not softmax attention over keys and values (for example, latent or linear attention). Throws
+/// ArgumentError("layer", …) if `layer` is needed or out of range.
 [[nodiscard]] ModelLayer read_model_config(std::string_view text, const std::string& source,
                                            std::optional<std::int64_t> layer);
 

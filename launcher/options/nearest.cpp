@@ -39,7 +39,7 @@ std::string nearest_hint(std::string_view word, std::string_view prefix,
                                           return edit_distance(word, a) < edit_distance(word, b);
                                         });
   if (nearest == candidates.end()) return {};
-  // Replacing every letter of a short word is no typing error.
+  // A short word with every letter replaced is not a typing error.
   const std::size_t most = std::min(std::max<std::size_t>(2, word.size() / 3),
                                     nearest->size() - std::min<std::size_t>(1, nearest->size()));
   if (edit_distance(word, *nearest) > most) return {};

@@ -61,7 +61,7 @@ std::string program_help() {
       "\n  annulus help COMMAND    lists a command's options\n"
       "  annulus --version       prints the version\n\n"
       "Exit codes: 0 success, 2 usage or input, 3 failure while running, 4 wrong numbers (1 is "
-      "mpirun's).\nAfter an error mpirun adds lines of its own; mpirun --quiet does not.\n";
+      "mpirun's).\nAfter an error, mpirun adds lines of its own; mpirun --quiet adds none.\n";
   return text;
 }
 

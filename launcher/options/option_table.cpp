@@ -241,8 +241,7 @@ void add_sharding(TableBuilder& table) {
       "these, for queries and for keys: zigzag,contiguous; balanced "
       "gives ranks equal work under the mask (default: auto: the one that is predicted to be "
       "fastest; for verify, zigzag if causal and sharded, else contiguous, or balanced where "
-      "packed "
-      "documents, block masks or lengths make that uneven)");
+      "packed documents, block masks or lengths make that uneven)");
   table.add("granule", "N", without_calibrate(drawn(kPlanned)),
             parsed_into(&Options::granule, parse_granule),
             "chunks of a sequence are multiples of N positions; not with the layout striped "
@@ -286,8 +285,7 @@ void add_sharding(TableBuilder& table) {
             "distributed the ranks (default: node)");
   table.add("device", "DEVICE", with_hops(kPlanned), parsed_into(&Options::device, parse_device),
             "auto, cpu, or cuda (or gpu), one GPU per rank (default: auto: cuda if every rank has "
-            "one, cpu "
-            "if none has; for plan, which needs no devices: cpu)");
+            "one, cpu if none has; for plan, which needs no devices: cpu)");
   table.add("cost-model", "FILE", without_calibrate(kPlanned), text_into(&Options::cost_model),
             "cost model for predicted times and --schedule auto, as bench --calibrate writes it "
             "(default: assumptions for a CPU core or a Hopper GPU)");
@@ -303,12 +301,12 @@ void add_sharding(TableBuilder& table) {
             "$XDG_CACHE_HOME/annulus/tuning-v1.json, else ~/.cache/annulus/tuning-v1.json)");
   table.add(
       "ranks-per-node", "N", {{Command::plan}}, int_into(&Options::ranks_per_node, 1),
-      "consecutive ranks that share a node, for predictions (default: the ranks over --nodes; "
-      "without both, the ranks that have the same coordinate on the mesh axis named node; "
-      "without that, all)");
+      "how many consecutive ranks share a node, for predictions (default: --ranks divided by "
+      "--nodes; without --nodes, the ranks that have the same coordinate on the mesh axis named "
+      "node share one; without that axis, all do)");
   table.add("nodes", "N", {{Command::plan}}, int_into(&Options::nodes, 1, 65536),
-            "nodes that the ranks are on: the same as --ranks-per-node in other words; both "
-            "together give the number of ranks");
+            "how many nodes the ranks are on, instead of --ranks-per-node; both together give the "
+            "number of ranks");
   table.add("transport", "NAME", with_hops(kPlanned),
             parsed_into(&Options::transport, parse_transport_name),
             "auto, composite, nccl or peer: what carries data between GPUs; peer: copy engines "
@@ -328,7 +326,7 @@ void add_problem(TableBuilder& table) {
       "head dimensions; 4k is 4 * 1024, likewise M and G; 1e6 is a million");
   table.add(
       "dtype", "DTYPE", drawn(kPlanned), parsed_into(&Options::dtype, parse_tensor_dtype),
-      "float32, float16, bfloat16 or float64, also as fp32, fp16, bf16 and fp64: the last only by "
+      "float32, float16, bfloat16 or float64, or fp32, fp16, bf16, fp64 for short; float64 only by "
       "vanilla, on CPUs (default: float32; for run: that of the files)");
   table.add("causal", "", drawn(kPlanned), flag_into(&Options::causal),
             "query i sees key j only if j <= i + offset");
@@ -340,8 +338,8 @@ void add_problem(TableBuilder& table) {
   table.add(
       "window", "L[,R]", drawn(kPlanned), parsed_into(&Options::window, parse_window),
       "query i sees key j only if i + offset - L <= j <= i + offset + R; -1: no limit; one "
-      "number: for both; 4k and 1e3 are sizes too; a model's sliding_window = W counts the row's "
-      "own key, which L does not: --causal --window W-1 (default: no limit)");
+      "number is both L and R; 4k and 1e3 are sizes too; a model's sliding_window = W counts the "
+      "row's own key, so it is --causal --window W-1 here (default: no limit)");
   table.add("prefix", "N", drawn(kPlanned), parsed_into(&Options::prefix, parse_size_or_file),
             "queries see all keys j < N despite --causal, --window and --chunk; or a file "
             "with one per batch, int32 [B] (default: 0)");
@@ -545,8 +543,8 @@ void add_running(TableBuilder& table) {
       "dtypes, head dimensions and masks, and of the other pass");
   table.add("show-ranks", "N", {{Command::plan}}, int_into(&Options::show_ranks, 0),
             fmt::format(
-                "print every step of the first N ranks, and list more than 32 ranks if N is more; "
-                "--simulate simulates all ranks of a large mesh if N is their number "
+                "print every step of the first N ranks, and list N ranks if that is more than 32; "
+                "if N is the number of ranks, --simulate simulates all of a large mesh "
                 "(default: {})",
                 defaults.show_ranks));
   table.add("simulate", "", {{Command::plan}}, flag_into(&Options::simulate),
@@ -560,11 +558,11 @@ void add_running(TableBuilder& table) {
             parsed_into(&Options::straggler_seed, parse_seed), "seed of that draw (default: 0)");
   table.add(
       "recommend", "", {{Command::plan}}, flag_into(&Options::recommend),
-      "what to run: compare meshes, sequence layouts and schedules for the problem on --ranks "
-      "ranks, or on one --mesh, by predicted time and memory, and print the command");
+      "find out what to run: compare meshes, sequence layouts and schedules for the problem on "
+      "--ranks ranks, or on one --mesh, by predicted time and memory, and print the command");
   table.add("ranks", "N", {{Command::plan}}, int_into(&Options::ranks, 1, 65536),
-            "ranks to plan for, the most of --scaling (default: those of --mesh, or --nodes times "
-            "--ranks-per-node)");
+            "how many ranks to plan for, or up to how many with --scaling (default: those of "
+            "--mesh, or --nodes times --ranks-per-node)");
   table.add("max-tp", "N", {{Command::plan}}, int_into(&Options::most_head_shards, 1, 65536),
             "with --recommend: the most ranks that heads are divided among, on the axis tp "
             "(default: no limit)");
@@ -595,15 +593,15 @@ void add_running(TableBuilder& table) {
             "an unknown key of --metadata is a warning, not an error");
   table.add(
       "model-config", "FILE", kPlanned, text_into(&Options::model_config),
-      "config.json of a Hugging Face model: its mask (causal, sliding window, chunks), scale, soft "
-      "cap, and where tensors are made its dtype and heads, so that a shape B,T,S is enough; "
-      "overridden by the command line and --metadata");
+      "config.json of a Hugging Face model, which gives mask (causal, sliding window, chunks), "
+      "scale and soft cap, and where tensors are made also dtype and heads, so that a shape B,T,S "
+      "is enough; the command line and --metadata override it");
   table.add(
       "layer", "N", kPlanned,
       [](Options& options, const std::string& option, const std::string& text) {
         options.layer = parse_integer(option, text, 0, kMaximumInt);
       },
-      "layer of --model-config, from 0; needed if the model's layers differ");
+      "layer of --model-config, counted from 0; needed if the model's layers differ");
 }
 
 std::vector<OptionEntry> make_table() {

@@ -100,7 +100,8 @@ std::int64_t parse_size(const std::string& option, std::string_view text) {
 }
 
 std::int64_t parse_bytes(const std::string& option, std::string_view text) {
-  // "G" alone is a size of 1024³, as everywhere; with a "B" the units are those of vendors.
+  // "G" alone is 1024³, as in every size. With a "B", units have the meaning that vendors give
+  // them.
   struct Unit {
     std::string_view name;
     double bytes;
@@ -161,7 +162,7 @@ std::optional<double> seconds_of_text(std::string_view text) {
 
 double parse_seconds(const std::string& option, std::string_view text) {
   if (const auto seconds = seconds_of_text(text)) return *seconds;
-  throw ArgumentError(option, quoted(text), "a positive time, such as 300 or 300s, 5m, 1.5h");
+  throw ArgumentError(option, quoted(text), "a positive time, such as 300, 300s, 5m or 1.5h");
 }
 
 Reproducible parse_reproducible(const std::string& option, std::string_view text) {

@@ -35,8 +35,8 @@ Options with_ranks(Options options) {
     if (product > kMaximumPlannedRanks || (options.ranks > 0 && options.ranks != product)) {
       throw ArgumentError("--nodes", std::to_string(options.nodes),
                           options.ranks > 0
-                              ? fmt::format("nodes of --ranks-per-node {} for --ranks {}",
-                                            options.ranks_per_node, options.ranks)
+                              ? fmt::format("--ranks {} divided by --ranks-per-node {}",
+                                            options.ranks, options.ranks_per_node)
                               : fmt::format("at most {} ranks", kMaximumPlannedRanks));
     }
     options.ranks = static_cast<int>(product);

@@ -44,19 +44,19 @@ inline constexpr std::array kAssumesCpu{
     "cpu, one core per rank, assumed as --device is not given (--device cuda plans for GPUs)"};
 [[nodiscard]] bool assumes_cpu(const Options& options);
 
-/// The options with --ranks, --nodes, --ranks-per-node and --mesh completed from each other: the
-/// number of ranks and the ranks per node are given, if known, and the mesh has all sizes. Throws
-/// ArgumentErrors where they contradict each other. --scaling and --recommend keep a mesh of the
-/// command line only.
+/// Completes --ranks, --nodes, --ranks-per-node and --mesh from each other. The results have the
+/// number of ranks and the ranks per node, if they follow, and a mesh with all sizes. Throws
+/// ArgumentErrors if the options contradict each other. With --scaling and --recommend, only a mesh
+/// from the command line counts.
 [[nodiscard]] Options with_ranks(Options options);
 
 /// Facts about a plan, for each row of a record: program, options, shape, dtype, mask and device.
 [[nodiscard]] Record planned_record(const Options& options, const AttentionProblem& problem);
 
-/// "12.3", milliseconds of a predicted time, without digits that a prediction does not know.
+/// "12.3": a predicted time in milliseconds, without digits that a prediction does not know.
 [[nodiscard]] std::string predicted_cell(double seconds);
 
-/// ", between nodes 45 GB/s per rank and 360 GB/s per node (assumed)"; empty if ranks are on one.
+/// ", between nodes 45 GB/s per rank and 360 GB/s per node (assumed)"; empty for one node.
 [[nodiscard]] std::string network_text(const ring::CostModel& model, bool several_nodes);
 
 /// The node of each rank. With --ranks-per-node, consecutive ranks share a node; else the ranks

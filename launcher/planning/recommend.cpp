@@ -51,7 +51,7 @@ std::string name_of(const Recommendation& one) {
   return text;
 }
 
-// What ties with a recommendation, without the mesh if that is the same.
+// The candidates that tie with a recommendation; their mesh is left out if it is the same.
 std::string ties_cell(const Recommendation& best, const std::vector<Recommendation>& all) {
   constexpr std::size_t kNamed = 2;
   std::vector<std::string> names;
@@ -82,11 +82,12 @@ std::vector<Column> columns(bool of_all) {
       {"shards", "MiB/rank, most", 0, 3, "of query, key, value, output and the like"},
       {"buffers", "MiB/rank, most", 0, 4, "of transfers and partial results"},
       {"moved", "MiB, total", 10, 5, "received by all ranks"},
-      {"across", "MiB, total", 10, 2, "of this, from other nodes"}};
+      {"across", "MiB, total", 10, 2, "the part of moved that comes from other nodes"}};
   if (of_all) {
     all.push_back({"why not", "", 10, 5, "why it is not recommended"});
   } else {
-    all.push_back({"as fast", "", 0, 6, "what is less than 2 % slower and needs more memory"});
+    all.push_back(
+        {"as fast", "", 0, 6, "others that are less than 2 % slower and need more memory"});
   }
   return all;
 }
@@ -116,7 +117,7 @@ Row row_of(const Recommendation& one, std::string last) {
           std::move(last)};
 }
 
-// A word for the shell.
+// A word, quoted for the shell if need be.
 std::string quoted(const std::string& word) {
   constexpr std::string_view kPlain = "-_=+:,./%@";
   const bool plain = std::ranges::all_of(word, [&](char c) {
@@ -204,22 +205,22 @@ void add_meta(Report& report, const Options& options, const AttentionProblem& pr
   report.add_meta("problem", problem_text(problem));
   report.add_meta("ranks", fmt::format("{} on {}", counted(options.ranks, "rank"),
                                        counted(std::max(1, options.nodes), "node")));
-  report.add_meta("memory",
-                  fmt::format("shards and buffers of one call, {}; not parameters, other "
-                              "activations or the optimizer's state",
-                              options.memory_bytes > 0 ? fmt::format("at most {:.0f} MiB per rank",
-                                                                     options.memory_bytes / kMiB)
-                                                       : "without a limit (--memory 80G)"));
+  report.add_meta(
+      "memory", fmt::format("shards and buffers of one call, {}; parameters, other activations "
+                            "and the optimizer's state are not counted",
+                            options.memory_bytes > 0 ? fmt::format("at most {:.0f} MiB per rank",
+                                                                   options.memory_bytes / kMiB)
+                                                     : "without a limit (--memory 80G sets one)"));
   if (options.ranks > ring::kAllSimulated) {
     report.add_meta("simulated",
-                    fmt::format("{} of {} ranks of each candidate at most, which stand for the "
+                    fmt::format("at most {} of {} ranks of each candidate, which stand for the "
                                 "others; moved and across are estimated",
                                 ring::kSampledRanks, options.ranks));
   }
   if (has_projection) {
     report.add_meta("projection",
-                    "where tp divides heads, a model adds its output projection, [B,T,N*Dv], over "
-                    "the ranks of tp; it is not part of attention, and counts in the order");
+                    "where tp divides heads, a model sums its output projection, [B,T,N*Dv], over "
+                    "the ranks of tp; this is not part of attention, but it counts in the order");
   }
   report.add_meta("predicted by", predictor);
 }
@@ -242,7 +243,7 @@ void refuse(const Options& options, const std::vector<Recommendation>& candidate
                               candidates.front().why_not));
 }
 
-// Without its mesh, and with a layout only if the options name one.
+// The problem without its mesh; it has a layout only if the options name one.
 ProblemSetup problem_of(const Options& options, const ring::CostModel& model) {
   const Options alone = on_mesh(options, fmt::format("dp=1,tp=1,{}=1", options.sequence_axis));
   ProblemSetup setup =

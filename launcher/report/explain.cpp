@@ -43,13 +43,13 @@ void explain_passed(const Selection& selection, Report& report) {
   }
 }
 
-// Why a choice was made, for its own line; the other variants say why they were not.
+// Why the chosen variant was taken; each of the others has a line that says why it was not.
 std::string why_chosen(const ring::ScheduleChoice& choice) {
-  if (choice.passed_over.empty()) return "it is named";
+  if (choice.passed_over.empty()) return "it was named";
   const auto priced = std::ranges::count_if(choice.passed_over,
                                             [](const auto& other) { return other.seconds > 0; });
-  if (priced == 0) return "it is the only one with a point";
-  return fmt::format("it is predicted to take {:.3g} ms, the best of {} that can run",
+  if (priced == 0) return "no other one had to be simulated";
+  return fmt::format("it is predicted to take {:.3g} ms, the best of {} simulated",
                      choice.seconds * 1e3, priced + 1);
 }
 

@@ -19,8 +19,8 @@ namespace annulus::launcher {
 void explain(const ring::ScheduleChoice& choice, Report& report);
 /// Adds the sources of predictions.
 void explain(const ring::Prices& prices, Report& report);
-/// Adds all lines: the choice of implementation and schedule, the link of the tuning chain that
-/// decided, what was passed over, sources of predictions.
+/// Adds all lines: the implementation and the schedule chosen, the link of the tuning chain that
+/// decided, the ones passed over, and the sources of predictions.
 void explain(const Selection& selection, const ring::ScheduleChoice& choice,
              const ring::Decision& decision, const ring::Prices& prices, Report& report);
 void explain(const Attention& attention, Report& report);
@@ -32,9 +32,9 @@ struct MeasuredPrice {
   double unrestricted = 0;
 };
 
-/// For a problem whose bits are to be the same on any number of ranks: how long the schedule is
-/// predicted to take, and the one that would be taken otherwise; also how long they took, if that
-/// was measured. `pass`: "forward" or "backward".
+/// For a problem whose bits must be the same on any number of ranks: adds the predicted time of the
+/// schedule, and of the one that would be taken otherwise; also their measured times, if there are
+/// any. `pass`: "forward" or "backward".
 void add_price_of_order(const ring::ScheduleChoice& choice, std::string_view pass, Report& report,
                         const std::optional<MeasuredPrice>& measured = {});
 

@@ -48,7 +48,7 @@ class Report {
   /// it is set. The first row, or the verdict, determines the layout. `out` must outlive the
   /// report. Throws LibraryError once `out` cannot be written.
   void follow(std::ostream& out);
-  /// The same with the header at once, in the units and widths that suit a row like `typical`.
+  /// The same, but the header comes at once, in units and widths that suit a row like `typical`.
   void follow(std::ostream& out, const Row& typical);
 
   /// {"schema": "annulus.bench", "version": 2, "meta": {…}, "columns": [{"name", "unit",
@@ -57,8 +57,8 @@ class Report {
   [[nodiscard]] nlohmann::json to_json() const;
   /// One line of RFC 4180: "schema,date,…,time (ms),…", without the line's end.
   [[nodiscard]] std::string csv_header() const;
-  /// The rows from number `first` on, a line each. The first column is "annulus.bench/2". Empty for
-  /// "-".
+  /// The rows from number `first` on, a line each. The first column is "annulus.bench/2". A cell
+  /// "-" is empty.
   [[nodiscard]] std::string csv_rows(std::size_t first = 0) const;
   [[nodiscard]] std::size_t rows() const noexcept { return rows_.size(); }
   [[nodiscard]] const std::vector<Column>& columns() const noexcept { return columns_; }

@@ -19,7 +19,7 @@ class CsvFile {
   /// Throws FileError at once for a path that cannot be written, or for a file whose first line is
   /// not `header`.
   CsvFile(std::string path, std::string header);
-  /// Throws FileError as above, SystemError.
+  /// Throws FileError as above, and SystemError.
   void add(const std::string& rows);
 
  private:
@@ -40,9 +40,9 @@ class ReportFiles {
   ReportFiles(const std::string& json_path, const std::string& csv_path, const Report& report);
   /// True if standard output is not for the table.
   [[nodiscard]] bool replace_table() const noexcept { return json_to_output_ || csv_to_output_; }
-  /// Writes the rows so far, for a report that takes long: files are complete without the rest, and
-  /// say so in the verdict. Standard output gets rows of CSV at once, and JSON if a signal ends the
-  /// program. Throws UserError or LibraryError naming the option.
+  /// Writes the rows so far, for a report that takes long. The files are valid, and the verdict
+  /// says that they are unfinished. Standard output gets rows of CSV at once, but JSON only if a
+  /// signal ends the program. Throws UserError or LibraryError naming the option.
   void keep(const Report& report, std::ostream& out);
   /// Writes the whole report; to be called once. Throws as keep() does.
   void write(const Report& report, std::ostream& out);
@@ -55,7 +55,7 @@ class ReportFiles {
   std::string json_path_;
   std::string json_shown_;
   std::string csv_shown_;
-  std::size_t csv_rows_ = 0;  // that are written
+  std::size_t csv_rows_ = 0;  // already written
   std::optional<files::TextFile> json_;
   std::optional<CsvFile> csv_;
 };

@@ -10,9 +10,9 @@
 namespace annulus::launcher {
 namespace {
 
-// True if heads and positions of the files are probably in each other's place: no model has so many
-// heads, or there are more heads than positions on both sides, or as many heads of queries as there
-// are keys. Few queries of many heads, as in decoding, are common.
+// True if heads and positions of the files are probably swapped: there are more heads than in any
+// model, or more heads than positions on both sides, or fewer queries than heads and as many keys
+// as heads. Few queries alone prove nothing: decoding has them.
 bool looks_swapped(const AttentionShape& shape) {
   if (shape.heads > kMostHeads) return true;
   const bool few_rows = shape.query_length > 1 && shape.query_length < shape.heads;
@@ -40,7 +40,7 @@ std::vector<std::string> hints(const Options& options, const AttentionShape& sha
         shape.query_length, shape.query_length, shape.kv_length));
   }
   if (options.command == Command::run && looks_swapped(shape)) {
-    // With the key in another order than the query, --layout would not help.
+    // If query and key have different orders, --layout does not help.
     const bool both = shape.kv_heads > shape.kv_length || shape.kv_heads > kMostHeads;
     hints.push_back(
         fmt::format("{} heads and {} positions of query look swapped", shape.heads,
@@ -78,7 +78,7 @@ std::vector<std::string> hints_of_choice(const Options& options,
   if (rounds_gradients == false && options.named.contains("grad-wire") &&
       options.grad_wire != DType::float32) {
     add("grad-wire", std::string(annulus::name_of(options.grad_wire)),
-        fmt::format("{} sends no parts of gradients of keys and values here", names));
+        fmt::format("here {} sends no partial gradients of keys and values", names));
   }
   return hints;
 }

@@ -21,10 +21,10 @@ namespace annulus::launcher {
                                              const MeshShape& mesh,
                                              const ring::OperandLayout& layout);
 
-/// No model has more heads.
+/// More heads than this look like a mistake.
 inline constexpr std::int64_t kMostHeads = 256;
 
-/// Warnings about options of the command line that a choice of `auto` leaves without effect.
+/// Warnings about options of the command line that the choice of `auto` leaves without effect.
 /// `chosen`: the schedules of all passes; `rounds_gradients`: whether the backward pass sends
 /// rounded parts of gradients, absent if that is unknown or there is none.
 [[nodiscard]] std::vector<std::string> hints_of_choice(const Options& options,

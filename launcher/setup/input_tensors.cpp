@@ -138,7 +138,7 @@ InputTensors open_in_order(const Options& options) {
   return inputs;
 }
 
-// Throws UserError if the tensors are not of the model of --model-config.
+// Throws UserError if the tensors do not have the sizes of --model-config.
 void check_model(const Options& options, const AttentionShape& shape) {
   if (!options.model_sizes) return;
   const ModelSizes& model = *options.model_sizes;
@@ -153,8 +153,8 @@ void check_model(const Options& options, const AttentionShape& shape) {
 
 namespace {
 
-// Opens all three files, whether they fit each other or not; empty if one is no array of 4
-// dimensions.
+// The shapes of all three files, even if they do not fit each other; empty if one is not an array
+// of 4 dimensions.
 std::vector<Extents> shapes_in_files(const Options& options) {
   std::vector<Extents> shapes;
   for (const auto& [option, file, name] :
@@ -170,8 +170,8 @@ std::vector<Extents> shapes_in_files(const Options& options) {
   return shapes;
 }
 
-// " (with --layout bhtd they fit each other)", or "" if that is not the only reading of the files
-// that makes sense.
+// " (with --layout bhtd they fit each other)", or the like; "" unless exactly one other order of
+// the files makes sense.
 std::string hint_of_order(const Options& options) {
   const std::vector<Extents> shapes = shapes_in_files(options);
   if (shapes.empty()) return {};

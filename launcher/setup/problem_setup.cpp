@@ -280,7 +280,7 @@ void named_by_options(const Options& options, const Body& body) {
   }
 }
 
-// Names options where the library would name fields, or reject every schedule in turn.
+// Errors that name options. The library would name fields, or reject every schedule in turn.
 void check_gradients(const Options& options, DType dtype) {
   const bool drawn = options.random > 0 || options.random_case;  // not every problem has a gradient
   if (drawn || !(options.backward.value_or(false) || !options.grad_output.empty())) return;

@@ -44,10 +44,10 @@ inline constexpr int kMaximumPlannedRanks = 1 << 16;
 [[nodiscard]] ProblemSetup set_up_problem(const Options& options, const AttentionShape& shape,
                                           DType dtype, int ranks);
 
-/// Takes the sequence layout with the shortest predicted time (ring::choose_layout()), if the
+/// Sets the sequence layout with the shortest predicted time (ring::choose_layout()), if the
 /// options leave it open. The problem must have its cost model. Collective over the context.
 void settle_layout(ProblemSetup& setup, Context& context);
-/// Takes a layout for the problem, and why.
+/// Sets the layout of the problem, and the reason for it.
 void set_layout(ProblemSetup& setup, ring::LayoutChoice choice);
 
 /// "contiguous: predicted 0.728 ms, zigzag 0.783 ms".

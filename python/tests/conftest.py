@@ -1,5 +1,5 @@
-"""Every test runs on all ranks of mpirun, alike: on the CPU, or with ANNULUS_TEST_DEVICE=cuda those
-of test_cuda.py on a GPU for each rank, or on one that they share."""
+"""Every test runs alike on all ranks of mpirun. Tests run on the CPU; with ANNULUS_TEST_DEVICE=cuda,
+only test_cuda.py runs, on a GPU for each rank, or on GPUs that ranks share."""
 
 import os
 

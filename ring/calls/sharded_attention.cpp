@@ -64,7 +64,7 @@ std::string fingerprint(const PlanInput& input, const ShardedAttentionOptions& o
       input.backward ? "backward, " + request_text(*input.backward) : "forward");
 }
 
-// The lines of two fingerprints that differ. Costs follow from the problem, too, so they matter
+// The lines in which two fingerprints differ. Costs also follow from the problem, so they are named
 // only if nothing else differs.
 std::pair<std::string, std::string> differences(const std::string& mine, const std::string& other) {
   std::pair<std::string, std::string> differ;

@@ -58,7 +58,7 @@ class Comparison {
     std::stable_sort(hopeful.begin(), hopeful.end(),
                      [](const Candidate* a, const Candidate* b) { return a->least < b->least; });
     const Candidate* best = nullptr;
-    // What is played may change what else can win, so each round begins with the most hopeful.
+    // Each simulation may rule out others, so every round begins with the most hopeful one left.
     const auto undecided = [&](const Candidate* one) {
       return !one->played && one->refused.empty() && !is_passed_over(*one, best);
     };
@@ -112,7 +112,7 @@ class Comparison {
     return text + remedy;
   }
 
-  // A variant that takes longer than the limit is as good as played: its time is not needed.
+  // A variant that takes longer than the limit is not simulated to the end: it cannot win.
   void play(Candidate& one) {
     const double limit = fastest_ * kNoise;
     const std::optional<PredictedRun> run = predictor_.run(one.input, one.variant, limit);

@@ -24,7 +24,7 @@ namespace {
 constexpr std::int64_t kFewestRows = 256;  // per rank
 constexpr double kEven = 0.01;
 
-// Causal from the first position, or everything visible.
+// True if the mask is causal from the first position, or hides nothing.
 bool is_plain(const AttentionProblem& problem) {
   const Mask& mask = problem.mask;
   const PositionParts& parts = mask.position_parts();
@@ -103,7 +103,7 @@ double predicted_seconds(const AttentionOptions& problem, const MeshShape& mesh,
 
 struct PricedLayout {
   LayoutKind layout;
-  double seconds;  // at least; endless if no schedule can run
+  double seconds;  // a lower bound unless known; kEndless if no schedule can run
   bool is_known;
 };
 

@@ -35,7 +35,7 @@ struct Candidate : Recommendation {
   LaidOut* laid_out = nullptr;  // null for a mesh that the problem cannot be laid on
 };
 
-// The axis on the right lies inside nodes as far as it goes: sp, along which attention exchanges
+// The last axis of a mesh lies inside nodes as far as possible: sp, along which attention exchanges
 // data, or tp, along which the output projection does. Ranks of dp exchange nothing.
 std::vector<MeshShape> meshes_of(const AttentionShape& shape, const WantedRanks& wanted) {
   if (wanted.mesh) return {*wanted.mesh};
@@ -69,7 +69,7 @@ std::vector<int> nodes_of(const WantedRanks& wanted) {
   return nodes;
 }
 
-// Seconds to add a tensor of [b,t,n·Dv] over the ranks that share its heads: the shorter time of
+// Seconds to sum a tensor of [b,t,n·Dv] over the ranks that share its heads: the shorter time of
 // two algorithms, a ring of 2 (P − 1) steps with a P-th of the bytes each, and a tree.
 double all_reduce_seconds(const LaidOut& laid_out, DType dtype, const std::vector<int>& nodes) {
   const NamedSharding& output = laid_out.operands.output;
@@ -253,7 +253,7 @@ class Search {
     fastest(candidate) = std::min(fastest(candidate), candidate.total());
   }
 
-  // Leaves one recommendation for each number of head shards: of those that tie, the one that needs
+  // Leaves one recommendation for each number of head shards: among ties, the one that needs
   // least memory.
   void choose() {
     std::map<int, Candidate*> best;
@@ -280,8 +280,8 @@ class Search {
     }
   }
 
-  // Of recommendations that tie with the fastest, the one that divides heads least asks least of a
-  // model.
+  // If several recommendations tie with the fastest, the one that divides heads least comes first,
+  // since it asks least of a model.
   void put_fewest_head_shards_first() {
     const double limit = candidates_.front().total() * kTie;
     auto first = candidates_.begin();
@@ -311,7 +311,7 @@ class Search {
   double flops_;                                   // of all ranks
   std::vector<std::unique_ptr<LaidOut>> layouts_;  // candidates refer to them
   std::vector<Candidate> candidates_;
-  std::map<int, double> fastest_;  // seconds, by number of head shards, of those that fit
+  std::map<int, double> fastest_;  // seconds, by number of head shards, if they fit
 };
 
 }  // namespace

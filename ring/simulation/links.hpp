@@ -24,8 +24,8 @@ class Links {
     double share = 1;
   };
 
-  /// Adds messages that start to move, each of which takes these shares. Their speed is known after
-  /// settle().
+  /// Adds a flow of messages that start to move, each of which takes these shares. Its speed is
+  /// known after settle().
   void enter(Flow flow, double weight, const std::array<Demand, kMaximumLinks>& demands,
              std::size_t count) {
     if (flow >= flows_.size()) flows_.resize(flow + 1);

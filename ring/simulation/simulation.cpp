@@ -155,8 +155,8 @@ class Simulation::Impl {
     find_stand_ins();
   }
 
-  // Chooses, for each rank that is left out, the simulated rank whose pace it keeps: at the same
-  // place of a node if there is one, as near as possible.
+  // Chooses, for each rank that is left out, the simulated rank whose pace it keeps: one at the
+  // same place of its node, if there is one, and as near as possible.
   void find_stand_ins() {
     std::size_t ranks = std::max(index_.size(), prices_.node_of_rank.size());
     for (const RankState& state : states_) {
@@ -196,8 +196,8 @@ class Simulation::Impl {
   // Handles all events of the next moment.
   void step() {
     if (events_.empty()) return;
-    // Rounding errors do not tear apart what happens at once: each moment may change the speed of
-    // many messages.
+    // Events whose times differ only by rounding are one moment, as each moment may change the
+    // speed of many messages.
     constexpr double kSameMoment = 1 + 1e-12;
     now_ = events_.top().time;
     while (!events_.empty() && events_.top().time <= now_ * kSameMoment) {
@@ -426,14 +426,14 @@ class Simulation::Impl {
            (!is_outgoing(lane) || present(message.peer) == kAbsent);
   }
 
-  // A flow of the lane without messages.
+  // A flow of the lane, without messages so far.
   [[nodiscard]] Flow empty_flow(std::uint32_t r, std::uint32_t q, LaneKind lane) const {
     Flow flow;
     flow.lane = lane;
     flow.across = is_across(lane);
     (is_outgoing(lane) ? flow.sender : flow.receiver) = r;
     (is_outgoing(lane) ? flow.sender_queue : flow.receiver_queue) = q;
-    flow.sender_exchange = states_[r].queues[q].done;  // of an outgoing one
+    flow.sender_exchange = states_[r].queues[q].done;  // for outgoing ones
     return flow;
   }
 
@@ -444,8 +444,9 @@ class Simulation::Impl {
     flow.progress.left += message.seconds;
   }
 
-  // True if a rank that is left out takes part in this exchange of a simulated one: if the rank
-  // that stands for it has come as far. If not, the rank is examined again later.
+  // True if a rank that is left out takes part in this exchange of a simulated rank `r`, which is
+  // so once the rank that stands for it has come as far. Until then, `r` waits to be examined
+  // again.
   [[nodiscard]] bool takes_part(int left_out, std::uint32_t r, std::uint32_t q) {
     RankState& stand_in = states_[stand_in_[static_cast<std::size_t>(left_out)]];
     const QueueState& mine = states_[r].queues[q];
@@ -461,7 +462,7 @@ class Simulation::Impl {
     return false;
   }
 
-  // True if the message can move; if so, it has become the flow's.
+  // Adds the message to the flow if it can move; else returns false.
   [[nodiscard]] bool take(Flow& flow, std::uint32_t r, std::uint32_t q, const Message& message) {
     const std::uint32_t peer = present(message.peer);
     if (peer == kAbsent) {
@@ -494,7 +495,7 @@ class Simulation::Impl {
     }
   }
 
-  // Starts all messages of a lane that can move. Those of ranks that are left out are one flow.
+  // Starts all messages of a lane that can move. Messages of ranks that are left out are one flow.
   void start_together(std::uint32_t r, std::uint32_t q, LaneKind kind) {
     RankState& state = states_[r];
     Lane& lane = state.queues[q].lanes[kind];
@@ -523,7 +524,8 @@ class Simulation::Impl {
 
   void start(Flow flow, Lane& lane) {
     flow.begin = now_;
-    // Messages that follow each other may start together; those between nodes then also move so.
+    // If the transport starts messages together, one that follows another inside a node has no
+    // latency of its own.
     const bool started = lane.begun && traits_.starts_once && !flow.across;
     const double latency = started ? 0 : latencies_[flow.across ? 1 : 0];
     lane.busy = lane.begun = true;

@@ -34,7 +34,7 @@ struct Lane {
   std::uint32_t next = 0;
   bool busy = false;
   bool begun = false;
-  std::vector<std::uint32_t> open;  // of messages that move together: cannot move yet
+  std::vector<std::uint32_t> open;  // of messages that move together: not moving yet
 };
 enum LaneKind : std::uint8_t { kInside, kAcross, kOutInside, kOutAcross, kLanes };
 
@@ -67,7 +67,7 @@ struct RankState {
   int moving = 0;             // messages that are on their way
   int by_kernels = 0;         // messages that multiprocessors move
   double moving_since = 0;
-  std::vector<std::uint32_t> followers;  // wait for a rank that this one stands for
+  std::vector<std::uint32_t> followers;  // ranks that wait for one it stands for
   bool queued = false;                   // in the list of ranks to examine
   bool slowed = false;                   // the speed of its computation must be updated
   RankTimeline timeline;
@@ -87,7 +87,7 @@ struct Flow {
   double begin = 0;
   Progress progress;
 
-  /// Its weight on links: of several messages, the small ones end early.
+  /// Its weight on links: at most the number of its messages, since small ones end early.
   [[nodiscard]] double weight() const { return longest > 0 ? progress.left / longest : 1; }
 };
 

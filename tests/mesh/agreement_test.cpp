@@ -64,11 +64,11 @@ TEST_F(AgreementTest, AllRanksFailAlike) {
   EXPECT_EQ(outcome.text, "q.npy: no such file");
 }
 
-// What has failed has failed on a machine, so a rank is named even if all are alike.
+// A failure happens on a machine, so a rank is named even if all have failed alike.
 TEST_F(AgreementTest, AFailureOfAllRanksNamesOne) {
   const Outcome outcome = outcome_of(*group_, [](int) { throw LibraryError("no memory"); });
   EXPECT_FALSE(outcome.user);
-  EXPECT_EQ(outcome.text, size_ == 1 ? "no memory" : "rank 0: no memory (and so on all ranks)");
+  EXPECT_EQ(outcome.text, size_ == 1 ? "no memory" : "rank 0: no memory (the same on all ranks)");
 }
 
 TEST_F(AgreementTest, TheSameErrorOfAllRanksKeepsItsFields) {

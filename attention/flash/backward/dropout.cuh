@@ -8,9 +8,9 @@
 #include "flash/backward/warp_scores.cuh"
 #include "flash/hopper/barrier.cuh"
 
-// Which pairs drop. A call of Philox decides eight keys of a row, of 32 keys that begin at a
-// multiple of 32; a thread's scores have two of them. So each thread of two warps, which have 32
-// neighbouring keys together, draws for all of these and one row.
+// Dropout of pairs. One call of Philox decides eight keys of a row, among 32 keys that begin at a
+// multiple of 32, and a thread has the scores of only two of the eight. So two warps, which
+// together have 32 neighbouring keys, share the draws: each thread draws all 32 keys of one row.
 namespace annulus::flash::backward {
 
 /// Bit k: key 32 · group + k of a row drops.
@@ -50,8 +50,8 @@ __device__ __forceinline__ std::uint32_t draw_each(const Arguments& a, const War
   return dropped;
 }
 
-/// Bit i of word n: score 32n + i drops. By all threads of the two warps, which meet at named
-/// barrier `id`. `neighbours`: the keys of the tile are neighbours in position.
+/// Bit i of word n: score 32n + i drops. Called by all threads of the two warps, which meet at
+/// named barrier `id`. `neighbours`: the keys of the tile are neighbours in position.
 template <int kWords>
 __device__ __forceinline__ void draw_dropout(std::uint32_t (&dropped)[kWords], const Arguments& a,
                                              const WarpScores& of, bool neighbours, int id) {

@@ -6,12 +6,12 @@
 
 namespace annulus::flash::backward {
 
-/// How threads add to a gradient in memory: in L2, without waiting for what is there, which suits
-/// short work; or by a load and a store, which is faster at the end of long work.
+/// How threads add to a gradient in memory. in_l2 does not wait for the old value, which suits
+/// short work. by_load loads and stores, which is faster at the end of long work.
 enum class Adding { in_l2, by_load };
 
-/// A call adds to each element only once or, where pairs are added one by one, in an order that
-/// does not vary.
+/// Adds x and y to a pair of elements. Sums repeat their bits, as threads add to an element only
+/// once or in an order that does not vary.
 template <Adding kAdding = Adding::in_l2>
 __device__ __forceinline__ void add_pair(const Gradient& to, std::int64_t at, float x, float y) {
   if constexpr (kAdding == Adding::in_l2) {
@@ -25,8 +25,8 @@ __device__ __forceinline__ void add_pair(const Gradient& to, std::int64_t at, fl
   }
 }
 
-/// Adds factor times what a thread holds of a token's gradient: row `h`, of 0 and 1, of the sums of
-/// a product.
+/// Adds a thread's part of a token's gradient, times `factor`. `sum` holds sums of a product for
+/// two rows, of which row `h`, 0 or 1, is the token's.
 template <Adding kAdding = Adding::in_l2, int kSums>
 __device__ __forceinline__ void add_sums(const Gradient& to, std::int32_t batch, std::int32_t token,
                                          std::int32_t head, const float (&sum)[kSums], int h,

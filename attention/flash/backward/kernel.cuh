@@ -173,7 +173,8 @@ class Consumer {
     for_entries<kFirst, kBiasPart>(a, warp_scores(row), a.scores.bias.data, a.scores.bias.strides,
                                    [&](int i, const float* entry) { bias[i] = __ldg(entry); });
   }
-  // Turns products q·k into logits, the first ones of which `bias` belongs to.
+  // Turns products q·k into logits, from score kFirst on. `bias` holds the first kBiasPart entries;
+  // later ones are read here.
   template <int kFirst>
   __device__ __forceinline__ void add_bias(float (&scores)[kScores], float (&bias)[kBiasPart],
                                            std::int32_t row) const {
@@ -193,7 +194,7 @@ class Consumer {
                                                     std::int32_t row) const {
     for_entries<0, kScores>(a, warp_scores(row), a.grad_bias, a.grad_bias_strides,
                             [&](int i, float* entry) {
-                              if (grad_scores[i] == 0) return;  // as those of hidden pairs
+                              if (grad_scores[i] == 0) return;  // as for hidden pairs
                               atomicAdd(entry, a.grad_bias_scale * grad_scores[i]);
                             });
   }
@@ -435,7 +436,8 @@ class Consumer {
     pass_buffer();
   }
 
-  // Keeps what follows from the place in the ring from filling registers.
+  // Hides the place in the ring from the compiler, so that values derived from it fill no
+  // registers.
   __device__ __forceinline__ void forget_place() {
     if constexpr (Tiles::kDim == 64) {
       asm volatile("" : "+r"(at.count));
@@ -611,7 +613,7 @@ class Consumer {
       if (a.dropout.threshold != 0) {
 #pragma unroll
         for (int i = 0; i < kScores; ++i) {
-          // Rather than replace them, so that products that are not finite count.
+          // Times 0 rather than set to 0, so that products that are not finite count.
           if ((dropped[i / 32] >> i % 32 & 1) != 0) grads[i] *= 0;
         }
       }
@@ -675,8 +677,8 @@ class Consumer {
   int warp, group, lane;
 };
 
-/// False if the thread's key of the tile does not lie where it would if all were neighbours in
-/// position.
+/// False if the thread's key is not at the position that it would have if all keys of the tile were
+/// neighbours.
 template <class Tiles>
 [[nodiscard]] __device__ __forceinline__ bool is_neighbour(const Arguments& a,
                                                            const Work<Tiles>& work,

@@ -16,7 +16,7 @@ inline constexpr int kWideTileKeys = 64;
 // `dim` below is 64, 128, 192 or 256: of queries and keys, and of values except that those of 192
 // have 128.
 
-/// True of head dimensions whose dQ has a kernel of its own.
+/// True for head dimensions whose dQ has a kernel of its own.
 [[nodiscard]] constexpr bool is_wide(int dim) {
   return dim > 128;
 }

@@ -5,13 +5,13 @@
 #include "flash/backward/arguments.hpp"
 #include "flash/backward/walk.cuh"
 
-// Which key tiles two neighbouring query tiles meet, by a straight band or by the lists of a
+// The key tiles that two neighbouring query tiles see, by a straight band or by the lists of a
 // TileMask.
 namespace annulus::flash::backward {
 
 enum class Seen : std::int32_t { nothing, some, all };
 
-/// A key tile, and what of it each of two query tiles sees.
+/// A key tile, and how much of it each of two query tiles sees.
 struct KeyStep {
   std::int32_t tile;
   Seen seen[2];

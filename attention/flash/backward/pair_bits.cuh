@@ -7,12 +7,13 @@
 #include "flash/backward/walk.cuh"
 #include "flash/backward/warp_scores.cuh"
 
-// Bits of a warp's pairs. A thread's own pairs would make it ask for 16 or 32 rows one after
-// another. So each lane asks for all 16 keys of some rows, and the threads find those of their
-// scores in shared memory.
+// Bits of a warp's pairs. A thread that examined just its own pairs would go through 16 or 32 rows
+// one after another. So each lane examines all 16 keys of some rows, and each thread then reads the
+// bits of its scores from shared memory.
 namespace annulus::flash::backward {
 
-/// Bit i of word n: that of score 32n + i, of the bits that rows have for the warp's keys.
+/// Collects the bits of the thread's scores: bit i of word n is that of score 32n + i. `of_rows`
+/// has 16 bits for each row, one for each of the warp's keys.
 template <int kWords>
 __device__ __forceinline__ void gather_bits(std::uint32_t (&bits)[kWords],
                                             const std::uint16_t* of_rows, int lane) {
@@ -46,7 +47,7 @@ class ListedColumns {
     alike_ = __all_sync(0xffffffff, alike) != 0;
   }
 
-  /// Bit k: the row, which is this thread's, sees column k. By all threads of the warp.
+  /// Bit k: this thread's row sees column k. Called by all threads of the warp.
   [[nodiscard]] __device__ __forceinline__ std::uint32_t seen_by(const ListedRow& row) const {
     if (alike_) return row.sees_16(a, of.batch, of.head, first_);
     std::uint32_t seen = 0;
@@ -74,8 +75,8 @@ class ListedColumns {
   return set * 0x01020408U >> 24U & 15U;
 }
 
-/// Sets bit k of a row's bits if the dense mask hides key k. Each lane asks for some of `rows`
-/// rows. `neighbours`: the keys of the tile are neighbours in position.
+/// Sets bit k of a row's bits if the dense mask hides key k. Each lane examines some of the
+/// `rows` rows. `neighbours`: the keys of the tile are neighbours in position.
 __device__ __forceinline__ void hide_by_mask(std::uint16_t* hidden, const Arguments& a,
                                              const WarpScores& of, int rows, bool neighbours) {
   const cuda::ScoreArgument<std::uint8_t>& mask = a.scores.mask;
@@ -96,7 +97,7 @@ __device__ __forceinline__ void hide_by_mask(std::uint16_t* hidden, const Argume
         if (__ldg(row + key_at(a, of.column + k) * mask.strides[3]) != 0) shown |= 1U << k;
       }
     }
-    // The bias that is read for rows past the last one may belong to a hidden pair.
+    // Rows past the last one read its bias, which may be any number where a pair is hidden.
     if (of.row + r >= a.rows) shown = 0;
     hidden[r] |= static_cast<std::uint16_t>(~shown);
   }

@@ -23,7 +23,7 @@ __device__ __forceinline__ void copy_bytes(void* target, const void* from, std::
 }
 
 /// Asks L2 for a tile's entries in a bias or dense mask, so that consumers do not wait for memory.
-/// Only where a row's keys are neighbours.
+/// Does nothing where a row's entries are not neighbours.
 template <class Tiles, class T>
 __device__ __forceinline__ void prefetch_scores(const Arguments& a,
                                                 const cuda::ScoreArgument<T>& scores,
@@ -65,7 +65,7 @@ __device__ __forceinline__ void produce(const Arguments& a, SharedTiles<Tiles>& 
   }
   std::conditional_t<kLists, ListWalk<Work<Tiles>>, BandWalk<Work<Tiles>>> walk(a, work,
                                                                                 shared.list_place);
-  // In shared memory if registers are few.
+  // Kept in shared memory if registers are few.
   Next<Tiles> own;
   Next<Tiles>& next = kLists ? shared.next : own;
   next = {};

@@ -5,8 +5,8 @@
 #include "flash/backward/arguments.hpp"
 #include "flash/backward/warp_scores.cuh"
 
-// Where bias and dense mask of pairs lie. Rows and columns past the last ones read what the last
-// ones read; their pairs have no weight.
+// Addresses of pairs in bias and dense mask. Rows and columns past the last ones read the entries
+// of the last ones; their pairs have no weight.
 namespace annulus::flash::backward {
 
 /// The key of a column in a bias or mask.

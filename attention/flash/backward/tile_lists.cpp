@@ -82,8 +82,9 @@ TileLists::TileLists(const Mask& mask, const BatchesAndHeads& of, const Position
   order_by_work(work, steps / static_cast<double>(m.key_tiles), most, memory);
 }
 
-// Blocks that begin late with much work would end alone. But neighbours share rows in L2 and should
-// stay together, so where no key tile stands out, none moves, and else only between three groups.
+// A block with much work that begins late would run alone at the end, so key tiles with much work
+// come first. But neighbouring key tiles share rows in L2 and should stay together, so they are
+// only sorted into three groups, and not at all if no key tile stands out.
 void TileLists::order_by_work(const std::vector<TileWork>& work, double mean, std::int32_t most,
                               MemoryPool& memory) {
   if (most <= 2 * mean) return;

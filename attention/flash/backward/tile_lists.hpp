@@ -20,8 +20,9 @@ class TileLists {
             MemoryPool& memory);
 
   [[nodiscard]] const TileMask& mask() const { return mask_; }
-  /// The rows of a head that its key tiles read within a time: from the first to the last that see
-  /// some of a key tile, and up to twice as many where key tiles skip rows, and so drift apart.
+  /// The rows of a head that its key tiles read at about the same time: from the first to the last
+  /// row that sees some of a key tile, on average. Up to twice as many where key tiles skip rows,
+  /// since they then drift apart.
   [[nodiscard]] double rows_at_a_time() const { return rows_at_a_time_; }
 
  private:

@@ -206,7 +206,7 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// A warp for each key tile.
+// One warp per key tile.
 __global__ void __launch_bounds__(kThreads) find_work(const __grid_constant__ TileMask mask) {
   constexpr std::uint32_t kAll = 0xffffffff;
   const std::int32_t tile = index_of_thread() / 32;

@@ -19,7 +19,7 @@ struct ColumnHull {
   std::int32_t first_id, last_id;
 };
 
-/// Of a key tile, sums over the batches and heads that have lists of their own.
+/// The work of a key tile, summed over the batches and heads that have lists of their own.
 struct TileWork {
   std::int32_t steps;  ///< query tiles that see some of it
   std::int32_t span;   ///< query tiles from the first to the last of them
@@ -41,9 +41,9 @@ struct TileMask {
   /// Bits of key tiles of which a query tile sees some, [batches][heads][query tiles][key words].
   std::uint32_t* key_bits = nullptr;
 
-  /// How much work key tiles are, [key tiles].
+  /// The work of each key tile, [key tiles].
   TileWork* work = nullptr;
-  /// Key tiles in the order in which blocks should begin with them; null: the first one first.
+  /// Key tiles in the order in which blocks should begin them; null: in ascending order.
   std::int32_t* key_tile_order = nullptr;
 
   /// [batches][query tiles · rows of a tile]: keys by position, length and document.

@@ -110,7 +110,7 @@ struct SharedTiles {
   Step sum_step[2];
   std::int32_t steps;
   std::int32_t special_keys;  ///< keys or values are special
-  std::int32_t neighbours;    ///< the keys, in position
+  std::int32_t neighbours;    ///< keys are neighbours in position
   hopper::Barrier key_full, key_watched;
   hopper::Barrier query_full[Tiles::kStages], query_empty[Tiles::kStages];
   hopper::Barrier output_full[Tiles::kStages], output_empty[Tiles::kStages];

@@ -19,13 +19,13 @@ struct Step {
   std::int32_t masked;  ///< some pair is hidden
 };
 
-/// How far the steps of a block by lists have gone. In shared memory, since the thread that walks
-/// has few registers.
+/// The progress of ListWalk. It lies in shared memory, since the thread that walks has few
+/// registers.
 struct ListPlace {
   const uint2* words;      ///< of the first head: bits of visible and of full query tiles
-  std::int64_t head_step;  ///< from a head's words to those of the next
+  std::int64_t head_step;  ///< from a head's words to the next head's
   std::int32_t word, head;
-  std::uint32_t bits;  ///< of query tiles of the word that are left
+  std::uint32_t bits;  ///< query tiles of the word that are left
 };
 
 /// The steps of a block under a band.
@@ -111,7 +111,7 @@ class ListWalk {
     return true;
   }
 
-  // `bits`: of tiles that some head sees, and that are left.
+  // `at.bits`: tiles of the word that some head sees and that are left.
   [[nodiscard]] __device__ __forceinline__ bool next_in_turns(Step& step) {
     while (true) {
       while (at.bits == 0) {
@@ -198,7 +198,7 @@ class ListedRow {
     if (mask.row_blocks != nullptr) block_ = mask.row_blocks[min(row, a.rows - 1)];
   }
 
-  /// `head`: the row's.
+  /// `head`: the row's query head.
   [[nodiscard]] __device__ __forceinline__ bool sees(const Arguments& a, std::int32_t batch,
                                                      std::int32_t head,
                                                      const ListedColumn& column) const {
@@ -207,8 +207,8 @@ class ListedRow {
     return in_range && admits(a, batch, head, column);
   }
 
-  /// Bit k: the row sees column k of 16 that have neighbouring positions, one id and one block.
-  /// `first` is column 0.
+  /// Bit k: the row sees column k. The 16 columns have neighbouring positions, one id and one
+  /// block; `first` is column 0.
   [[nodiscard]] __device__ __forceinline__ std::uint32_t sees_16(const Arguments& a,
                                                                  std::int32_t batch,
                                                                  std::int32_t head,
@@ -219,7 +219,7 @@ class ListedRow {
   }
 
  private:
-  // Of positions begin to end - 1, from `first` on.
+  // Bit k: position first + k lies in [begin, end).
   [[nodiscard]] __device__ __forceinline__ static std::uint32_t bits_of(std::int32_t begin,
                                                                         std::int32_t end,
                                                                         std::int32_t first) {
@@ -227,7 +227,7 @@ class ListedRow {
     end = min(max(end, first), first + 16) - first;
     return ((std::uint32_t{1} << end) - 1) & (~std::uint32_t{0} << begin);
   }
-  // Of a column in range.
+  // True if id and block let the row see a column in its range.
   [[nodiscard]] __device__ __forceinline__ bool admits(const Arguments& a, std::int32_t batch,
                                                        std::int32_t head,
                                                        const ListedColumn& column) const {

@@ -16,7 +16,7 @@
 
 // Wide heads have two kernels, one for dK and dV and one for dQ, which both compute S and dP. That
 // is 7 products where 5 would do, but a single kernel would have to add dQ in global memory for
-// every 64 keys, which takes longer. Also, nothing is added in an order that varies.
+// every 64 keys, which takes longer. With two kernels, no sum has an order that varies, either.
 namespace annulus::flash::backward {
 
 /// Tiles have 64 rows and 64 columns.
@@ -40,9 +40,9 @@ __device__ __forceinline__ void copy_tile(Element* to, const CUtensorMap& from,
   }
 }
 
-/// A warpgroup that computes: what both kernels do. Score 4n + 2h + e of a thread is that of row
-/// 16 (warp % 4) + lane / 4 + 8h and column 8n + 2 (lane % 4) + e of a tile, whatever rows and
-/// columns are.
+/// The common part of the computing warpgroups of both kernels. Score 4n + 2h + e of a thread is
+/// that of row 16 (warp % 4) + lane / 4 + 8h and column 8n + 2 (lane % 4) + e of a tile. Rows may
+/// be queries or keys, and columns the other.
 template <class Tiles>
 class WideConsumer {
  protected:
@@ -103,7 +103,7 @@ class WideConsumer {
     hopper::products_commit();
   }
 
-  // The same, but hidden pairs are not even multiplied by 0. By the threads of a warp.
+  // The same, but hidden pairs are skipped, not multiplied by 0. Called by all threads of a warp.
   template <int kSums>
   __device__ __forceinline__ void add_visible(float (&sum)[kSums],
                                               const std::uint32_t (&weights)[kPacked],
@@ -111,7 +111,7 @@ class WideConsumer {
 #pragma unroll 1
     for (int next = 0; next < 64; ++next) {
       int column = next;
-      // Not known to the compiler, which would keep many addresses.
+      // Hidden from the compiler, which would keep many addresses.
       asm volatile("" : "+r"(column));
       const int owner = lane / 4 * 4 + column % 8 / 2;
       const int first_bit = column / 8 * 4 + column % 2;
@@ -165,15 +165,16 @@ class WideConsumer {
     return bits;
   }
 
-  // Bits of the two scores that a packed pair has, in their places.
+  // A mask of the packed pair: 16 bits for each of its two scores, set where the bit of the score
+  // is.
   [[nodiscard]] __device__ __forceinline__ static std::uint32_t halves(std::uint32_t bits,
                                                                        int pair) {
     return ((bits >> 2 * pair & 1) != 0 ? 0xffffU : 0U) |
            ((bits >> (2 * pair + 1) & 1) != 0 ? 0xffff0000U : 0U);
   }
 
-  // Packs the weights of scores, and replaces these by the weights times the soft cap's derivative.
-  // lse(n, h): those of scores 4n + 2h and the next.
+  // Packs the weights of scores, and replaces the scores by their weights times the soft cap's
+  // derivative. lse(n, h) returns the LSEs of scores 4n + 2h and 4n + 2h + 1.
   template <class Lse>
   __device__ __forceinline__ void weigh(float (&scores)[kScores], std::uint32_t (&weights)[kPacked],
                                         const Lse& lse) const {
@@ -199,7 +200,8 @@ class WideConsumer {
     }
   }
 
-  // True if some value of a tile is special. By the warpgroup, of which each has a named barrier.
+  // True if some value of a tile is special. Called by a whole warpgroup, which has a named
+  // barrier.
   template <int kDim>
   [[nodiscard]] __device__ __forceinline__ bool is_special(const Element* tile) const {
     return any_of_threads<128>(

@@ -6,8 +6,8 @@
 #include "flash/backward/producer.cuh"
 #include "flash/backward/wide.cuh"
 
-// dK and dV of wide heads. The sums of 64 keys fill the registers of two warpgroups, of which the
-// first computes weights and dV, the second dS and dK.
+// dK and dV of wide heads. The sums of 64 keys fill the registers of two warpgroups. The first
+// computes weights and dV, the second computes dS and dK.
 namespace annulus::flash::backward {
 
 template <class Tiles>
@@ -18,7 +18,7 @@ struct WideKeyMemory {
   alignas(1024) Element value[Tiles::kKeys * Tiles::kValueDim];
   alignas(1024) Element query[kStages][Tiles::kTileElements];
   alignas(1024) Element grad_output[kStages][Tiles::kOutputElements];
-  /// Pᵀ, times the soft cap's derivative: a row of 128 bytes for each key. Those of hidden pairs
+  /// Pᵀ times the soft cap's derivative: a row of 128 bytes for each key. Weights of hidden pairs
   /// are −0. Free again when the slot is.
   alignas(1024) Element weights[kStages][Tiles::kKeys * Tiles::kQueries];
   alignas(128) float lse[kStages][Tiles::kQueries + kFlagValues];
@@ -31,7 +31,7 @@ struct WideKeyMemory {
   hopper::Barrier weights_full[kStages];
 };
 
-/// By one thread.
+/// Called by one thread.
 template <class Tiles, class Walk>
 __device__ __forceinline__ void load_queries(const Arguments& a, WideKeyMemory<Tiles>& shared,
                                              Walk walk) {

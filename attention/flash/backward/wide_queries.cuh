@@ -28,7 +28,7 @@ struct WideQueryMemory {
   hopper::Barrier value_full[kValueStages], value_empty[kValueStages];
 
   /// Blocks with many key tiles come first, if the mask is causal. Query heads that share keys, and
-  /// those of a section, run together.
+  /// all heads of a section, run together.
   __device__ __forceinline__ void find(const Arguments& a, std::int32_t index) {
     const std::int32_t all = a.batches * a.heads;
     const std::int32_t pairs = (a.padded_rows / Tiles::kQueries + 1) / 2;
@@ -45,7 +45,7 @@ struct WideQueryMemory {
   }
 };
 
-/// By one thread.
+/// Called by one thread.
 template <class Tiles>
 __device__ __forceinline__ void load_keys(const Arguments& a, WideQueryMemory<Tiles>& shared) {
   using hopper::Cache;

@@ -44,11 +44,11 @@ class Accesses {
 };
 
 // Sends from a piece of memory that a writing queue has not waited for yet. Exchanges are released
-// in any order, so none stands for earlier ones. A gathered buffer is sent from in thousands of
-// parts, so they are kept by buffer and first token.
+// in any order, so the latest one does not stand for earlier ones. A gathered buffer is sent in
+// thousands of parts, so the sends are kept by buffer and first token.
 class Unreleased {
  public:
-  // Takes over the sends that have been added since.
+  // Adds the sends that are new since the last update.
   void update(const std::vector<Access>& sends) {
     for (; known_ < sends.size(); ++known_) {
       const LocalRange& tokens = sends[known_].region.tokens;
@@ -57,7 +57,7 @@ class Unreleased {
     }
   }
 
-  // Calls take() for each send, except of `task`, that may overlap the region, and forgets it.
+  // Calls take() for each send that may overlap the region, and forgets it. Sends of `task` stay.
   template <class Take>
   void take_overlapping(const Region& region, int task, const Take& take) {
     for (auto& [buffer, sends] : left_) {
@@ -77,7 +77,7 @@ class Unreleased {
   }
 
  private:
-  std::size_t known_ = 0;  // of all sends, from the first on
+  std::size_t known_ = 0;  // the number of sends added so far
   std::map<int, std::multimap<std::int64_t, Access>> left_;
   std::int64_t longest_ = 0;  // tokens
 };

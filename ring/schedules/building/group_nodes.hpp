@@ -20,10 +20,10 @@ class GroupNodes {
   [[nodiscard]] const std::vector<int>& members(int node) const {
     return members_[static_cast<std::size_t>(node)];
   }
-  /// The place of a message between two nodes among those that a member sends, or receives, in one
-  /// exchange. In each turn, the members of a node send to different members of one other node, so
-  /// nobody queues. 0 inside a node, and if nodes do not have equally many members: such messages
-  /// stay as they are.
+  /// The turn of a message between two nodes, among the messages that a member sends, or receives,
+  /// in one exchange. In each turn, the members of a node send to different members of one other
+  /// node, so no message waits for another. 0 inside a node, or if nodes do not have equally many
+  /// members: then the order of messages stays.
   [[nodiscard]] int turn(int from, int to) const;
   /// True if links are alike between `count` members, of which member(0) is the first: all are on
   /// one node, or each is on a node of its own.

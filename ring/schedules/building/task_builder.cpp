@@ -77,7 +77,7 @@ int TaskBuilder::add_group(const AxisNames& axes) {
   return static_cast<int>(plan_.groups.size()) - 1;
 }
 
-// Of buffers that reuse each other's memory, all name the first: a chain of thousands would be long
+// Buffers that reuse each other's memory all name the first one: a chain of thousands would be long
 // to follow.
 int TaskBuilder::owner(int reuses) const {
   return reuses < 0 ? -1 : plan_.memory_of(reuses);
@@ -199,7 +199,7 @@ int place_in_step(const Task& task) {
 
 }  // namespace
 
-// Of the messages between two ranks, the order stays.
+// The order of the messages between two ranks stays.
 void TaskBuilder::order_messages(Exchange& exchange) const {
   const int me = context_.group_rank;
   const auto sort = [](std::vector<Transfer>& messages, const auto& turn) {

@@ -43,10 +43,9 @@ struct Slot {
 /// Builds the buffers, copies and exchanges of a RankPlan, for both passes.
 ///
 /// Within a step, copies come first, then exchanges in order of their slots, then everything else
-/// in the order in which it was added. The messages of an exchange to other nodes are in order of
-/// GroupNodes::turn(). So blocks of the same step or later use what a step
+/// in the order in which it was added. So blocks of the same step or later use what a step
 /// receives. As slots are the same on all ranks, all ranks have one order of exchanges over all
-/// groups.
+/// groups. In an exchange, messages between nodes are in the order of GroupNodes::turn().
 class TaskBuilder {
  public:
   /// The plan so far: sizes and buffers.

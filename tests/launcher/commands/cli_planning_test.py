@@ -361,7 +361,7 @@ class Recommend(CliTest):
         for row in best:
             self.assertLessEqual(row["across"], row["moved"])
             self.assertAlmostEqual(row["memory"], row["shards"] + row["buffers"], delta=0.2)
-            # Only divided heads need sums, and batches and heads on ranks of their own no messages.
+            # Only divided heads need sums. Whole sequences need no messages.
             self.assertEqual(row["projection"] is None, self.sizes(row)[1] == 1)
             if self.sizes(row)[2] == 1:
                 self.assertEqual(row["moved"], 0)
@@ -466,7 +466,7 @@ class Recommend(CliTest):
         words[3:6] = ["512", "--nodes", "64"]
         result = self.annulus(*words)
         self.expect_success(result)
-        self.assertIn("# simulated: 24 of 512 ranks of each candidate at most, which stand for the others",
+        self.assertIn("# simulated: at most 24 of 512 ranks of each candidate, which stand for the others",
                       result.stdout)
         self.assertNotIn("# simulated", self.annulus(*self.WORDS).stdout)
 
@@ -510,7 +510,7 @@ class Recommend(CliTest):
         self.expect_error(self.annulus(*words, "--ranks", "6", "--ranks-per-node", "4"), 2,
                           "--ranks-per-node: got 4, expected a divisor of 6 ranks")
         self.expect_error(self.annulus(*words, "--ranks", "6", "--nodes", "2", "--ranks-per-node", "4"), 2,
-                          "--nodes: got 2, expected nodes of --ranks-per-node 4 for --ranks 6")
+                          "--nodes: got 2, expected --ranks 6 divided by --ranks-per-node 4")
         self.expect_error(self.annulus(*words, "--ranks", "2", "--query-spec", "-,sp"), 2,
                           "--query-spec -,sp: has no effect with --recommend")
         self.expect_error(self.annulus(*words, "--ranks", "2", "--memory", "much"), 2,

@@ -1,4 +1,4 @@
-// Configurations of models of Hugging Face: what they say of the attention of a layer.
+// Configurations of Hugging Face models: the attention of a layer that they describe.
 #include "launcher/options/model_config.hpp"
 
 #include <gmock/gmock.h>

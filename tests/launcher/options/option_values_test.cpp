@@ -1,4 +1,4 @@
-// Spellings of values: dtypes, devices, bytes, times, and what a misspelt one is answered.
+// Spellings of values: dtypes, devices, bytes and times, and the answers to misspelt ones.
 #include "launcher/options/option_values.hpp"
 
 #include <algorithm>

@@ -57,7 +57,7 @@ class ReportFilesTest : public ::testing::Test {
   std::filesystem::path folder_;
 };
 
-// What a long report has kept is there whatever happens next, and nothing comes twice.
+// Rows that a long report has kept stay, whatever happens next, and no row comes twice.
 TEST_F(ReportFilesTest, KeptRowsAreCompleteFiles) {
   Report report = report_of();
   {

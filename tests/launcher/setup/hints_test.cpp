@@ -1,4 +1,5 @@
-// Warnings about what is legal but hardly meant: files in another order, options without effect.
+// Warnings about legal options that are probably mistakes: files in another order, options without
+// effect.
 #include "launcher/setup/hints.hpp"
 
 #include <gmock/gmock.h>

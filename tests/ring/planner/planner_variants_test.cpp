@@ -100,8 +100,8 @@ TEST(Planner, ColumnsEnterARowBesideTheHopsInIt) {
   }
 }
 
-// The first message that each rank of a node gets from another node comes from a rank of its own,
-// and so does every later one.
+// In every turn, the ranks of a node get their messages from another node from different ranks of
+// that node.
 TEST(Planner, RanksOfANodeAskDifferentRanksOfAnother) {
   AttentionProblem problem = causal_problem(4096, 12, 12);
   const ShardedOperands operands = sequence_operands(problem, 12, LayoutKind::contiguous);

@@ -39,8 +39,9 @@ struct Laid {
   bool causal;
 };
 
-// Three of sixteen nodes, for every schedule, as they stand for a mesh of more than 256 ranks. What
-// is missed is far from the best: rings over nodes with messages of little more than latency.
+// Three of sixteen nodes are simulated, for every schedule, as for a mesh of more than 256 ranks.
+// The predictions that are off are far from the best: rings over nodes whose messages take little
+// more than their latency.
 TEST(Predictor, SomeNodesStandForAllOfThem) {
   constexpr int kRanks = 128;
   for (const std::int64_t length : {1 << 17, 1 << 20}) {

@@ -93,15 +93,16 @@ class InternalError : public LibraryError {
   using LibraryError::LibraryError;
 };
 
-/// The process was told to stop while it waited for another rank or a device, by Ctrl-C, say.
+/// The process was told to stop, for example by Ctrl-C, while it waited for another rank or a
+/// device.
 class InterruptedError : public LibraryError {
  public:
   using LibraryError::LibraryError;
 };
 
-/// Asked by every wait of the process that has become long, on the thread that waits, about 50
-/// times a second; if it returns another number than 0, the wait ends with an InterruptedError.
-/// Null, the default: nobody is asked.
+/// Sets a function that every long wait of the process calls about 50 times a second, on the thread
+/// that waits. If it returns a number other than 0, the wait ends with an InterruptedError. Null,
+/// the default: nothing is called.
 void set_interruption(int (*interrupted)()) noexcept;
 [[nodiscard]] bool interrupted();
 

@@ -80,7 +80,7 @@ class Watchdog {
   /// Polls `done` until it returns true. Throws TimeoutError with the text of `describe` ("step 2:
   /// waiting for …") when neither the end nor a heartbeat of a computing rank came within the
   /// timeout, or when one of `peers`, the ranks that it waits for, has been silent for as long.
-  /// Throws InterruptedError: see error.hpp.
+  /// Throws InterruptedError as set_interruption() says.
   void wait(const std::function<bool()>& done, const std::function<std::string()>& describe,
             const Peers& peers = {}) const;
 

@@ -54,7 +54,7 @@ struct ShardSpec {
 
 /// Runs once on every rank: local shards in, local results out. The views are valid during the
 /// call. GPU work must be on the stream of the call, or finished on return. Ranks that communicate
-/// in it do so in the same order.
+/// in the body do so in the same order.
 using ShardBody = std::function<std::vector<Tensor>(std::span<const ConstTensorView> shards)>;
 
 struct ShardMap {

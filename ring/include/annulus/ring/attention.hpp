@@ -68,8 +68,8 @@ struct AttentionOptions : AttentionProblem, ring::LayoutOptions, ring::Choice {
   std::optional<ring::PlanOptions> plan = {};
   /// The model for predictions: see ring::read_cost_model(). Null: an assumed one.
   std::shared_ptr<const ring::CostModel> cost_model = {};
-  /// Of all calls; must outlive Attention. All ranks have one or none. The program's --trace: its
-  /// header is not installed.
+  /// Records all calls; must outlive Attention. Either all ranks have one, or none has. It serves
+  /// the program's --trace; its header is not installed.
   Tracer* tracer = nullptr;
   BackwardChoice backward = {};
 };
@@ -255,8 +255,7 @@ class Attention {
   [[nodiscard]] const ring::ScheduleChoice& schedule() const noexcept;
   /// The link of the tuning chain that decided, its choice, and why.
   [[nodiscard]] const ring::Decision& decision() const noexcept;
-  /// The implementations that cannot compute the problem, be it only for some of this rank's
-  /// blocks, and why.
+  /// The implementations that cannot compute the problem, or some of this rank's blocks, and why.
   [[nodiscard]] std::vector<std::pair<std::string, std::string>> passed_over() const;
   /// Names of the implementations that compute blocks on any rank, joined by "+"; "none" without
   /// blocks. Collective over the context.
@@ -275,7 +274,7 @@ class Attention {
 
   /// The input of the planner, prices included.
   [[nodiscard]] const ring::PlanInput& plan_input() const noexcept;
-  /// The implementations that can compute the problem, and those of passed_over().
+  /// The implementations that can compute the problem, and the ones that passed_over() names.
   [[nodiscard]] Selection selection() const;
   /// The implementation that computes a block of the rank's plan.
   [[nodiscard]] const Implementation& implementation_of(const ring::Tile& block) const;

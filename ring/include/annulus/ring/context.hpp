@@ -76,7 +76,7 @@ class Context {
   [[nodiscard]] int rank() const noexcept;
   [[nodiscard]] int size() const noexcept;
   [[nodiscard]] const MeshShape& mesh_shape() const noexcept;
-  /// True if ranks that differ only along `axis` ever sit on different nodes. Throws
+  /// True if some ranks that differ only along `axis` are on different nodes. Throws
   /// UnknownAxisError.
   [[nodiscard]] bool crosses_nodes(const std::string& axis) const;
   [[nodiscard]] Place place() const noexcept;

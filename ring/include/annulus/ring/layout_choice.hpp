@@ -21,12 +21,12 @@ struct OpenLayouts {
   std::string why_one;              ///< why there is only the default; empty if there are others
 };
 
-/// The sequence layouts that `asked` leaves open. Only the default (default_layout()) if no other
-/// can be clearly better: without sharded sequences; with fewer than 256 rows per rank, where other
-/// costs dominate; and for a mask that is causal from the first position or hides nothing, under
-/// which the default gives every rank the same work. Balanced only if the default makes the work
-/// uneven. Never striped, since balanced is as even, in whole tiles and with fewer messages. Throws
-/// what default_layout() throws.
+/// The sequence layouts that `asked` leaves open. Only the default (default_layout()) is open if no
+/// other can be clearly better: if no sequence is sharded; if ranks have fewer than 256 rows, where
+/// other costs dominate; or if the mask is causal from the first position or hides nothing, so that
+/// the default gives every rank the same work. Balanced is open only if the default makes the work
+/// uneven. Striped never is, since balanced is as even, in whole tiles and with fewer messages.
+/// Throws what default_layout() throws.
 [[nodiscard]] OpenLayouts open_layouts(const AttentionProblem& problem, const MeshShape& mesh,
                                        const LayoutOptions& asked);
 

@@ -96,7 +96,7 @@ struct AttentionMetadata {
   [[nodiscard]] std::vector<std::string> unused_hints() const;
 };
 
-/// A key of metadata that means nothing where it stands.
+/// A key that is unknown at its place in the metadata.
 struct UnknownMetadataKey {
   std::string name;
   std::string known;  ///< the keys that exist there: "softmax_scale, soft_cap"

@@ -70,7 +70,7 @@ struct PlanOptions {
   /// ulysses. Only `auto` compares degrees.
   int ulysses_degree = 0;
   /// For double_ring: the number of ranks of a row, a divisor of the ranks along the sequence. 0:
-  /// those that follow each other on one node, if all nodes have as many; else all.
+  /// the ranks that follow each other on one node, if all nodes have equally many; else all.
   int inner_size = 0;
   /// The candidate that gets every block that it accepts, even if others are predicted to be
   /// faster. "": each block goes to the candidate with the shortest predicted time.
@@ -445,7 +445,7 @@ struct PredictedRun {
   double buffer_bytes = 0;    ///< of the plan's buffers, of the rank with most
   double memory_bytes = 0;    ///< of both together, of the rank with most
   double received_bytes = 0;  ///< by all ranks
-  double across_bytes = 0;    ///< of these, from other nodes
+  double across_bytes = 0;    ///< the part of them from other nodes
 };
 
 /// A readable account of the whole plan: mesh, shards, totals per rank, and for up to `max_ranks`

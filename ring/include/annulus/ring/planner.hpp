@@ -97,7 +97,7 @@ struct ConsideredVariant {
 /// simulated if one rank alone takes so long (least_seconds()) that it cannot win. Throws the
 /// errors of parse_schedule(), and UnsupportedError when a named schedule cannot run: local, with a
 /// sharded key/value sequence; any other, if the sequence has no axis, not even one of a single
-/// rank. The times are those of Predictor.
+/// rank. Predictor predicts the times.
 [[nodiscard]] ScheduleChoice choose_schedule(const PlanInput& input, std::string_view name);
 
 /// Throws what choose_schedule() throws, without choosing.
@@ -133,9 +133,9 @@ struct WorkOfRanks {
   double most = 0;  ///< of the rank with most
   double mean = 0;
 };
-/// Most and mean work of all ranks, from the work in the plans of some. Where ranks compute the
-/// rows that they hold, it is counted for all ranks; where a schedule passes queries on or
-/// exchanges heads, it is that of the planned ranks.
+/// The largest and the mean work of all ranks, given that of the planned ones. Where ranks compute
+/// the rows that they hold, the work of all ranks is counted. Where a schedule passes queries on or
+/// exchanges heads, the planned ranks stand for all.
 [[nodiscard]] WorkOfRanks work_of_ranks(const PlanInput& input, std::span<const RankWork> planned);
 
 /// The candidates that were passed over for blocks of this plan, and why: "3 of 8 blocks of rank 2:

@@ -10,15 +10,15 @@
 
 namespace annulus::ring {
 
-/// Up to so many ranks, all are simulated.
+/// The size of the largest mesh of which all ranks are simulated.
 inline constexpr int kAllSimulated = 256;
 /// The most ranks that stand for a larger mesh.
 inline constexpr int kSampledRanks = 24;
 
-/// The ranks that every prediction simulates, in ascending order: all of a mesh of up to `all`
-/// ranks. For a larger mesh, at most `most`: the rank with most work and others spread over the
-/// mesh; if ranks are on several nodes, all ranks of some nodes, unless a node has more than
-/// `most`. See Simulation about ranks that are left out.
+/// The ranks that every prediction simulates, in ascending order. In a mesh of up to `all` ranks,
+/// they are all ranks. In a larger mesh, they are at most `most`: the rank with most work, and
+/// others spread over the mesh. If ranks are on several nodes, they are all ranks of some nodes,
+/// unless a node has more than `most`. See Simulation about ranks that are left out.
 [[nodiscard]] std::vector<int> simulated_ranks(const PlanInput& input, int all = kAllSimulated,
                                                int most = kSampledRanks);
 

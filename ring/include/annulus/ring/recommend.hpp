@@ -22,11 +22,11 @@ struct LayoutChoice {
   std::string why;  ///< "predicted 0.728 ms, zigzag 0.918 ms, balanced more than 0.743 ms"
 };
 
-/// The layout with the shortest predicted time of the best schedule that `problem` allows, in the
-/// forward pass, for the ranks of a context; rank 0 chooses. The default one, which Attention takes
-/// by itself, if it is at most 2 % slower, or if the problem names a layout for its keys alone; a
-/// layout that the problem names is returned as it is. To be set as AttentionOptions::layout.
-/// Collective over the context. Throws UserErrors.
+/// The layout to set as AttentionOptions::layout: the one with the shortest predicted time of the
+/// forward pass, with the best schedule that `problem` allows, on the ranks of a context. It is the
+/// default, which Attention takes by itself, if that is at most 2 % slower, or if the problem names
+/// a layout for its keys alone. A layout that the problem names is returned as it is. Rank 0
+/// chooses. Collective over the context. Throws UserErrors.
 [[nodiscard]] LayoutChoice choose_layout(const AttentionOptions& problem, Context& context);
 
 /// The ranks to find the best mesh for. They need not exist.
@@ -34,7 +34,7 @@ struct WantedRanks {
   int ranks = 1;
   int nodes = 1;            ///< a divisor of `ranks`; consecutive ranks share a node
   double memory_bytes = 0;  ///< limit for a rank's shards and buffers; 0: no limit
-  Place place = {};         ///< the device of each
+  Place place = {};         ///< the device of each rank
   std::string sequence_axis = "sp";
   std::optional<MeshShape> mesh = {};  ///< the only mesh, of as many ranks; default: all meshes
   int most_head_shards = 0;            ///< the largest size of tp; 0: no limit
@@ -62,11 +62,11 @@ struct Recommendation {
 };
 
 /// Compares meshes dp × tp × sp with every sequence layout and schedule that `problem` leaves open,
-/// by total() and memory: see docs/planning.md. Returns the best for each number of head shards,
-/// the fastest first, or of several that tie with it, the one with fewest head shards; then what
-/// ties with one of them, then the others, with the reason. Ranks of sp, or else of tp, are
-/// neighbours. Specs of the problem are not used. Throws UserErrors for what fits no mesh, such as
-/// an unknown implementation.
+/// by total() and memory: see docs/planning.md. Returns the best for each number of head shards
+/// first. The first of these is the fastest or, if several tie with it, the one with fewest head
+/// shards. Then come the candidates that tie with one of the best, then the others, with the
+/// reason. Ranks of sp, or else of tp, are neighbours. Specs of the problem are not used. Throws
+/// UserErrors for errors on every mesh, such as an unknown implementation.
 [[nodiscard]] std::vector<Recommendation> recommend(const AttentionOptions& problem,
                                                     const WantedRanks& wanted,
                                                     const Registry& registry);
@@ -83,9 +83,9 @@ struct PlannedAttention {
   PredictedRun run;
 };
 
-/// Plans attention with these options for a mesh of ranks at `place`. The ranks of each of the
-/// `nodes`, a divisor of their number, follow each other. Throws the UserErrors that Attention
-/// would throw. Tuning and overlays are not looked at.
+/// Plans attention with these options for a mesh of ranks at `place`. `nodes` must divide the
+/// number of ranks; consecutive ranks share a node. Ignores tuning and overlays. Throws the
+/// UserErrors that Attention would throw.
 [[nodiscard]] PlannedAttention plan_attention(const AttentionOptions& options,
                                               const MeshShape& mesh, Place place, int nodes = 1);
 

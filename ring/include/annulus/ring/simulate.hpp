@@ -38,8 +38,8 @@ struct Stragglers {
 /// ready and the sender has offered. If the transport does not move messages ahead, it also waits
 /// for the computation that precedes it in the list. The messages that a rank gets in one exchange
 /// follow each other, separately for messages inside the node and from other nodes. If the
-/// transport starts messages together (NCCL's groups), those from other nodes all move at the same
-/// time.
+/// transport starts messages together (NCCL's groups), messages from other nodes all move at the
+/// same time.
 ///
 /// Links are shared. A rank has one link in each direction to the ranks of its node and one to
 /// other nodes; the ranks of a node share what the node's network carries. A message alone on its
@@ -47,9 +47,9 @@ struct Stragglers {
 /// that need multiprocessors slow a rank's kernels down while its messages move; copy engines do
 /// not.
 ///
-/// A rank that is left out is assumed to take part in an exchange once a simulated rank has come as
-/// far, the nearest at the same place of its node, and to load its node's network as much as the
-/// simulated ranks of that node. Its own links limit nothing.
+/// A rank that is left out keeps the pace of a simulated one: the nearest that has the same place
+/// in its node. It takes part in an exchange once that rank has come as far. It loads the network
+/// of its node as much as a simulated rank of the node does. Its own links limit nothing.
 class Simulation {
  public:
   /// `prices` must outlive it. `plan` names the plan in errors: "hybrid (ulysses degree 8)".

@@ -58,7 +58,7 @@ struct TuningOptions {
   int candidates = 8;   ///< … and no more than these
   int runs = 5;         ///< timed calls of each, of which the median counts
   double seconds = 10;  ///< no further candidate is begun after this time
-  /// The commit of the caller's program, if it tells: measurements of other builds do not count.
+  /// The commit of the caller's program, if known. Measurements of other builds do not count.
   std::string build = {};
 };
 

@@ -146,7 +146,12 @@ std::string command_of(const Recommendation& one, const Options& options) {
     command += fmt::format(" --map-by ppr:{}:node", options.ranks_per_node);
   }
   command += fmt::format(" annulus bench --mesh {}", one.mesh);
-  if (one.layout) command += fmt::format(" --sequence-layout {}", annulus::name_of(*one.layout));
+  if (one.layout) {
+    command += fmt::format(" --sequence-layout {}", annulus::name_of(*one.layout));
+    if (options.kv_sequence_layout != "auto" && !options.kv_sequence_layout.empty()) {
+      command += "," + options.kv_sequence_layout;
+    }
+  }
   command += fmt::format(" --schedule {}", ring::name_of(one.variant->schedule));
   if (one.variant->ulysses_degree > 0) {
     command += fmt::format(" --ulysses-degree {}", one.variant->ulysses_degree);

@@ -63,7 +63,7 @@ CostModel CostModel::hopper_nvlink() {
                         {64 * kMiB, 64 * kMiB / 162e9},
                         {256 * kMiB, 256 * kMiB / 300e9}},
                        "nccl");
-  return {.source = "assumed: one Hopper GPU per rank, NVLink",
+  return {.source = "assumed: one H200 per rank, NVLink",
           .device = Place::Kind::cuda,
           .kernels = {},
           .merge_bytes_per_second = 3.3e12,

@@ -21,23 +21,6 @@
 namespace annulus {
 namespace {
 
-// Causal and window do not count: they are settings of a call, not a mask that the caller gives.
-bool has_mask(const AttentionOptions& options) {
-  const Mask& mask = options.mask;
-  return options.dense_mask || mask.block_mask() || mask.has_segments() ||
-         !mask.query_lengths().empty() || !mask.kv_lengths().empty();
-}
-
-bool makes_bias(const AttentionOptions& options) {
-  return options.init_bias && !options.bias && !has_mask(options);
-}
-
-AttentionProblem problem_of(const AttentionOptions& options) {
-  AttentionProblem problem = options;
-  if (makes_bias(options)) problem.bias = options.init_bias->shape;
-  return under_policy(options.bias_policy, std::move(problem));
-}
-
 // The rank's part of the bias that init_bias makes; empty if it is not called.
 Tensor initial_bias(const AttentionOptions& options, const ring::ShardedOperands& operands,
                     Context& context) {

@@ -4,6 +4,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include <annulus/ring/tuning_cache.hpp>
 
@@ -18,7 +19,24 @@ ring::TuningOptions tuning_options(const AttentionOptions& options, Context& con
   return tuning;
 }
 
+// Causal and window do not count: they are settings of a call, not a mask that the caller gives.
+bool has_mask(const AttentionOptions& options) {
+  const Mask& mask = options.mask;
+  return options.dense_mask || mask.block_mask() || mask.has_segments() ||
+         !mask.query_lengths().empty() || !mask.kv_lengths().empty();
+}
+
 }  // namespace
+
+bool makes_bias(const AttentionOptions& options) {
+  return options.init_bias && !options.bias && !has_mask(options);
+}
+
+AttentionProblem problem_of(const AttentionOptions& options) {
+  AttentionProblem problem = options;
+  if (makes_bias(options)) problem.bias = options.init_bias->shape;
+  return under_policy(options.bias_policy, std::move(problem));
+}
 
 ring::ShardedAttentionOptions sharded_options(const AttentionOptions& options, Context& context) {
   const auto named = [](const std::string& name) { return name.empty() ? "auto" : name; };

@@ -6,6 +6,11 @@
 
 namespace annulus {
 
+/// True if init_bias is called.
+[[nodiscard]] bool makes_bias(const AttentionOptions& options);
+/// The problem that is computed: with the bias that init_bias makes, under the bias policy.
+[[nodiscard]] AttentionProblem problem_of(const AttentionOptions& options);
+
 /// The options of ShardedAttention, forward or backward, from Attention's options.
 [[nodiscard]] ring::ShardedAttentionOptions sharded_options(const AttentionOptions& options,
                                                             Context& context);

@@ -18,6 +18,8 @@
 #include <annulus/ring/planner.hpp>
 #include <annulus/ring/predicted_run.hpp>
 
+#include "face/sharded_options.hpp"
+
 namespace annulus::ring {
 namespace {
 
@@ -74,8 +76,12 @@ double fastest_schedule(const PlanInput& input, const std::string& schedule, dou
                    [](const auto& a, const auto& b) { return a.first < b.first; });
   for (const auto& [least, variant] : variants) {
     if (least > limit) break;
-    const std::optional<PredictedRun> run = predictor.run(with(variant), variant, limit);
-    if (run) limit = std::min(limit, run->seconds);
+    try {
+      const std::optional<PredictedRun> run = predictor.run(with(variant), variant, limit);
+      if (run) limit = std::min(limit, run->seconds);
+    } catch (const UnsupportedError&) {
+      continue;  // kernels refuse blocks of a rank with less work
+    }
   }
   return limit;
 }
@@ -88,9 +94,6 @@ double predicted_seconds(const AttentionOptions& problem, const MeshShape& mesh,
   const ShardedOperands operands =
       shard_operands(problem, mesh, default_layout(problem, mesh, asked));
   CostModel model = problem.cost_model ? *problem.cost_model : CostModel::for_place(place);
-  if (!place.is_host() && problem.transport != Transport::automatic) {
-    model.adopt_transport(annulus::name_of(problem.transport));
-  }
   settle_transport(model, problem.transport, operands.key, node_of_rank);
   const auto named = [](const std::string& name) { return name.empty() ? "auto" : name; };
   const Selection selection =
@@ -131,9 +134,11 @@ OpenLayouts open_layouts(const AttentionProblem& problem, const MeshShape& mesh,
   return open;
 }
 
-LayoutChoice choose_layout(const AttentionOptions& problem, const MeshShape& mesh,
+LayoutChoice choose_layout(const AttentionOptions& options, const MeshShape& mesh,
                            const std::vector<int>& node_of_rank, Place place,
                            const Registry& registry, Presence presence) {
+  AttentionOptions problem = options;
+  static_cast<AttentionProblem&>(problem) = problem_of(options);
   OpenLayouts open = open_layouts(problem, mesh, problem);
   if (!open.why_one.empty()) return {open.layouts.front(), std::move(open.why_one)};
   const LayoutKind usual = open.layouts.front();

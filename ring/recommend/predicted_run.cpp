@@ -113,6 +113,9 @@ PredictedRun predict_run(const PlanInput& input, const ScheduleVariant& variant)
 
 void settle_transport(CostModel& model, Transport asked, const NamedSharding& key,
                       const std::vector<int>& node_of_rank) {
+  if (asked != Transport::automatic && model.device != Place::Kind::host) {
+    model.adopt_transport(annulus::name_of(asked));
+  }
   if (node_of_rank.empty() || model.transport != annulus::name_of(Transport::peer)) return;
   const PeerExtent extent = extent_inside_nodes(key, node_of_rank);
   if (asked == Transport::automatic) {

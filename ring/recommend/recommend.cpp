@@ -16,6 +16,7 @@
 #include <annulus/ring/predicted_run.hpp>
 #include <annulus/ring/recommend.hpp>
 
+#include "face/sharded_options.hpp"
 #include "tuning/parameters.hpp"
 
 namespace annulus::ring {
@@ -99,11 +100,17 @@ std::string too_much(double bytes, double limit, const char* how_much) {
                      limit / kMiB);
 }
 
+// With the problem that is computed in place of the one that the options describe.
+AttentionOptions of_call(AttentionOptions options) {
+  static_cast<AttentionProblem&>(options) = problem_of(options);
+  return options;
+}
+
 /// Compares all candidates, simulating as few as possible.
 class Search {
  public:
   Search(const AttentionOptions& problem, const WantedRanks& wanted, const Registry& registry)
-      : problem_(problem),
+      : problem_(of_call(problem)),
         wanted_(wanted),
         registry_(registry),
         nodes_(nodes_of(wanted)),
@@ -155,11 +162,14 @@ class Search {
 
   // The problem laid out in one way, with every schedule.
   void lay_out(const MeshShape& mesh, const LayoutOptions& asked) {
-    const std::string name = problem_.implementation.empty() ? "auto" : problem_.implementation;
+    const auto named = [](const std::string& text) { return text.empty() ? "auto" : text; };
+    const Selection selection = registry_.select(named(problem_.implementation), problem_,
+                                                 wanted_.place, Presence::assumed);
+    const std::string schedule = selection.schedule_for(named(problem_.schedule));
     layouts_.push_back(std::make_unique<LaidOut>(
         LaidOut{shard_operands(problem_, mesh, default_layout(problem_, mesh, asked)),
                 problem_.cost_model ? *problem_.cost_model : CostModel::for_place(wanted_.place),
-                registry_.select(name, problem_, wanted_.place, Presence::assumed).candidates}));
+                selection.candidates}));
     LaidOut& made = *layouts_.back();
     settle_transport(made.model, problem_.transport, made.operands.key, nodes_);
     Candidate candidate;
@@ -173,7 +183,6 @@ class Search {
     }
     const PlanInput input = input_of(made);
     made.predictor = std::make_unique<Predictor>(input);
-    const std::string schedule = problem_.schedule.empty() ? "auto" : problem_.schedule;
     for (const ConsideredVariant& considered : variants_for(input, schedule)) {
       Candidate one = candidate;
       one.variant = considered.variant;
@@ -304,7 +313,7 @@ class Search {
     return {one.is_slow ? 2 : 3, one.least};
   }
 
-  const AttentionOptions& problem_;
+  const AttentionOptions problem_;
   const WantedRanks& wanted_;
   const Registry& registry_;
   std::vector<int> nodes_;
@@ -319,6 +328,12 @@ class Search {
 std::vector<Recommendation> recommend(const AttentionOptions& problem, const WantedRanks& wanted,
                                       const Registry& registry) {
   check_nodes(wanted);
+  // A mesh that the problem does not fit is passed over, but not a wrong name or problem.
+  if (!problem.implementation.empty()) registry.check_name(problem.implementation);
+  if (!problem.schedule.empty() && problem.schedule != "auto") {
+    static_cast<void>(parse_schedule(problem.schedule));
+  }
+  problem_of(problem).validate();
   if (wanted.mesh && wanted.mesh->ranks() != wanted.ranks) {
     throw ArgumentError("mesh", to_string(*wanted.mesh), fmt::format("{} ranks", wanted.ranks));
   }
@@ -333,7 +348,7 @@ PlannedAttention plan_attention(const AttentionOptions& options, const MeshShape
                                 int nodes) {
   const WantedRanks wanted{.ranks = mesh.ranks(), .nodes = nodes, .place = place};
   check_nodes(wanted);
-  const AttentionProblem problem = under_policy(options.bias_policy, options);
+  const AttentionProblem problem = problem_of(options);
   problem.validate();
   const ShardedOperands operands =
       shard_operands(problem, mesh, default_layout(problem, mesh, options));

@@ -292,7 +292,7 @@ class CostModel(CliTest):
 
     def test_defaults_follow_the_device(self):
         for device, text in [("cpu", "one CPU core per rank"), ("auto", "one CPU core per rank"),
-                             ("cuda", "one Hopper GPU per rank, NVLink")]:
+                             ("cuda", "one H200 per rank, NVLink")]:
             result = self.annulus(*PLAN, "--device", device)
             self.expect_success(result)
             self.assertIn("assumed: " + text, result.stdout)

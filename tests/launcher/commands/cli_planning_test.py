@@ -280,7 +280,7 @@ class Transport(CliTest):
             with self.subTest(words):
                 result = self.annulus("plan", *words, *case)
                 self.expect_success(result)
-                self.assertIn(f"# predicted by: assumed: one Hopper GPU per rank, NVLink, {transports}",
+                self.assertIn(f"# predicted by: assumed: one H200 per rank, NVLink, {transports}",
                               result.stdout)
 
 

@@ -37,10 +37,10 @@ struct ModelLayer {
 
 /// Reads a config.json of Hugging Face's transformers: num_attention_heads, num_key_value_heads,
 /// head_dim, hidden_size, sliding_window with layer_types (or sliding_window_pattern,
-/// use_sliding_window, max_window_layers), attention_chunk_size, attn_logit_softcapping,
-/// query_pre_attn_scalar, attention_multiplier, dtype (torch_dtype). If there is a text_config, its
-/// keys are read. Other keys are ignored, as they are not about attention. Windows and chunks have
-/// the same meaning as in annulus.hf.
+/// use_sliding_window, max_window_layers), attention_chunk_size with layer_types (or no_rope_layers,
+/// no_rope_layer_interval), attn_logit_softcapping, query_pre_attn_scalar, attention_multiplier,
+/// dtype (torch_dtype). If there is a text_config, its keys are read. Other keys are ignored, as
+/// they are not about attention. Windows and chunks have the same meaning as in annulus.hf.
 ///
 /// `layer` counts from 0; if it is absent, all layers must be alike. `source` names the text in
 /// messages. Throws FileError(source, …) if the text is no such configuration, or if its attention

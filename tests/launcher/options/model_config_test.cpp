@@ -84,6 +84,31 @@ TEST(ModelConfig, ChunksAndModelsOfSeveralKindsOfInput) {
   EXPECT_TRUE(layer.causal);
 }
 
+// As published, with the layers of chunks left to the model's code.
+TEST(ModelConfig, LayersWithRotaryPositionsSeeChunks) {
+  const auto with = [](const std::string& more) {
+    return R"({"architectures": ["Llama4ForConditionalGeneration"], "text_config":
+        {"num_attention_heads": 40, "head_dim": 128, "num_key_value_heads": 8,
+         "attention_chunk_size": 8192, "num_hidden_layers": 8)" +
+           more + "}}";
+  };
+  for (const char* more : {R"(, "no_rope_layers": [])", R"(, "model_type": "llama4_text")"}) {
+    for (const int layer : {0, 1, 2, 4, 5, 6}) EXPECT_EQ(layer_of(with(more), layer).chunk, 8192);
+    for (const int layer : {3, 7}) EXPECT_FALSE(layer_of(with(more), layer).chunk.has_value());
+  }
+  const std::string every_second = with(R"(, "no_rope_layers": [], "no_rope_layer_interval": 2)");
+  EXPECT_EQ(layer_of(every_second, 2).chunk, 8192);
+  EXPECT_FALSE(layer_of(every_second, 1).chunk.has_value());
+  const std::string listed = with(R"(, "no_rope_layers": [0, 1, 1, 1, 1, 1, 1, 0])");
+  EXPECT_FALSE(layer_of(listed, 0).chunk.has_value());
+  EXPECT_EQ(layer_of(listed, 3).chunk, 8192);
+  EXPECT_THAT(error_of_config(with(R"(, "no_rope_layers": [1])"), 0),
+              HasSubstr("no_rope_layers: has 1 entries"));
+  EXPECT_THAT(error_of_config(with(R"(, "no_rope_layers": [1, 1, 1, 1, 1, 1, 1, 2])"), 0),
+              HasSubstr("no_rope_layers: expected 0 and 1"));
+  EXPECT_THAT(error_of_config(with("")), HasSubstr("attention_chunk_size without layer_types"));
+}
+
 TEST(ModelConfig, WhatIsNotUnderstoodIsRefused) {
   EXPECT_THAT(error_of_config("[1]"), HasSubstr("config.json: is not a JSON object"));
   EXPECT_THAT(error_of_config("{"), HasSubstr("is not a JSON object"));

@@ -187,11 +187,31 @@ std::string kind_of(const Config& config, std::optional<std::int64_t> layer) {
   return kinds.front();
 }
 
+// Whether every token sees those to its right. Gemma has names besides the flag: "vision" is for
+// pictures only, so text stays causal. Absent if the configuration does not say.
+std::optional<bool> is_bidirectional(const Config& config) {
+  constexpr const char* kKey = "use_bidirectional_attention";
+  const std::string name = config.text(kKey);
+  if (name.empty()) return config.flag(kKey);
+  if (name != "all" && name != "vision") {
+    config.fail(fmt::format("{} = '{}', expected a bool, 'all' or 'vision'", kKey, name));
+  }
+  return name == "all";
+}
+
+// With use_bidirectional_attention, transformers halves sliding_window, so that it counts the keys
+// of both sides. Other bidirectional models see sliding_window keys on either side. As causal
+// models count the row's own key, without --causal they see one key less on either side.
+ModelWindow window_of(const Config& config, std::int64_t size, bool causal) {
+  if (is_bidirectional(config).value_or(false)) return {size / 2, size / 2};
+  return {size - 1, causal ? size - 1 : size};
+}
+
 void set_kind(ModelLayer& result, const Config& config, const std::string& kind) {
   if (kind == kSliding) {
     const auto window = config.integer("sliding_window");
     if (!window) config.fail("a layer is sliding_attention, but sliding_window is missing");
-    result.window = *window - 1;
+    result.window = window_of(config, *window, result.causal);
   } else if (kind == kChunked) {
     result.chunk = config.integer("attention_chunk_size");
     if (!result.chunk) {
@@ -205,8 +225,10 @@ void set_kind(ModelLayer& result, const Config& config, const std::string& kind)
 
 // Models that generate text are causal; a configuration says so by the names of its architectures.
 bool is_causal(const Config& config, std::vector<std::string>& warnings) {
+  const std::optional<bool> bidirectional = is_bidirectional(config);
+  if (bidirectional == true) return false;
   if (const auto causal = config.flag("is_causal")) return *causal;
-  if (config.flag("use_bidirectional_attention").value_or(false)) return false;
+  if (bidirectional == false) return true;
   const json* const names = config.find("architectures");
   for (const json& name : names != nullptr && names->is_array() ? *names : json::array()) {
     if (!name.is_string()) continue;
@@ -229,6 +251,9 @@ ModelLayer read_model_config(std::string_view text, const std::string& source,
   const Config config(parse(text, source), source);
   if (config.find("kv_lora_rank")) {
     config.fail("has latent attention (kv_lora_rank), whose sizes per head it does not state");
+  }
+  if (config.find("global_head_dim")) {
+    config.fail("has global_head_dim: layers whose heads have sizes of their own are not known");
   }
   ModelLayer result;
   result.sizes = sizes_of(config);

@@ -20,8 +20,8 @@
 
 #include <annulus/core/error.hpp>
 
-#include "launcher/commands/interruption.hpp"
 #include "launcher/options/as_option.hpp"
+#include "launcher/report/interruption.hpp"
 
 namespace annulus::launcher {
 namespace {

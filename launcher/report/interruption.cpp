@@ -1,4 +1,4 @@
-#include "launcher/commands/interruption.hpp"
+#include "launcher/report/interruption.hpp"
 
 #include <algorithm>
 #include <array>

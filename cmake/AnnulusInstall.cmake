@@ -22,7 +22,8 @@ install(DIRECTORY ${PROJECT_SOURCE_DIR}/docs ${PROJECT_SOURCE_DIR}/examples
   DESTINATION ${CMAKE_INSTALL_DOCDIR})
 install(PROGRAMS ${PROJECT_SOURCE_DIR}/scripts/check_attention.py
   DESTINATION ${CMAKE_INSTALL_DATADIR}/annulus)
-install(FILES ${PROJECT_SOURCE_DIR}/scripts/mpi_environment
+install(FILES ${PROJECT_SOURCE_DIR}/scripts/attention_gradients.py  # imported by the program above
+  ${PROJECT_SOURCE_DIR}/scripts/mpi_environment
   DESTINATION ${CMAKE_INSTALL_DATADIR}/annulus)
 # `cmake --install --strip` leaves static libraries as they are, although most of what they hold is
 # for debuggers.

@@ -20,9 +20,9 @@
 #include <annulus/mesh/mesh.hpp>
 
 #include "launcher/commands/commands.hpp"
-#include "launcher/commands/interruption.hpp"
 #include "launcher/commit.hpp"
 #include "launcher/options/option_values.hpp"
+#include "launcher/report/interruption.hpp"
 #include "launcher/report/warnings.hpp"
 #include "launcher/setup/same_on_ranks.hpp"
 

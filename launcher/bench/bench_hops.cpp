@@ -11,8 +11,8 @@
 #include <annulus/mesh/give_up_on_error.hpp>
 #include <annulus/mesh/transport.hpp>
 
-#include "launcher/commands/interruption.hpp"
 #include "launcher/report/cells.hpp"
+#include "launcher/report/interruption.hpp"
 #include "launcher/report/record.hpp"
 #include "launcher/report/report.hpp"
 #include "launcher/report/report_files.hpp"

@@ -19,9 +19,9 @@
 #include <annulus/verification/verification.hpp>
 
 #include "launcher/bench/timing.hpp"
-#include "launcher/commands/interruption.hpp"
 #include "launcher/planning/scaling.hpp"
 #include "launcher/report/cells.hpp"
+#include "launcher/report/interruption.hpp"
 #include "launcher/report/record.hpp"
 #include "launcher/report/report_files.hpp"
 #include "launcher/report/warnings.hpp"

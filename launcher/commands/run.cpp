@@ -23,11 +23,11 @@
 #include <annulus/verification/for_tensor.hpp>
 
 #include "launcher/commands/commands.hpp"
-#include "launcher/commands/interruption.hpp"
 #include "launcher/options/as_option.hpp"
 #include "launcher/options/file_names.hpp"
 #include "launcher/report/cells.hpp"
 #include "launcher/report/explain.hpp"
+#include "launcher/report/interruption.hpp"
 #include "launcher/report/operations.hpp"
 #include "launcher/report/progress.hpp"
 #include "launcher/report/record.hpp"

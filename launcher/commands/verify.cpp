@@ -18,10 +18,10 @@
 #include <annulus/verification/verification.hpp>
 
 #include "launcher/commands/commands.hpp"
-#include "launcher/commands/interruption.hpp"
 #include "launcher/report/cells.hpp"
 #include "launcher/report/coverage.hpp"
 #include "launcher/report/explain.hpp"
+#include "launcher/report/interruption.hpp"
 #include "launcher/report/progress.hpp"
 #include "launcher/report/record.hpp"
 #include "launcher/report/report.hpp"

@@ -111,6 +111,12 @@ class Effects {
     refuse(!o.forward_output.empty(), "--forward-output", "computes no forward pass",
            {"output", "lse", "maximum", "sum", "weights"});
     refuse(o.dry_run, "--dry-run", "computes nothing", {"repeat", "trace", "csv"});
+    // Wherever the policy comes from, as it would compute and write a file.
+    if (o.dry_run && o.tuning == ring::TuningPolicy::measure) {
+      throw UserError(
+          "--tuning measure: measures candidates and writes the cache, so it cannot be given with "
+          "--dry-run, which computes and writes nothing; give --tuning cached or off");
+    }
     refuse(plan && o.simulate, "--simulate", "shows what ranks do, not why", {"explain"});
     refuse(o.random > 0, "--random", "computes many problems", {"explain"});
     refuse(o.random_case.has_value(), "--random-case", "draws one of many problems", {"explain"});

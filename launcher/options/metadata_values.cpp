@@ -103,9 +103,12 @@ ModelValues read_model(const GivenValue* file, const GivenValue* layer, bool wan
   if (wants_dtype && model.dtype) add("dtype", "dtype", text_of(*model.dtype));
   if (model.causal) add("causal", "architectures", "true");
   if (model.window) {
-    // Windows of bidirectional models reach over sliding_window keys on either side.
-    const std::int64_t side = model.causal ? *model.window : *model.window + 1;
-    add("window", "sliding_window", fmt::format("{},{}", side, model.causal ? 0 : side));
+    const auto window = [&](std::int64_t left, std::int64_t right) {
+      return GivenValue{fmt::format("sliding_window in {}", file->text),
+                        fmt::format("{},{}", left, right)};
+    };
+    result.causal_window = window(model.window->left, 0);
+    result.two_sided_window = window(model.window->either_side, model.window->either_side);
   }
   if (model.chunk) add("chunk", "attention_chunk_size", std::to_string(*model.chunk));
   if (model.scale) add("scale", "query_pre_attn_scalar", text_of(*model.scale));

@@ -30,6 +30,9 @@ struct MetadataValues {
 /// The layer of --model-config as values of options.
 struct ModelValues {
   GivenValues values;
+  /// --window with and without --causal, which may come from elsewhere.
+  std::optional<GivenValue> causal_window;
+  std::optional<GivenValue> two_sided_window;
   std::optional<ModelSizes> sizes;
   std::vector<std::string> warnings;
 };

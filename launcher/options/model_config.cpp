@@ -20,6 +20,7 @@ using nlohmann::json;
 constexpr const char* kFull = "full_attention";
 constexpr const char* kSliding = "sliding_attention";
 constexpr const char* kChunked = "chunked_attention";
+constexpr std::int64_t kMostLayers = 1 << 16;
 
 /// A configuration whose values are checked as they are read.
 class Config {
@@ -104,6 +105,34 @@ ModelSizes sizes_of(const Config& config) {
   return {*heads, kv_heads, *hidden / *heads};
 }
 
+// The layers of Llama 4, whose published files hold no layer_types: as in transformers, those with
+// rotary positions see chunks and the others see everything. no_rope_layers has 1 for the former;
+// without it, every fourth layer is one of the latter.
+std::vector<std::string> chunked_kinds(const Config& config) {
+  const auto layers = config.integer("num_hidden_layers");
+  if (!layers || *layers > kMostLayers) {
+    config.fail("has attention_chunk_size without layer_types, and no usable num_hidden_layers");
+  }
+  std::vector<std::string> kinds(static_cast<std::size_t>(*layers), kChunked);
+  const json* const rotary = config.find("no_rope_layers");
+  if (rotary != nullptr && !rotary->is_array()) config.fail("no_rope_layers: expected a list");
+  if (rotary == nullptr || rotary->empty()) {
+    const auto interval =
+        static_cast<std::size_t>(config.integer("no_rope_layer_interval").value_or(4));
+    for (std::size_t i = interval; i <= kinds.size(); i += interval) kinds[i - 1] = kFull;
+    return kinds;
+  }
+  if (rotary->size() != kinds.size()) {
+    config.fail(fmt::format("no_rope_layers: has {} entries, expected one of each of {} layers",
+                            rotary->size(), kinds.size()));
+  }
+  for (std::size_t i = 0; i < kinds.size(); ++i) {
+    if ((*rotary)[i] != 0 && (*rotary)[i] != 1) config.fail("no_rope_layers: expected 0 and 1");
+    if ((*rotary)[i] == 0) kinds[i] = kFull;
+  }
+  return kinds;
+}
+
 // The kinds of all layers, or one kind if the configuration does not count layers.
 std::vector<std::string> layer_kinds(const Config& config) {
   if (const json* const types = config.find("layer_types")) {
@@ -115,12 +144,17 @@ std::vector<std::string> layer_kinds(const Config& config) {
     if (kinds.empty()) config.fail("layer_types: expected a list of names");
     return kinds;
   }
-  const auto layers = static_cast<std::size_t>(config.integer("num_hidden_layers").value_or(1));
-  std::vector<std::string> kinds(std::min<std::size_t>(layers, 1 << 16), kFull);
+  const std::string type = config.text("model_type");
+  if (type.starts_with("llama4")) return chunked_kinds(config);
+  if (config.find("attention_chunk_size")) {
+    if (config.find("no_rope_layers")) return chunked_kinds(config);
+    config.fail("has attention_chunk_size without layer_types, which say what layers see chunks");
+  }
+  const std::int64_t layers = config.integer("num_hidden_layers").value_or(1);
+  std::vector<std::string> kinds(static_cast<std::size_t>(std::min(layers, kMostLayers)), kFull);
   if (!config.find("sliding_window") || !config.flag("use_sliding_window").value_or(true)) {
     return kinds;
   }
-  const std::string type = config.text("model_type");
   // With older files, the code of the model decides which layers slide.
   const auto pattern = config.integer("sliding_window_pattern")
                            .value_or(type.starts_with("gemma3")   ? 6
@@ -153,11 +187,31 @@ std::string kind_of(const Config& config, std::optional<std::int64_t> layer) {
   return kinds.front();
 }
 
+// Whether every token sees those to its right. Gemma has names besides the flag: "vision" is for
+// pictures only, so text stays causal. Absent if the configuration does not say.
+std::optional<bool> is_bidirectional(const Config& config) {
+  constexpr const char* kKey = "use_bidirectional_attention";
+  const std::string name = config.text(kKey);
+  if (name.empty()) return config.flag(kKey);
+  if (name != "all" && name != "vision") {
+    config.fail(fmt::format("{} = '{}', expected a bool, 'all' or 'vision'", kKey, name));
+  }
+  return name == "all";
+}
+
+// With use_bidirectional_attention, transformers halves sliding_window, so that it counts the keys
+// of both sides. Other bidirectional models see sliding_window keys on either side. As causal
+// models count the row's own key, without --causal they see one key less on either side.
+ModelWindow window_of(const Config& config, std::int64_t size, bool causal) {
+  if (is_bidirectional(config).value_or(false)) return {size / 2, size / 2};
+  return {size - 1, causal ? size - 1 : size};
+}
+
 void set_kind(ModelLayer& result, const Config& config, const std::string& kind) {
   if (kind == kSliding) {
     const auto window = config.integer("sliding_window");
     if (!window) config.fail("a layer is sliding_attention, but sliding_window is missing");
-    result.window = *window - 1;
+    result.window = window_of(config, *window, result.causal);
   } else if (kind == kChunked) {
     result.chunk = config.integer("attention_chunk_size");
     if (!result.chunk) {
@@ -171,8 +225,10 @@ void set_kind(ModelLayer& result, const Config& config, const std::string& kind)
 
 // Models that generate text are causal; a configuration says so by the names of its architectures.
 bool is_causal(const Config& config, std::vector<std::string>& warnings) {
+  const std::optional<bool> bidirectional = is_bidirectional(config);
+  if (bidirectional == true) return false;
   if (const auto causal = config.flag("is_causal")) return *causal;
-  if (config.flag("use_bidirectional_attention").value_or(false)) return false;
+  if (bidirectional == false) return true;
   const json* const names = config.find("architectures");
   for (const json& name : names != nullptr && names->is_array() ? *names : json::array()) {
     if (!name.is_string()) continue;
@@ -195,6 +251,9 @@ ModelLayer read_model_config(std::string_view text, const std::string& source,
   const Config config(parse(text, source), source);
   if (config.find("kv_lora_rank")) {
     config.fail("has latent attention (kv_lora_rank), whose sizes per head it does not state");
+  }
+  if (config.find("global_head_dim")) {
+    config.fail("has global_head_dim: layers whose heads have sizes of their own are not known");
   }
   ModelLayer result;
   result.sizes = sizes_of(config);

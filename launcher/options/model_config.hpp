@@ -22,13 +22,20 @@ struct ModelSizes {
 /// "N=64 K=8 D=128".
 [[nodiscard]] std::string to_string(const ModelSizes& sizes);
 
+/// The keys that a row of a sliding layer sees beside its own.
+struct ModelWindow {
+  std::int64_t left = 0;         ///< the L of --window L,0, with --causal
+  std::int64_t either_side = 0;  ///< both numbers of --window, without --causal
+
+  bool operator==(const ModelWindow&) const = default;
+};
+
 /// The attention of one layer of a model, as far as the configuration says.
 struct ModelLayer {
   ModelSizes sizes;
   std::optional<DType> dtype;
   bool causal = false;
-  /// The L of --window with --causal, one less than sliding_window, which counts the row's own key.
-  std::optional<std::int64_t> window;
+  std::optional<ModelWindow> window;
   std::optional<std::int64_t> chunk;
   std::optional<double> scale;
   std::optional<double> soft_cap;
@@ -37,10 +44,11 @@ struct ModelLayer {
 
 /// Reads a config.json of Hugging Face's transformers: num_attention_heads, num_key_value_heads,
 /// head_dim, hidden_size, sliding_window with layer_types (or sliding_window_pattern,
-/// use_sliding_window, max_window_layers), attention_chunk_size, attn_logit_softcapping,
-/// query_pre_attn_scalar, attention_multiplier, dtype (torch_dtype). If there is a text_config, its
-/// keys are read. Other keys are ignored, as they are not about attention. Windows and chunks have
-/// the same meaning as in annulus.hf.
+/// use_sliding_window, max_window_layers), attention_chunk_size with layer_types (or
+/// no_rope_layers, no_rope_layer_interval), use_bidirectional_attention, is_causal, architectures,
+/// attn_logit_softcapping, query_pre_attn_scalar, attention_multiplier, dtype (torch_dtype). If
+/// there is a text_config, its keys are read. Other keys are ignored, as they are not about
+/// attention. Windows and chunks have the same meaning as in annulus.hf.
 ///
 /// `layer` counts from 0; if it is absent, all layers must be alike. `source` names the text in
 /// messages. Throws FileError(source, …) if the text is no such configuration, or if its attention

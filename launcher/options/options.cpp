@@ -437,6 +437,11 @@ std::optional<Options> parse_options(const std::vector<std::string>& words, std:
   }
   values.merge(metadata.file);
   values.merge(model.values);
+  const GivenValue* const causal = first_of("causal", {&values, &environment, &config});
+  const bool is_causal = causal != nullptr && parse_flag(causal->option, causal->text);
+  if (const auto& window = is_causal ? model.causal_window : model.two_sided_window) {
+    values.emplace("window", *window);
+  }
   values.merge(environment);
   values.merge(metadata.environment);
   values.merge(config);

@@ -20,8 +20,8 @@
 
 #include <annulus/core/error.hpp>
 
-#include "launcher/commands/interruption.hpp"
 #include "launcher/options/as_option.hpp"
+#include "launcher/report/interruption.hpp"
 
 namespace annulus::launcher {
 namespace {
@@ -168,11 +168,13 @@ void ReportFiles::keep(const Report& report, std::ostream& out) {
   if (json_to_output_) print_when_interrupted(unfinished_text(report));
   write_csv(report, out);
   out.flush();
-  if (!json_) return;
-  as_option(json_shown_, [&] {
-    json_->commit(unfinished_text(report));
-    json_.emplace(json_path_);
-  });
+  if (json_) {
+    as_option(json_shown_, [&] {
+      json_->commit(unfinished_text(report));
+      json_.emplace(json_path_);
+    });
+  }
+  rows_are_kept(json_ || csv_ || replace_table());
 }
 
 void ReportFiles::write(const Report& report, std::ostream& out) {

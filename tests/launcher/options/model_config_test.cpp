@@ -1,6 +1,8 @@
 // Configurations of Hugging Face models: the attention of a layer that they describe.
 #include "launcher/options/model_config.hpp"
 
+#include <array>
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -44,7 +46,7 @@ TEST(ModelConfig, AModelWithoutWindows) {
 // sliding_window counts the row's own key, as annulus.hf reads it too.
 TEST(ModelConfig, AWindowSeesAsManyKeysAsItSays) {
   const ModelLayer layer = layer_of(kGptOss, 0);
-  EXPECT_EQ(layer.window, 127);
+  EXPECT_EQ(layer.window, (ModelWindow{127, 127}));
   EXPECT_THAT(layer.warnings, ElementsAre(HasSubstr("--sinks")));
   EXPECT_FALSE(layer_of(kGptOss, 1).window.has_value());
 }
@@ -57,19 +59,19 @@ TEST(ModelConfig, LayersThatDifferMustBeNamed) {
 }
 
 TEST(ModelConfig, OlderFilesLeaveWindowsToTheModel) {
-  EXPECT_EQ(layer_of(kGemma2, 0).window, 4095);
+  EXPECT_EQ(layer_of(kGemma2, 0).window, (ModelWindow{4095, 4095}));
   EXPECT_FALSE(layer_of(kGemma2, 1).window.has_value());
   EXPECT_EQ(layer_of(kGemma2, 0).soft_cap, 50);
   EXPECT_EQ(layer_of(kGemma2, 0).scale, 0.0625);
   const std::string sizes = R"("num_attention_heads": 4, "head_dim": 8, "num_hidden_layers": 12,
       "sliding_window": 16, "architectures": ["XForCausalLM"])";
-  EXPECT_EQ(layer_of("{" + sizes + "}").window, 15) << "as Mistral: all layers";
+  EXPECT_EQ(layer_of("{" + sizes + "}").window, (ModelWindow{15, 15})) << "as Mistral: all layers";
   EXPECT_FALSE(layer_of("{" + sizes + R"(, "use_sliding_window": false})").window.has_value());
   const std::string qwen = "{" + sizes + R"(, "use_sliding_window": true, "max_window_layers": 8})";
   EXPECT_FALSE(layer_of(qwen, 7).window.has_value());
-  EXPECT_EQ(layer_of(qwen, 8).window, 15);
+  EXPECT_EQ(layer_of(qwen, 8).window, (ModelWindow{15, 15}));
   const std::string gemma3 = "{" + sizes + R"(, "sliding_window_pattern": 6})";
-  EXPECT_EQ(layer_of(gemma3, 4).window, 15);
+  EXPECT_EQ(layer_of(gemma3, 4).window, (ModelWindow{15, 15}));
   EXPECT_FALSE(layer_of(gemma3, 5).window.has_value());
 }
 
@@ -82,6 +84,79 @@ TEST(ModelConfig, ChunksAndModelsOfSeveralKindsOfInput) {
   EXPECT_EQ(layer.chunk, 8192);
   EXPECT_EQ(layer.dtype, DType::float16);
   EXPECT_TRUE(layer.causal);
+}
+
+// As published, with the layers of chunks left to the model's code.
+TEST(ModelConfig, LayersWithRotaryPositionsSeeChunks) {
+  const auto with = [](const std::string& more) {
+    return R"({"architectures": ["Llama4ForConditionalGeneration"], "text_config":
+        {"num_attention_heads": 40, "head_dim": 128, "num_key_value_heads": 8,
+         "attention_chunk_size": 8192, "num_hidden_layers": 8)" +
+           more + "}}";
+  };
+  for (const char* more : {R"(, "no_rope_layers": [])", R"(, "model_type": "llama4_text")"}) {
+    for (const int layer : {0, 1, 2, 4, 5, 6}) EXPECT_EQ(layer_of(with(more), layer).chunk, 8192);
+    for (const int layer : {3, 7}) EXPECT_FALSE(layer_of(with(more), layer).chunk.has_value());
+  }
+  const std::string every_second = with(R"(, "no_rope_layers": [], "no_rope_layer_interval": 2)");
+  EXPECT_EQ(layer_of(every_second, 2).chunk, 8192);
+  EXPECT_FALSE(layer_of(every_second, 1).chunk.has_value());
+  const std::string listed = with(R"(, "no_rope_layers": [0, 1, 1, 1, 1, 1, 1, 0])");
+  EXPECT_FALSE(layer_of(listed, 0).chunk.has_value());
+  EXPECT_EQ(layer_of(listed, 3).chunk, 8192);
+  EXPECT_THAT(error_of_config(with(R"(, "no_rope_layers": [1])"), 0),
+              HasSubstr("no_rope_layers: has 1 entries"));
+  EXPECT_THAT(error_of_config(with(R"(, "no_rope_layers": [1, 1, 1, 1, 1, 1, 1, 2])"), 0),
+              HasSubstr("no_rope_layers: expected 0 and 1"));
+  EXPECT_THAT(error_of_config(with("")), HasSubstr("attention_chunk_size without layer_types"));
+}
+
+// EmbeddingGemma's 512 is 257 in transformers, which counts the row's own key: 256 on either side.
+TEST(ModelConfig, BidirectionalGemmaHalvesItsWindow) {
+  const auto with = [](const std::string& bidirectional) {
+    return layer_of(R"({"architectures": ["Gemma3TextModel"], "num_attention_heads": 3,
+        "head_dim": 256, "sliding_window": 512, "layer_types": ["sliding_attention"],
+        "use_bidirectional_attention": )" +
+                    bidirectional + "}");
+  };
+  for (const char* value : {"true", R"("all")"}) {
+    const ModelLayer layer = with(value);
+    EXPECT_FALSE(layer.causal);
+    EXPECT_EQ(layer.window, (ModelWindow{256, 256}));
+    EXPECT_THAT(layer.warnings, IsEmpty());
+  }
+  for (const char* value : {"false", R"("vision")"}) {
+    const ModelLayer layer = with(value);
+    EXPECT_TRUE(layer.causal);
+    EXPECT_EQ(layer.window, (ModelWindow{511, 511}));
+  }
+  const ModelLayer unsaid = with("null");
+  EXPECT_THAT(unsaid.warnings, ElementsAre(HasSubstr("--causal if it is")));
+  EXPECT_EQ(unsaid.window, (ModelWindow{511, 512}));
+  const auto error = [&](const char* value) {
+    return test::message_of<UserError>([&] { static_cast<void>(with(value)); });
+  };
+  EXPECT_THAT(error(R"("some")"), HasSubstr("use_bidirectional_attention = 'some', expected"));
+  EXPECT_THAT(error("2"), HasSubstr("use_bidirectional_attention = 2, expected a bool"));
+  EXPECT_THAT(error("null, \"global_head_dim\": 512"), HasSubstr("has global_head_dim"));
+}
+
+TEST(ModelConfig, TheWindowFollowsTheFinalValueOfCausal) {
+  const auto window = [](const std::string& more, const Words& options) {
+    const OptionFile config(R"({"num_attention_heads": 8, "head_dim": 8, "sliding_window": 16)" +
+                            more + "}");
+    const Words words{"plan", "--shape", "1,8k,8k", "--model-config", config.path()};
+    const Options parsed = parse(joined(words, options));
+    return std::array{parsed.window->left, parsed.window->right};
+  };
+  const std::string mistral = R"(, "architectures": ["MistralForCausalLM"])";
+  EXPECT_THAT(window(mistral, {}), ElementsAre(15, 0));
+  EXPECT_THAT(window(mistral, {"--causal=false"}), ElementsAre(15, 15));
+  EXPECT_THAT(window(mistral, {"--causal=false", "--window", "7,3"}), ElementsAre(7, 3));
+  EXPECT_THAT(window("", {}), ElementsAre(16, 16));
+  EXPECT_THAT(window("", {"--causal"}), ElementsAre(15, 0));
+  const Variable causal("ANNULUS_CAUSAL", "true");
+  EXPECT_THAT(window("", {}), ElementsAre(15, 0));
 }
 
 TEST(ModelConfig, WhatIsNotUnderstoodIsRefused) {

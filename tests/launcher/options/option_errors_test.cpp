@@ -385,6 +385,17 @@ TEST(OptionErrors, WhatOnlyTablesShowIsRefusedWhereThereIsNone) {
               HasSubstr("--explain: has no effect with --csv -"));
 }
 
+// Measuring would compute, and write the cache.
+TEST(OptionErrors, ADryRunMeasuresNothing) {
+  const auto refused = AllOf(HasSubstr("--tuning measure: "), HasSubstr("--dry-run"));
+  EXPECT_THAT(error_of({"run", "--dry-run", "--tuning", "measure"}), refused);
+  EXPECT_NO_THROW(parse({"run", "--dry-run", "--tuning", "cached"}));
+  EXPECT_NO_THROW(parse({"run", "--dry-run=false", "--tuning", "measure"}));
+  const Variable policy("ANNULUS_TUNING", "measure");
+  EXPECT_THAT(error_of({"run", "--dry-run"}), refused);
+  EXPECT_NO_THROW(parse({"run", "--dry-run", "--tuning", "off"}));
+}
+
 // A script may try values of an option, of which one switches off what other options need.
 TEST(OptionErrors, AnOptionThatIsSwitchedOffIsStillThereForThoseThatNeedIt) {
   for (const char* const dropout : {"0", "0.1", "0.3"}) {

@@ -1,5 +1,6 @@
 #include "launcher/report/report_files.hpp"
 
+#include <csignal>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
@@ -13,6 +14,7 @@
 
 #include <annulus/core/error.hpp>
 
+#include "launcher/report/interruption.hpp"
 #include "tests/support/message_of.hpp"
 
 namespace annulus::launcher {
@@ -79,6 +81,19 @@ TEST_F(ReportFilesTest, KeptRowsAreCompleteFiles) {
   EXPECT_EQ(content("a.csv"), report.csv_header() + "\r\n" + report.csv_rows());
   EXPECT_EQ(files(), 2);
   EXPECT_EQ(out_.str(), "");
+}
+
+TEST_F(ReportFilesTest, AnInterruptionSaysWhetherRowsAreKept) {
+  const auto interrupted = [&](const std::string& csv) {
+    handle_interruptions(/*speaks=*/true);
+    const Report report = report_of();
+    ReportFiles files("", csv, report);
+    files.keep(report, out_);
+    ::raise(SIGTERM);
+  };
+  const ::testing::KilledBySignal killed(SIGTERM);
+  EXPECT_EXIT(interrupted(path("a.csv")), killed, "by SIGTERM; finished rows are kept");
+  EXPECT_EXIT(interrupted(""), killed, "by SIGTERM; no unfinished file is left");
 }
 
 TEST_F(ReportFilesTest, RowsOfCsvOnStandardOutputComeAtOnce) {

@@ -1,4 +1,4 @@
-#include "launcher/commands/interruption.hpp"
+#include "launcher/report/interruption.hpp"
 
 #include <algorithm>
 #include <array>
@@ -32,6 +32,8 @@ struct Step {
 std::array<Step, 2> steps;
 std::atomic<std::size_t> current = 0;
 std::atomic<bool> speaking = false;
+std::atomic<bool> keeps_rows = false;
+static_assert(std::atomic<bool>::is_always_lock_free);
 
 /// As with `steps`, the next text is made beside the current one.
 std::array<std::string, 2> last_words;
@@ -76,7 +78,7 @@ extern "C" void interrupt(int signal) {
     const Step& step = steps[current];
     if (step.size > 0) line.add(" while ");
     line.add({step.text.data(), step.size});
-    line.add("; no unfinished file is left\n");
+    line.add(keeps_rows ? "; finished rows are kept\n" : "; no unfinished file is left\n");
     line.print();
   }
   ::raise(signal);  // SA_RESETHAND has restored the default action
@@ -116,6 +118,10 @@ void print_when_interrupted(std::string text) {
   std::string& next = last_word == last_words.data() ? last_words[1] : last_words[0];
   next = std::move(text);
   last_word = next.empty() ? nullptr : &next;
+}
+
+void rows_are_kept(bool kept) noexcept {
+  keeps_rows = kept;
 }
 
 void end_steps() noexcept {

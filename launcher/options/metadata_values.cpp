@@ -16,8 +16,6 @@
 namespace annulus::launcher {
 namespace {
 
-constexpr std::int64_t kMostLayers = 1 << 16;
-
 std::string text_of(DType dtype) {
   return std::string(name_of(dtype));
 }
@@ -86,7 +84,7 @@ ModelValues read_model(const GivenValue* file, const GivenValue* layer, bool wan
   if (file == nullptr) return result;
   if (file->text.empty()) throw ArgumentError(file->option, "''", "a name");
   std::optional<std::int64_t> number;
-  if (layer != nullptr) number = parse_integer(layer->option, layer->text, 0, kMostLayers);
+  if (layer != nullptr) number = parse_integer(layer->option, layer->text, 0, kMaximumLayers);
   const std::string shown = fmt::format("{} {}", file->option, file->text);
   ModelLayer model;
   try {
@@ -114,6 +112,7 @@ ModelValues read_model(const GivenValue* file, const GivenValue* layer, bool wan
   if (model.scale) add("scale", "query_pre_attn_scalar", text_of(*model.scale));
   if (model.soft_cap) add("soft-cap", "attn_logit_softcapping", text_of(*model.soft_cap));
   result.sizes = model.sizes;
+  result.has_sinks = model.has_sinks;
   for (const std::string& warning : model.warnings) {
     result.warnings.push_back(fmt::format("{} {}", shown, warning));
   }

@@ -34,6 +34,7 @@ struct ModelValues {
   std::optional<GivenValue> causal_window;
   std::optional<GivenValue> two_sided_window;
   std::optional<ModelSizes> sizes;
+  bool has_sinks = false;  ///< the model has sinks, which the file does not hold
   std::vector<std::string> warnings;
 };
 

@@ -20,7 +20,6 @@ using nlohmann::json;
 constexpr const char* kFull = "full_attention";
 constexpr const char* kSliding = "sliding_attention";
 constexpr const char* kChunked = "chunked_attention";
-constexpr std::int64_t kMostLayers = 1 << 16;
 
 /// A configuration whose values are checked as they are read.
 class Config {
@@ -110,7 +109,7 @@ ModelSizes sizes_of(const Config& config) {
 // without it, every fourth layer is one of the latter.
 std::vector<std::string> chunked_kinds(const Config& config) {
   const auto layers = config.integer("num_hidden_layers");
-  if (!layers || *layers > kMostLayers) {
+  if (!layers || *layers > kMaximumLayers) {
     config.fail("has attention_chunk_size without layer_types, and no usable num_hidden_layers");
   }
   std::vector<std::string> kinds(static_cast<std::size_t>(*layers), kChunked);
@@ -151,7 +150,7 @@ std::vector<std::string> layer_kinds(const Config& config) {
     config.fail("has attention_chunk_size without layer_types, which say what layers see chunks");
   }
   const std::int64_t layers = config.integer("num_hidden_layers").value_or(1);
-  std::vector<std::string> kinds(static_cast<std::size_t>(std::min(layers, kMostLayers)), kFull);
+  std::vector<std::string> kinds(static_cast<std::size_t>(std::min(layers, kMaximumLayers)), kFull);
   if (!config.find("sliding_window") || !config.flag("use_sliding_window").value_or(true)) {
     return kinds;
   }
@@ -274,10 +273,7 @@ ModelLayer read_model_config(std::string_view text, const std::string& source,
   } else {
     result.scale = config.positive("attention_multiplier");
   }
-  if (config.text("model_type") == "gpt_oss") {
-    result.warnings.emplace_back(
-        "lacks the sinks of the heads, which are among the model's weights: give --sinks FILE");
-  }
+  result.has_sinks = config.text("model_type") == "gpt_oss";
   return result;
 }
 

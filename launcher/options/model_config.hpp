@@ -10,6 +10,9 @@
 
 namespace annulus::launcher {
 
+/// The largest number of a layer.
+inline constexpr std::int64_t kMaximumLayers = 1 << 16;
+
 /// Query heads N, key/value heads K and head dimension D of a model.
 struct ModelSizes {
   std::int64_t heads = 0;
@@ -39,6 +42,7 @@ struct ModelLayer {
   std::optional<std::int64_t> chunk;
   std::optional<double> scale;
   std::optional<double> soft_cap;
+  bool has_sinks = false;             ///< one for each head, among the weights of the model
   std::vector<std::string> warnings;  ///< parts of the layer that the configuration lacks
 };
 

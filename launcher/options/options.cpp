@@ -452,6 +452,11 @@ std::optional<Options> parse_options(const std::vector<std::string>& words, std:
   for (const auto* more : {&metadata.warnings, &model.warnings}) {
     warnings.insert(warnings.end(), more->begin(), more->end());
   }
+  if (model.has_sinks && options.sinks.empty()) {
+    warnings.push_back("--model-config " + options.model_config +
+                       ": lacks the sinks of the heads, which are among the model's weights: give "
+                       "--sinks FILE");
+  }
   options.warnings = std::move(warnings);
   return options;
 }

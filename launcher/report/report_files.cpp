@@ -30,18 +30,18 @@ namespace {
 constexpr std::int64_t kLongestHeader = 64 << 10;
 constexpr std::string_view kLineEnd = "\r\n";
 
-std::string text_of(const nlohmann::json& json) {
+std::string text_of(const nlohmann::json& whole) {
   // Names of files in options need not be UTF-8.
-  return json.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + '\n';
+  return whole.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + '\n';
 }
 
 std::string unfinished_text(const Report& report) {
-  nlohmann::json json = report.to_json();
-  json["verdict"] = {
+  nlohmann::json whole = report.to_json();
+  whole["verdict"] = {
       {"passed", false},
       {"text", fmt::format("unfinished after {}",
                            counted(static_cast<std::int64_t>(report.rows()), "row"))}};
-  return text_of(json);
+  return text_of(whole);
 }
 
 std::string read_text(const files::FileDescriptor& file, const std::string& path,

@@ -41,9 +41,29 @@ std::vector<NamedSharding> in_shardings(const Mesh& mesh, const ShardMap& map,
   return result;
 }
 
+// The body reads shards and writes results that may end right after it: shards that were moved, and
+// all results if any rank fails. Their memory would go to others, so what the body has submitted
+// ends first, also if it throws.
+std::vector<Tensor> run_and_wait(const ShardBody& body, std::span<const ConstTensorView> shards,
+                                 Stream& stream) {
+  std::vector<Tensor> results;
+  try {
+    results = body(shards);
+  } catch (...) {
+    try {
+      stream.synchronize();
+    } catch (...) {
+      // The body's own error says more.
+    }
+    throw;
+  }
+  stream.synchronize();
+  return results;
+}
+
 std::vector<Tensor> run_body(const ShardMap& map, std::span<const ConstTensorView> shards,
-                             Place place) {
-  std::vector<Tensor> results = map.body(shards);
+                             Place place, Stream& stream) {
+  std::vector<Tensor> results = run_and_wait(map.body, shards, stream);
   check_count("out_specs", map.out_specs.size(), results.size(), "results of the body");
   for (std::size_t i = 0; i < results.size(); ++i) {
     if (results[i].view().place() == place) continue;
@@ -246,7 +266,7 @@ std::vector<ShardedTensor> shard_map(Mesh& mesh, Device& device, Stream& stream,
   }
 
   std::vector<Tensor> results =
-      collectively(world, [&] { return run_body(map, shards, device.place()); });
+      collectively(world, [&] { return run_body(map, shards, device.place(), stream); });
 
   // From here on every rank has the same information and decides alike.
   std::vector<ShardedTensor> labelled;

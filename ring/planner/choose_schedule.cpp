@@ -117,7 +117,9 @@ class Comparison {
     const double limit = fastest_ * kNoise;
     const std::optional<PredictedRun> run = predictor_.run(one.input, one.variant, limit);
     if (!run) {
-      one.least = std::max(one.least, std::nextafter(limit, 2 * limit));
+      // Above the limit even if that is 0: otherwise the variant would stay undecided for ever.
+      one.least =
+          std::max(one.least, std::nextafter(limit, std::numeric_limits<double>::infinity()));
       return;
     }
     one.played = true;

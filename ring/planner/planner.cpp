@@ -1,18 +1,14 @@
 #include <algorithm>
 #include <array>
 #include <functional>
-#include <iterator>
-#include <map>
-#include <numeric>
-#include <set>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
 #include <annulus/core/error.hpp>
 #include <annulus/ring/planner.hpp>
-#include <annulus/ring/predicted_run.hpp>
 
+#include "planner/all_ranks.hpp"
 #include "planner/kv_groups.hpp"
 #include "schedules/building/block_finder.hpp"
 #include "schedules/schedules.hpp"
@@ -41,12 +37,6 @@ std::vector<double> work_of_ranks(const PlanInput& input, const std::vector<int>
   work.reserve(ranks.size());
   for (const int rank : ranks) work.push_back(work_of(input, rank));
   return work;
-}
-
-std::vector<int> all_ranks(const PlanInput& input) {
-  std::vector<int> ranks(static_cast<std::size_t>(input.operands.key.mesh().ranks()));
-  std::iota(ranks.begin(), ranks.end(), 0);
-  return ranks;
 }
 
 nlohmann::json to_json(const PositionRanges& positions) {
@@ -219,53 +209,6 @@ int ranks_per_row(const NamedSharding& key, const std::vector<int>& node_of_rank
     }
   }
   return row;
-}
-
-namespace {
-
-// All ranks of some nodes, including the busiest rank's, so that the ranks of a node share its
-// network as in the whole mesh. Nothing if a node has more than `most` ranks.
-std::vector<int> sample_nodes(const PlanInput& input, int most) {
-  const std::vector<int>& node_of_rank = input.prices.node_of_rank;
-  std::map<int, std::vector<int>> nodes;
-  for (std::size_t r = 0; r < node_of_rank.size(); ++r) {
-    nodes[node_of_rank[r]].push_back(static_cast<int>(r));
-  }
-  std::size_t largest = 1;
-  for (const auto& [node, ranks] : nodes) largest = std::max(largest, ranks.size());
-  const auto wanted =
-      std::min(static_cast<std::int64_t>(nodes.size()),
-               static_cast<std::int64_t>(most) / static_cast<std::int64_t>(largest));
-  if (wanted < 1) return {};
-  const int busiest = busiest_rank(input, all_ranks(input));
-  std::set<int> chosen{node_of_rank[static_cast<std::size_t>(busiest)]};
-  const auto last = static_cast<std::int64_t>(nodes.size()) - 1;
-  for (std::int64_t i = 0; static_cast<std::int64_t>(chosen.size()) < wanted && i < wanted; ++i) {
-    chosen.insert(std::next(nodes.begin(), wanted == 1 ? 0 : i * last / (wanted - 1))->first);
-  }
-  std::vector<int> sample;
-  for (const int node : chosen) {
-    sample.insert(sample.end(), nodes[node].begin(), nodes[node].end());
-  }
-  std::sort(sample.begin(), sample.end());
-  return sample;
-}
-
-}  // namespace
-
-std::vector<int> simulated_ranks(const PlanInput& input, int all, int most) {
-  const int ranks = input.operands.key.mesh().ranks();
-  if (ranks <= std::max(all, most)) return all_ranks(input);
-  if (!input.prices.node_of_rank.empty()) {
-    std::vector<int> nodes = sample_nodes(input, most);
-    if (!nodes.empty()) return nodes;
-  }
-  std::set<int> sample{busiest_rank(input, all_ranks(input))};
-  const int spread = most - 1;
-  for (int i = 0; i < spread; ++i) {
-    sample.insert(spread == 1 ? 0 : static_cast<int>(std::int64_t{i} * (ranks - 1) / (spread - 1)));
-  }
-  return {sample.begin(), sample.end()};
 }
 
 std::vector<std::pair<std::string, std::string>> passed_over_blocks(const PlanInput& input,

@@ -7,6 +7,8 @@
 #include <cstdio>
 #include <cuda_runtime_api.h>
 #include <memory>
+#include <optional>
+#include <span>
 #include <stdexcept>
 #include <string>
 #include <unistd.h>
@@ -409,6 +411,101 @@ TEST_F(DeviceFace, ALostRankDoesNotBlockTheCallersOwnSynchronisation) {
     EXPECT_THAT(message, HasSubstr("rank 1"));
     EXPECT_THROW(layer.run(stream_), TimeoutError);
   }
+}
+
+// The rows of an array, by rank, which the body copies from shards that hold all of them.
+class DeviceArrays : public DeviceFace {
+ protected:
+  static constexpr std::int64_t kRows = 1 << 16;
+
+  void SetUp() override {
+    DeviceFace::SetUp();
+    if (IsSkipped()) return;
+    sharding_.emplace(context_->mesh_shape(), PartitionSpec::parse("sp"),
+                      Extents{kRows * context_->size()});
+    map_ = {.body =
+                [this](std::span<const ConstTensorView> shards) {
+                  std::vector<Tensor> results;
+                  results.emplace_back(DType::int32, shards[0].shape(), context_->memory());
+                  // Late, so that a moved shard that ended with the call would be lost.
+                  check_cuda(cudaLaunchHostFunc(stream_, sleep_a_while, nullptr),
+                             "cudaLaunchHostFunc");
+                  check_cuda(cudaMemcpyAsync(results[0].view().data(), shards[0].data(),
+                                             results[0].bytes(), cudaMemcpyDeviceToDevice, stream_),
+                             "cudaMemcpyAsync");
+                  return results;
+                },
+            .in_specs = {PartitionSpec()},
+            .out_specs = {PartitionSpec()},
+            .check_replication = false};
+  }
+
+  // Whether all bytes of device memory are `byte`, after earlier work of the stream.
+  [[nodiscard]] bool holds(const ConstTensorView& view, int byte) const {
+    std::vector<unsigned char> bytes(static_cast<std::size_t>(view.elements()) * 4);
+    check_cuda(
+        cudaMemcpyAsync(bytes.data(), view.data(), bytes.size(), cudaMemcpyDeviceToHost, stream_),
+        "cudaMemcpyAsync");
+    check_cuda(cudaStreamSynchronize(stream_), "cudaStreamSynchronize");
+    return std::ranges::all_of(bytes, [&](unsigned char one) { return one == byte; });
+  }
+
+  std::optional<NamedSharding> sharding_;
+  ShardMap map_;
+};
+
+TEST_F(DeviceArrays, AreReadAfterTheCallersEarlierWork) {
+  ShardedTensor array(*sharding_, context_->rank(), DType::int32, context_->memory());
+  const std::size_t bytes = kRows * sizeof(std::int32_t);
+  for (const int byte : {1, 2, 3}) {
+    check_cuda(cudaLaunchHostFunc(stream_, sleep_a_while, nullptr), "cudaLaunchHostFunc");
+    check_cuda(cudaMemsetAsync(array.local().data(), byte, bytes, stream_), "cudaMemsetAsync");
+    const auto results = shard_map(*context_, map_, {array}, stream_);
+    // What the body has submitted has ended, so that memory of moved shards may go to others.
+    EXPECT_EQ(cudaStreamQuery(stream_), cudaSuccess);
+    EXPECT_TRUE(holds(results[0].local(), byte));
+
+    const Tensor whole(DType::int32, results[0].global_shape(), context_->memory());
+    check_cuda(cudaLaunchHostFunc(stream_, sleep_a_while, nullptr), "cudaLaunchHostFunc");
+    check_cuda(cudaMemsetAsync(array.local().data(), byte + 8, bytes, stream_), "cudaMemsetAsync");
+    reshard(*context_, *sharding_, array.local(), results[0].sharding(), whole.view(), stream_);
+    EXPECT_TRUE(holds(whole.view(), byte + 8));
+  }
+}
+
+TEST_F(DeviceArrays, ABodyThatThrowsIsWaitedForToo) {
+  const ShardedTensor array(*sharding_, context_->rank(), DType::int32, context_->memory());
+  const ShardBody copy = map_.body;
+  map_.body = [&](std::span<const ConstTensorView> shards) -> std::vector<Tensor> {
+    std::vector<Tensor> results = copy(shards);
+    if (context_->rank() == 0) throw ArgumentError("body", "rank 0", "another");
+    return results;
+  };
+  EXPECT_THROW((void)shard_map(*context_, map_, {array}, stream_), UserError);
+  EXPECT_EQ(cudaStreamQuery(stream_), cudaSuccess);
+}
+
+// On every rank, although one stream alone is captured.
+TEST_F(DeviceArrays, ACapturedStreamIsRefused) {
+  const ShardedTensor array(*sharding_, context_->rank(), DType::int32, context_->memory());
+  const Tensor other(DType::int32, {kRows}, context_->memory());
+  const bool last = context_->rank() == context_->size() - 1;
+  if (last) {
+    check_cuda(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeRelaxed), "begin of capture");
+  }
+  EXPECT_THAT(
+      test::message_of<UserError>([&] { (void)shard_map(*context_, map_, {array}, stream_); }),
+      HasSubstr("shard_map cannot be captured"));
+  EXPECT_THAT(test::message_of<UserError>([&] {
+                reshard(*context_, *sharding_, array.local(), *sharding_, other.view(), stream_);
+              }),
+              HasSubstr("reshard cannot be captured"));
+  if (last) {
+    cudaGraph_t graph = nullptr;
+    check_cuda(cudaStreamEndCapture(stream_, &graph), "end of capture");
+    check_cuda(cudaGraphDestroy(graph), "cudaGraphDestroy");
+  }
+  EXPECT_NO_THROW((void)shard_map(*context_, map_, {array}, stream_));
 }
 
 }  // namespace

@@ -9,8 +9,8 @@
 
 namespace annulus {
 
-/// shard_map() of context.hpp, on any mesh and device. GPU work of the body must be on `stream`, or
-/// finished on return. The body may communicate through mesh.group(), in the same order on every
+/// shard_map() of context.hpp, on any mesh and device. GPU work of the body must be on `stream`,
+/// which the call waits for, or finished on return. The body may communicate through mesh.group(), in the same order on every
 /// rank.
 [[nodiscard]] std::vector<ShardedTensor> shard_map(Mesh& mesh, Device& device, Stream& stream,
                                                    const ShardMap& map,

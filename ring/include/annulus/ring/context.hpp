@@ -146,7 +146,8 @@ class Overlay {
 ///
 /// On a GPU, arguments are read after the earlier work of `stream`, a cudaStream_t, null for CUDA's
 /// default stream. What the body submits to it sees the shards, and later work there sees the
-/// results. The host waits for whatever ranks exchange or compare.
+/// results. The host waits for the body's work on `stream`, and for whatever ranks exchange or
+/// compare. A stream under capture is refused with an UnsupportedError.
 ///
 /// Collective over the context. The ranks agree on errors, so all of them throw together, if
 /// - the body throws on any rank;
@@ -166,7 +167,7 @@ class Overlay {
 /// `source` and `destination` are this rank's shards: they must have the local shapes of the
 /// shardings, the same dtype and any strides, lie in the memory of the context's device and not
 /// overlap. The call reads the source after earlier work of `stream`, as shard_map() does, and
-/// returns when the destination is complete.
+/// returns when the destination is complete. A stream under capture is refused likewise.
 ///
 /// Collective over the context; all ranks pass the same shardings and dtype. If the views of one
 /// rank do not fit, every rank throws a UserError.

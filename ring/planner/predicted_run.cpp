@@ -1,6 +1,9 @@
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
+#include <iterator>
 #include <map>
+#include <set>
 #include <utility>
 
 #include <fmt/format.h>
@@ -11,6 +14,7 @@
 #include <annulus/ring/predicted_run.hpp>
 #include <annulus/ring/simulate.hpp>
 
+#include "planner/all_ranks.hpp"
 #include "planner/kv_groups.hpp"
 
 namespace annulus::ring {
@@ -56,7 +60,50 @@ PeerExtent extent_inside_nodes(const NamedSharding& key, const std::vector<int>&
   return joint(extents);
 }
 
+// All ranks of some nodes, including the busiest rank's, so that the ranks of a node share its
+// network as in the whole mesh. Nothing if a node has more than `most` ranks.
+std::vector<int> sample_nodes(const PlanInput& input, int most) {
+  const std::vector<int>& node_of_rank = input.prices.node_of_rank;
+  std::map<int, std::vector<int>> nodes;
+  for (std::size_t r = 0; r < node_of_rank.size(); ++r) {
+    nodes[node_of_rank[r]].push_back(static_cast<int>(r));
+  }
+  std::size_t largest = 1;
+  for (const auto& [node, ranks] : nodes) largest = std::max(largest, ranks.size());
+  const auto wanted =
+      std::min(static_cast<std::int64_t>(nodes.size()),
+               static_cast<std::int64_t>(most) / static_cast<std::int64_t>(largest));
+  if (wanted < 1) return {};
+  const int busiest = busiest_rank(input, all_ranks(input));
+  std::set<int> chosen{node_of_rank[static_cast<std::size_t>(busiest)]};
+  const auto last = static_cast<std::int64_t>(nodes.size()) - 1;
+  for (std::int64_t i = 0; static_cast<std::int64_t>(chosen.size()) < wanted && i < wanted; ++i) {
+    chosen.insert(std::next(nodes.begin(), wanted == 1 ? 0 : i * last / (wanted - 1))->first);
+  }
+  std::vector<int> sample;
+  for (const int node : chosen) {
+    sample.insert(sample.end(), nodes[node].begin(), nodes[node].end());
+  }
+  std::sort(sample.begin(), sample.end());
+  return sample;
+}
+
 }  // namespace
+
+std::vector<int> simulated_ranks(const PlanInput& input, int all, int most) {
+  const int ranks = input.operands.key.mesh().ranks();
+  if (ranks <= std::max(all, most)) return all_ranks(input);
+  if (!input.prices.node_of_rank.empty()) {
+    std::vector<int> nodes = sample_nodes(input, most);
+    if (!nodes.empty()) return nodes;
+  }
+  std::set<int> sample{busiest_rank(input, all_ranks(input))};
+  const int spread = most - 1;
+  for (int i = 0; i < spread; ++i) {
+    sample.insert(spread == 1 ? 0 : static_cast<int>(std::int64_t{i} * (ranks - 1) / (spread - 1)));
+  }
+  return {sample.begin(), sample.end()};
+}
 
 struct Predictor::Impl {
   KvGroups groups;

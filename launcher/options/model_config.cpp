@@ -186,8 +186,8 @@ std::string kind_of(const Config& config, std::optional<std::int64_t> layer) {
   return kinds.front();
 }
 
-// Whether every token sees those to its right. Gemma has names besides the flag: "vision" is for
-// pictures only, so text stays causal. Absent if the configuration does not say.
+// True if every token sees the tokens to its right. Gemma has names besides the flag: "vision" is
+// for pictures only, so text stays causal. Absent if the configuration does not say.
 std::optional<bool> is_bidirectional(const Config& config) {
   constexpr const char* kKey = "use_bidirectional_attention";
   const std::string name = config.text(kKey);

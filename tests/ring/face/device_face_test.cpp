@@ -440,7 +440,7 @@ class DeviceArrays : public DeviceFace {
             .check_replication = false};
   }
 
-  // Whether all bytes of device memory are `byte`, after earlier work of the stream.
+  // True if all bytes of device memory are `byte`, after earlier work of the stream.
   [[nodiscard]] bool holds(const ConstTensorView& view, int byte) const {
     std::vector<unsigned char> bytes(static_cast<std::size_t>(view.elements()) * 4);
     check_cuda(
@@ -461,7 +461,7 @@ TEST_F(DeviceArrays, AreReadAfterTheCallersEarlierWork) {
     check_cuda(cudaLaunchHostFunc(stream_, sleep_a_while, nullptr), "cudaLaunchHostFunc");
     check_cuda(cudaMemsetAsync(array.local().data(), byte, bytes, stream_), "cudaMemsetAsync");
     const auto results = shard_map(*context_, map_, {array}, stream_);
-    // What the body has submitted has ended, so that memory of moved shards may go to others.
+    // The body's work has ended, so that memory of moved shards may go to others.
     EXPECT_EQ(cudaStreamQuery(stream_), cudaSuccess);
     EXPECT_TRUE(holds(results[0].local(), byte));
 

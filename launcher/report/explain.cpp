@@ -48,7 +48,7 @@ std::string why_chosen(const ring::ScheduleChoice& choice) {
   if (choice.passed_over.empty()) return "it was named";
   const auto priced = std::ranges::count_if(choice.passed_over,
                                             [](const auto& other) { return other.seconds > 0; });
-  if (priced == 0) return "no other one had to be simulated";
+  if (priced == 0) return "no other could be faster, or only tie with it; see the bounds below";
   return fmt::format("it is predicted to take {:.3g} ms, the best of {} simulated",
                      choice.seconds * 1e3, priced + 1);
 }

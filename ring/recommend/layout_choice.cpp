@@ -18,7 +18,7 @@
 #include <annulus/ring/planner.hpp>
 #include <annulus/ring/predicted_run.hpp>
 
-#include "face/sharded_options.hpp"
+#include "recommend/planned_problem.hpp"
 
 namespace annulus::ring {
 namespace {
@@ -86,22 +86,12 @@ double fastest_schedule(const PlanInput& input, const std::string& schedule, dou
   return limit;
 }
 
-double predicted_seconds(const AttentionOptions& problem, const MeshShape& mesh, LayoutKind layout,
-                         const std::vector<int>& node_of_rank, Place place,
-                         const Registry& registry, Presence presence, double limit) {
-  LayoutOptions asked = problem;
+double predicted_seconds(const PlannedProblem& planned, const MeshShape& mesh, LayoutKind layout,
+                         double limit) {
+  LayoutOptions asked = planned.options();
   asked.layout = layout;
-  const ShardedOperands operands =
-      shard_operands(problem, mesh, default_layout(problem, mesh, asked));
-  CostModel model = problem.cost_model ? *problem.cost_model : CostModel::for_place(place);
-  settle_transport(model, problem.transport, operands.key, node_of_rank);
-  const auto named = [](const std::string& name) { return name.empty() ? "auto" : name; };
-  const Selection selection =
-      registry.select(named(problem.implementation), problem, place, presence);
-  PlanInput input = make_plan_input(problem, operands, selection.candidates, place,
-                                    std::move(model), plan_options(problem, place));
-  input.prices.node_of_rank = node_of_rank;
-  return fastest_schedule(input, selection.schedule_for(named(problem.schedule)), limit);
+  const LaidOut laid_out = planned.lay_out(mesh, asked);
+  return fastest_schedule(planned.input(laid_out), planned.schedule(), limit);
 }
 
 struct PricedLayout {
@@ -116,30 +106,8 @@ std::string text_of(const PricedLayout& one) {
   return fmt::format("{}{:.3g} ms", one.is_known ? "" : "more than ", one.seconds * 1e3);
 }
 
-}  // namespace
-
-OpenLayouts open_layouts(const AttentionProblem& problem, const MeshShape& mesh,
-                         const LayoutOptions& asked) {
-  const OperandLayout layout = default_layout(problem, mesh, asked);
-  OpenLayouts open{{layout.sequence}, why_default(problem, mesh, asked, layout)};
-  if (!open.why_one.empty()) return open;
-  const auto add = [&](LayoutKind kind) {
-    if (kind != layout.sequence) open.layouts.push_back(kind);
-  };
-  add(LayoutKind::contiguous);
-  add(LayoutKind::zigzag);
-  const std::optional<double> uneven =
-      tile_imbalance(problem, shard_operands(problem, mesh, layout).query);
-  if (uneven && *uneven >= kEven) add(LayoutKind::balanced);
-  return open;
-}
-
-LayoutChoice choose_layout(const AttentionOptions& options, const MeshShape& mesh,
-                           const std::vector<int>& node_of_rank, Place place,
-                           const Registry& registry, Presence presence) {
-  AttentionOptions problem = options;
-  static_cast<AttentionProblem&>(problem) = problem_of(options);
-  OpenLayouts open = open_layouts(problem, mesh, problem);
+LayoutChoice choose(const PlannedProblem& planned, const MeshShape& mesh) {
+  OpenLayouts open = open_layouts(planned.options(), mesh, planned.options());
   if (!open.why_one.empty()) return {open.layouts.front(), std::move(open.why_one)};
   const LayoutKind usual = open.layouts.front();
   // Balanced rows take longest to plan, so they come last, when there is a limit.
@@ -151,8 +119,7 @@ LayoutChoice choose_layout(const AttentionOptions& options, const MeshShape& mes
     const double limit = fastest * kTie;
     PricedLayout& one = priced.emplace_back(PricedLayout{layout, kEndless, false});
     try {
-      one.seconds =
-          predicted_seconds(problem, mesh, layout, node_of_rank, place, registry, presence, limit);
+      one.seconds = predicted_seconds(planned, mesh, layout, limit);
       one.is_known = one.seconds < limit;
       if (one.is_known) fastest = std::min(fastest, one.seconds);
     } catch (const UserError&) {
@@ -178,17 +145,41 @@ LayoutChoice choose_layout(const AttentionOptions& options, const MeshShape& mes
   return choice;
 }
 
+}  // namespace
+
+OpenLayouts open_layouts(const AttentionProblem& problem, const MeshShape& mesh,
+                         const LayoutOptions& asked) {
+  const OperandLayout layout = default_layout(problem, mesh, asked);
+  OpenLayouts open{{layout.sequence}, why_default(problem, mesh, asked, layout)};
+  if (!open.why_one.empty()) return open;
+  const auto add = [&](LayoutKind kind) {
+    if (kind != layout.sequence) open.layouts.push_back(kind);
+  };
+  add(LayoutKind::contiguous);
+  add(LayoutKind::zigzag);
+  const std::optional<double> uneven =
+      tile_imbalance(problem, shard_operands(problem, mesh, layout).query);
+  if (uneven && *uneven >= kEven) add(LayoutKind::balanced);
+  return open;
+}
+
+LayoutChoice choose_layout(const AttentionOptions& options, const MeshShape& mesh,
+                           const std::vector<int>& node_of_rank, Place place,
+                           const Registry& registry, Presence presence) {
+  return choose(PlannedProblem(options, registry, place, presence, node_of_rank), mesh);
+}
+
 LayoutChoice choose_layout(const AttentionOptions& problem, Context& context) {
   Control& world = context.mesh().world();
   LayoutChoice choice = collectively(world, "sequence layout", [&] {
     const Computing computing = world.computing();
-    if (context.rank() != 0) return LayoutChoice{};
     const Topology& topology = context.mesh().topology();
     AttentionOptions asked = problem;
     if (asked.transport == Transport::automatic) asked.transport = context.transport();
-    return choose_layout(asked, context.mesh().shape(),
-                         topology.nodes() > 1 ? topology.node_of_rank : std::vector<int>(),
-                         context.place(), context.registry(), Presence::required);
+    // By every rank, so that all have the errors of all alike.
+    const PlannedProblem planned(asked, context.registry(), context.place(), Presence::required,
+                                 topology.nodes() > 1 ? topology.node_of_rank : std::vector<int>());
+    return context.rank() == 0 ? choose(planned, context.mesh().shape()) : LayoutChoice{};
   });
   const std::string text = world.broadcast(
       fmt::format("{} {}", annulus::name_of(choice.layout), choice.why), "sequence layout");

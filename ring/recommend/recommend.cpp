@@ -17,23 +17,21 @@
 #include <annulus/ring/recommend.hpp>
 
 #include "face/sharded_options.hpp"
-#include "tuning/parameters.hpp"
+#include "recommend/planned_problem.hpp"
 
 namespace annulus::ring {
 namespace {
 
 constexpr double kMiB = 1 << 20;
 
-/// The problem laid out in some way.
-struct LaidOut {
-  ShardedOperands operands;
-  CostModel model;
-  std::vector<const Implementation*> implementations;
+/// The problem on a mesh, laid out in one way.
+struct MeshLayout {
+  LaidOut laid_out;
   std::unique_ptr<Predictor> predictor = {};
 };
 
 struct Candidate : Recommendation {
-  LaidOut* laid_out = nullptr;  // null for a mesh that the problem cannot be laid on
+  MeshLayout* mesh_layout = nullptr;  // null for a mesh that the problem cannot be laid on
 };
 
 // The last axis of a mesh lies inside nodes as far as possible: sp, along which attention exchanges
@@ -100,20 +98,13 @@ std::string too_much(double bytes, double limit, const char* how_much) {
                      limit / kMiB);
 }
 
-// With the problem that is computed in place of the one that the options describe.
-AttentionOptions of_call(AttentionOptions options) {
-  static_cast<AttentionProblem&>(options) = problem_of(options);
-  return options;
-}
-
 /// Compares all candidates, simulating as few as possible.
 class Search {
  public:
   Search(const AttentionOptions& problem, const WantedRanks& wanted, const Registry& registry)
-      : problem_(of_call(problem)),
-        wanted_(wanted),
-        registry_(registry),
+      : wanted_(wanted),
         nodes_(nodes_of(wanted)),
+        planned_(problem, registry, wanted.place, Presence::assumed, nodes_),
         flops_(forward_flops(problem.shape, visible_pairs())) {
     for (const MeshShape& mesh : meshes_of(problem.shape, wanted)) lay_out(mesh);
   }
@@ -162,28 +153,21 @@ class Search {
 
   // The problem laid out in one way, with every schedule.
   void lay_out(const MeshShape& mesh, const LayoutOptions& asked) {
-    const auto named = [](const std::string& text) { return text.empty() ? "auto" : text; };
-    const Selection selection = registry_.select(named(problem_.implementation), problem_,
-                                                 wanted_.place, Presence::assumed);
-    const std::string schedule = selection.schedule_for(named(problem_.schedule));
-    layouts_.push_back(std::make_unique<LaidOut>(
-        LaidOut{shard_operands(problem_, mesh, default_layout(problem_, mesh, asked)),
-                problem_.cost_model ? *problem_.cost_model : CostModel::for_place(wanted_.place),
-                selection.candidates}));
-    LaidOut& made = *layouts_.back();
-    settle_transport(made.model, problem_.transport, made.operands.key, nodes_);
+    layouts_.push_back(std::make_unique<MeshLayout>(MeshLayout{planned_.lay_out(mesh, asked)}));
+    MeshLayout& made = *layouts_.back();
+    const ShardedOperands& operands = made.laid_out.operands;
     Candidate candidate;
     candidate.mesh = to_string(mesh);
-    candidate.laid_out = &made;
-    candidate.transport = made.model.transport;
-    candidate.head_shards = made.operands.query.shards(2);
-    candidate.projection = all_reduce_seconds(made, problem_.dtype, nodes_);
-    if (made.operands.key.shards(1) > 1 || made.operands.query.shards(1) > 1) {
+    candidate.mesh_layout = &made;
+    candidate.transport = made.laid_out.model.transport;
+    candidate.head_shards = operands.query.shards(2);
+    candidate.projection = all_reduce_seconds(made.laid_out, problem_.dtype, nodes_);
+    if (operands.key.shards(1) > 1 || operands.query.shards(1) > 1) {
       candidate.layout = asked.layout;
     }
-    const PlanInput input = input_of(made);
+    const PlanInput input = planned_.input(made.laid_out);
     made.predictor = std::make_unique<Predictor>(input);
-    for (const ConsideredVariant& considered : variants_for(input, schedule)) {
+    for (const ConsideredVariant& considered : variants_for(input, planned_.schedule())) {
       Candidate one = candidate;
       one.variant = considered.variant;
       if (!considered.obstacle.empty()) {
@@ -197,15 +181,8 @@ class Search {
     }
   }
 
-  [[nodiscard]] PlanInput input_of(const LaidOut& laid_out) const {
-    PlanInput input =
-        make_plan_input(problem_, laid_out.operands, laid_out.implementations, wanted_.place,
-                        laid_out.model, plan_options(problem_, wanted_.place));
-    input.prices.node_of_rank = nodes_;
-    return input;
-  }
   [[nodiscard]] PlanInput input_of(const Candidate& candidate) const {
-    PlanInput input = input_of(*candidate.laid_out);
+    PlanInput input = planned_.input(candidate.mesh_layout->laid_out);
     input.options = with_variant(input.options, *candidate.variant);
     return input;
   }
@@ -213,7 +190,7 @@ class Search {
   void find_bounds(Candidate& candidate) {
     try {
       PredictedRun least =
-          candidate.laid_out->predictor->least(input_of(candidate), *candidate.variant);
+          candidate.mesh_layout->predictor->least(input_of(candidate), *candidate.variant);
       candidate.least = std::exchange(least.seconds, 0) + candidate.projection;
       candidate.run = least;
     } catch (const UserError& error) {
@@ -243,7 +220,7 @@ class Search {
     const double limit = fastest(candidate) * kTie;
     if (candidate.least > limit) return set_slow(candidate);
     try {
-      const std::optional<PredictedRun> run = candidate.laid_out->predictor->run(
+      const std::optional<PredictedRun> run = candidate.mesh_layout->predictor->run(
           input_of(candidate), *candidate.variant, limit - candidate.projection);
       if (!run) {
         candidate.least = std::max(candidate.least, limit);
@@ -313,12 +290,12 @@ class Search {
     return {one.is_slow ? 2 : 3, one.least};
   }
 
-  const AttentionOptions problem_;
   const WantedRanks& wanted_;
-  const Registry& registry_;
   std::vector<int> nodes_;
-  double flops_;                                   // of all ranks
-  std::vector<std::unique_ptr<LaidOut>> layouts_;  // candidates refer to them
+  PlannedProblem planned_;
+  const AttentionOptions& problem_ = planned_.options();
+  double flops_;                                      // of all ranks
+  std::vector<std::unique_ptr<MeshLayout>> layouts_;  // candidates refer to them
   std::vector<Candidate> candidates_;
   std::map<int, double> fastest_;  // seconds, by number of head shards, if they fit
 };
@@ -328,11 +305,6 @@ class Search {
 std::vector<Recommendation> recommend(const AttentionOptions& problem, const WantedRanks& wanted,
                                       const Registry& registry) {
   check_nodes(wanted);
-  // A mesh that the problem does not fit is passed over, but not a wrong name or problem.
-  if (!problem.implementation.empty()) registry.check_name(problem.implementation);
-  if (!problem.schedule.empty() && problem.schedule != "auto") {
-    static_cast<void>(parse_schedule(problem.schedule));
-  }
   problem_of(problem).validate();
   if (wanted.mesh && wanted.mesh->ranks() != wanted.ranks) {
     throw ArgumentError("mesh", to_string(*wanted.mesh), fmt::format("{} ranks", wanted.ranks));
@@ -348,25 +320,15 @@ PlannedAttention plan_attention(const AttentionOptions& options, const MeshShape
                                 int nodes) {
   const WantedRanks wanted{.ranks = mesh.ranks(), .nodes = nodes, .place = place};
   check_nodes(wanted);
-  const AttentionProblem problem = problem_of(options);
-  problem.validate();
-  const ShardedOperands operands =
-      shard_operands(problem, mesh, default_layout(problem, mesh, options));
-  const auto named = [](const std::string& name) { return name.empty() ? "auto" : name; };
+  problem_of(options).validate();
   const Registry registry = Registry::standard();
-  const Selection selection =
-      registry.select(named(options.implementation), problem, place, Presence::assumed);
-  CostModel model = options.cost_model ? *options.cost_model : CostModel::for_place(place);
-  settle_transport(model, options.transport, operands.key, nodes_of(wanted));
-  PlanInput input = make_plan_input(
-      problem, operands, selection.candidates, place, model,
-      with_parameters(options.plan.value_or(PlanOptions::for_place(place)), options));
-  input.prices.node_of_rank = nodes_of(wanted);
-  const ScheduleChoice choice =
-      choose_schedule(input, selection.schedule_for(named(options.schedule)));
+  const PlannedProblem planned(options, registry, place, Presence::assumed, nodes_of(wanted));
+  const LaidOut laid_out = planned.lay_out(mesh, options);
+  PlanInput input = planned.input(laid_out);
+  const ScheduleChoice choice = choose_schedule(input, planned.schedule());
   input.options = with_variant(input.options, choice);
-  return {make_plan(input, choice.schedule, simulated_ranks(input)), choice, model.transport,
-          predict_run(input, choice)};
+  return {make_plan(input, choice.schedule, simulated_ranks(input)), choice,
+          laid_out.model.transport, predict_run(input, choice)};
 }
 
 }  // namespace annulus::ring

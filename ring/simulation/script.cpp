@@ -1,6 +1,7 @@
 #include "simulation/script.hpp"
 
 #include <algorithm>
+#include <array>
 #include <map>
 #include <string>
 #include <utility>
@@ -190,6 +191,21 @@ class Writer {
 
 Script make_script(const RankPlan& plan, const Prices& prices, double slowness, bool labels) {
   return Writer(plan, prices, slowness, labels).write();
+}
+
+double least_seconds(const Script& script) {
+  double least = 0;
+  for (const Step& step : script.steps) least += step.seconds;
+  for (const ExchangeQueue& queue : script.queues) {
+    std::array<double, 2> received{};  // from the node, from others
+    for (const ExchangeScript& exchange : queue.exchanges) {
+      for (const Message& message : script.messages_of(exchange.receives)) {
+        received[message.across ? 1 : 0] += message.seconds;
+      }
+    }
+    least = std::max({least, received[0], received[1]});
+  }
+  return least;
 }
 
 }  // namespace annulus::ring::simulation

@@ -78,5 +78,7 @@ struct Script {
 /// `slowness` multiplies the time of all computation.
 [[nodiscard]] Script make_script(const RankPlan& plan, const Prices& prices, double slowness,
                                  bool labels);
+/// A lower bound of the rank's time: its computation, or what it receives over either network.
+[[nodiscard]] double least_seconds(const Script& script);
 
 }  // namespace annulus::ring::simulation

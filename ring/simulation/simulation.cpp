@@ -5,8 +5,6 @@
 #include <map>
 #include <optional>
 #include <string>
-#include <tuple>
-#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -20,7 +18,9 @@
 
 #include "simulation/event_queue.hpp"
 #include "simulation/links.hpp"
+#include "simulation/offers.hpp"
 #include "simulation/script.hpp"
+#include "simulation/stand_ins.hpp"
 #include "simulation/state.hpp"
 
 namespace annulus::ring {
@@ -43,33 +43,18 @@ using simulation::Links;
 using simulation::make_script;
 using simulation::Message;
 using simulation::Need;
-using simulation::Offer;
 using simulation::Offers;
 using simulation::Progress;
 using simulation::QueueState;
 using simulation::RankState;
 using simulation::Script;
 using simulation::Slice;
+using simulation::StandIns;
 using simulation::Step;
 using simulation::What;
 
 std::int64_t nanoseconds(double seconds) {
   return std::llround(seconds * 1e9);
-}
-
-double least_seconds(const Script& script) {
-  double least = 0;
-  for (const Step& step : script.steps) least += step.seconds;
-  for (const ExchangeQueue& queue : script.queues) {
-    std::array<double, 2> received{};  // from the node, from others
-    for (const ExchangeScript& exchange : queue.exchanges) {
-      for (const Message& message : script.messages_of(exchange.receives)) {
-        received[message.across ? 1 : 0] += message.seconds;
-      }
-    }
-    least = std::max({least, received[0], received[1]});
-  }
-  return least;
 }
 
 }  // namespace
@@ -109,7 +94,8 @@ class Simulation::Impl {
   }
 
   std::vector<RankTimeline> run(double limit) {
-    find_ranks();
+    stand_ins_ = StandIns(states_, prices_);
+    links_ = Links(4 * states_.size() + 2 * stand_ins_.nodes());
     for (std::uint32_t r = 0; r < states_.size(); ++r) look_at(r);
     do {
       settle();
@@ -131,65 +117,7 @@ class Simulation::Impl {
   }
 
  private:
-  // --- Who is there ---
-
-  void find_ranks() {
-    int highest = -1;
-    std::uint32_t nodes = 0;
-    for (const RankState& state : states_) {
-      highest = std::max(highest, state.script.rank);
-      nodes = std::max(nodes, state.node + 1);
-    }
-    index_.assign(static_cast<std::size_t>(highest + 1), kAbsent);
-    std::vector<double> there(nodes);
-    for (std::uint32_t r = 0; r < states_.size(); ++r) {
-      index_[static_cast<std::size_t>(states_[r].script.rank)] = r;
-      ++there[states_[r].node];
-    }
-    weights_.assign(nodes, 1);
-    for (std::uint32_t n = 0; n < nodes; ++n) {
-      if (there[n] > 0)
-        weights_[n] = std::max(1.0, prices_.ranks_on(static_cast<int>(n)) / there[n]);
-    }
-    links_ = Links(4 * states_.size() + 2 * nodes);
-    find_stand_ins();
-  }
-
-  // Chooses, for each rank that is left out, the simulated rank whose pace it keeps: one at the
-  // same place of its node, if there is one, and as near as possible.
-  void find_stand_ins() {
-    std::size_t ranks = std::max(index_.size(), prices_.node_of_rank.size());
-    for (const RankState& state : states_) {
-      for (const Message& message : state.script.messages) {
-        ranks = std::max(ranks, static_cast<std::size_t>(message.peer) + 1);
-      }
-    }
-    std::map<int, int> sizes;  // by node
-    std::vector<int> places;
-    for (std::size_t rank = 0; rank < ranks; ++rank) {
-      const int node = prices_.node_of(static_cast<int>(rank));
-      places.push_back(prices_.node_of_rank.empty() ? 0 : sizes[node]++);
-    }
-    stand_in_.assign(index_.begin(), index_.end());
-    stand_in_.resize(ranks, kAbsent);
-    for (std::size_t rank = 0; rank < ranks; ++rank) {
-      if (stand_in_[rank] != kAbsent) continue;
-      const auto distance = [&](const RankState& state) {
-        const int other = state.script.rank;
-        const int mine = static_cast<int>(rank);
-        return std::tuple(std::abs(places[rank] - places[static_cast<std::size_t>(other)]),
-                          std::abs(prices_.node_of(mine) - prices_.node_of(other)),
-                          std::abs(mine - other));
-      };
-      const auto nearest = std::ranges::min_element(states_, {}, distance);
-      stand_in_[rank] = static_cast<std::uint32_t>(nearest - states_.begin());
-    }
-  }
-
-  [[nodiscard]] std::uint32_t present(int rank) const {
-    const auto index = static_cast<std::size_t>(rank);
-    return index < index_.size() ? index_[index] : kAbsent;
-  }
+  [[nodiscard]] std::uint32_t present(int rank) const { return stand_ins_.present(rank); }
 
   // --- Time ---
 
@@ -374,29 +302,6 @@ class Simulation::Impl {
     }
   }
 
-  // Identifies the messages of one group from one rank to another, which match in order.
-  [[nodiscard]] static std::uint64_t route(std::uint32_t axes, std::uint32_t from,
-                                           std::uint32_t to) {
-    constexpr unsigned kRankBits = 24;
-    return (std::uint64_t{axes} << (2 * kRankBits)) | (std::uint64_t{from} << kRankBits) | to;
-  }
-
-  // The sender's exchange of the next message of a route, if it has been offered.
-  [[nodiscard]] std::optional<std::uint32_t> take_offer(std::uint64_t route) {
-    const auto found = offers_.find(route);
-    if (found == offers_.end()) return std::nullopt;
-    auto& [first, later] = found->second;
-    const std::uint32_t exchange = first.exchange;
-    if (--first.messages > 0) return exchange;
-    if (later.empty()) {
-      offers_.erase(found);
-    } else {
-      first = later.front();
-      later.erase(later.begin());
-    }
-    return exchange;
-  }
-
   void offer(RankState& state, QueueState& queue, const ExchangeScript& exchange) {
     queue.offered = true;
     for (const std::uint32_t follower : std::exchange(state.followers, {})) look_at(follower);
@@ -404,13 +309,7 @@ class Simulation::Impl {
     for (const Message& message : state.script.messages_of(exchange.sends)) {
       const std::uint32_t to = present(message.peer);
       if (to == kAbsent) continue;
-      Offers& offers = offers_[route(queue.axes, from, to)];
-      Offer& last = offers.later.empty() ? offers.first : offers.later.back();
-      if (last.messages == 0 || last.exchange == queue.done) {
-        last = {queue.done, last.messages + 1};
-      } else {
-        offers.later.push_back({queue.done, 1});
-      }
+      offers_.add(Offers::route(queue.axes, from, to), queue.done);
       look_at(to);
     }
   }
@@ -448,7 +347,7 @@ class Simulation::Impl {
   // so once the rank that stands for it has come as far. Until then, `r` waits to be examined
   // again.
   [[nodiscard]] bool takes_part(int left_out, std::uint32_t r, std::uint32_t q) {
-    RankState& stand_in = states_[stand_in_[static_cast<std::size_t>(left_out)]];
+    RankState& stand_in = states_[stand_ins_.stand_in_of(left_out)];
     const QueueState& mine = states_[r].queues[q];
     const std::uint32_t index = queue_of(stand_in, mine.axes);
     if (index == stand_in.queues.size()) return true;
@@ -469,7 +368,7 @@ class Simulation::Impl {
       if (!takes_part(message.peer, r, q)) return false;
     } else {
       const std::uint32_t axes = states_[r].queues[q].axes;
-      const std::optional<std::uint32_t> exchange = take_offer(route(axes, peer, r));
+      const std::optional<std::uint32_t> exchange = offers_.take(Offers::route(axes, peer, r));
       if (!exchange) return false;
       flow.sender = peer;
       flow.sender_queue = queue_of(states_[peer], axes);
@@ -561,7 +460,7 @@ class Simulation::Impl {
       demands[count++] = {4 * r + side + direction, 1};
       if (!flow.across) return;
       const std::uint32_t node = states_[r].node;
-      demands[count++] = {nodes + 2 * node + direction, node_share * weights_[node]};
+      demands[count++] = {nodes + 2 * node + direction, node_share * stand_ins_.weight(node)};
     };
     add(flow.sender, 0);
     add(flow.receiver, 1);
@@ -668,14 +567,12 @@ class Simulation::Impl {
   std::array<double, 2> latencies_;  // before messages move: inside a node, between nodes
   std::vector<RankState> states_;
   std::map<AxisNames, std::uint32_t> axes_;
-  std::vector<std::uint32_t> index_;     // of states, by mesh rank
-  std::vector<std::uint32_t> stand_in_;  // of ranks that are left out: likewise
-  std::vector<double> weights_;  // of the messages of a node: ranks on it per rank simulated
+  StandIns stand_ins_;
   Links links_;
   bool links_changed_ = false;
   std::vector<Flow> flows_;
   std::vector<std::uint32_t> free_;
-  std::unordered_map<std::uint64_t, Offers> offers_;  // not taken yet, by route
+  Offers offers_;
   EventQueue events_;
   std::vector<std::uint32_t> looked_at_;
   std::vector<std::uint32_t> slowed_;

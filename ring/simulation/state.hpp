@@ -91,16 +91,4 @@ struct Flow {
   [[nodiscard]] double weight() const { return longest > 0 ? progress.left / longest : 1; }
 };
 
-/// Messages of one exchange on one route.
-struct Offer {
-  std::uint32_t exchange = 0;
-  std::uint32_t messages = 0;
-};
-
-/// The offers of a route, in order. There is seldom more than one.
-struct Offers {
-  Offer first;
-  std::vector<Offer> later;
-};
-
 }  // namespace annulus::ring::simulation

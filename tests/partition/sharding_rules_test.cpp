@@ -25,7 +25,6 @@ TEST(ShardingRules, DefaultsAreThoseOfTheContract) {
   for (const AttentionMode mode : kAttentionModes) {
     EXPECT_EQ(to_string(rules.query_spec(mode)), "fsdp+dp,sp,tp,-");
     EXPECT_EQ(to_string(rules.kv_spec(mode)), "fsdp+dp,sp,tp,-");
-    EXPECT_EQ(to_string(rules.output_spec(mode)), "fsdp+dp,sp,tp,-");
     EXPECT_EQ(to_string(rules.lse_spec(mode)), "fsdp+dp,tp,sp");
     EXPECT_EQ(to_string(rules.bias_spec(mode, {2, 8, 16, 16})), "fsdp+dp,tp,sp,-");
     EXPECT_EQ(to_string(rules.bias_spec(mode, {2, 1, 16, 16})), "fsdp+dp,-,sp,-");

@@ -458,8 +458,10 @@ class Recommend(CliTest):
     def test_nothing_to_recommend_is_an_error(self):
         self.expect_error(self.annulus(*self.WORDS, "--memory", "1M"), 2, "--memory: got 1 MiB, expected at "
                           "least ", " MiB per rank, which ", "dp=")
-        self.expect_error(self.annulus(*self.WORDS, "--impl", "vanilla"), 2, "--recommend: none of ",
-                          " can run on 8 ranks: ", "vanilla")
+        self.expect_error(self.annulus(*self.WORDS, "--impl", "vanilla"), 2,
+                          "implementation vanilla: computes on CPUs only")
+        self.expect_error(self.annulus(*self.WORDS, "--mesh", "sp=8", "--schedule", "local"), 2,
+                          "--recommend: none of ", " can run on 8 ranks: ", "local")
 
     def test_says_that_it_looks_at_some_ranks(self):
         words = [*self.WORDS, "--schedule", "double_ring", "--sequence-layout", "zigzag"]
@@ -487,6 +489,9 @@ class Recommend(CliTest):
         rows = self.report("--schedule", "ring", "--sequence-layout", "zigzag")["rows"]
         self.assertEqual({(row["layout"], row["schedule"]) for row in rows},
                          {("zigzag", "ring"), (None, "ring")})
+        result = self.annulus(*self.WORDS, "--sequence-layout", "zigzag,contiguous")
+        self.expect_success(result)
+        self.assertRegex(result.stdout, "# run: .* --sequence-layout zigzag,contiguous ")
 
     def test_table_and_csv(self):
         result = self.annulus(*self.WORDS)
@@ -532,8 +537,9 @@ class Scaling(CliTest):
             self.assertEqual(some[0]["efficiency"], 100)
             for row in some:
                 self.assertGreater(row["time"], 0)
+                # Both rates are rounded to 1e-6, and the first may be small on a busy machine.
                 self.assertAlmostEqual(row["efficiency"], row["rate"] / some[0]["rate"] * 100,
-                                       delta=0.1 + 2e-4 / some[0]["rate"])
+                                       delta=0.1 + (100 + row["efficiency"]) * 1e-6 / some[0]["rate"])
         self.assertEqual(len({row["S"] for row in rows[:half]}), 1)
         self.assertEqual([row["S"] for row in rows[half:]], [tokens * count for count in ranks])
         for row in rows:

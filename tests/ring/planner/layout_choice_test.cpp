@@ -9,7 +9,8 @@
 
 #include <annulus/ring/layout_choice.hpp>
 #include <annulus/ring/planner.hpp>
-#include <annulus/ring/predicted_run.hpp>
+
+#include "recommend/planned_problem.hpp"
 
 namespace annulus::ring {
 namespace {
@@ -54,21 +55,34 @@ LayoutChoice chosen(const AttentionOptions& problem, int ranks) {
 }
 
 double seconds_of(const AttentionOptions& problem, int ranks, LayoutKind layout) {
-  const Registry registry = Registry::standard();
-  const MeshShape mesh({{"sp", ranks}});
   LayoutOptions asked = problem;
   asked.layout = layout;
-  const ShardedOperands operands =
-      shard_operands(problem, mesh, default_layout(problem, mesh, asked));
-  CostModel model = CostModel::for_place(Place::cuda(0));
-  const std::vector<int> nodes = nodes_of(ranks, 8);
-  settle_transport(model, Transport::automatic, operands.key, nodes);
-  PlanInput input = make_plan_input(
-      problem, operands,
-      registry.select("auto", problem, Place::cuda(0), Presence::assumed).candidates,
-      Place::cuda(0), model, plan_options(problem, Place::cuda(0)));
-  input.prices.node_of_rank = nodes;
-  return choose_schedule(input, "auto").seconds;
+  const Registry registry = Registry::standard();
+  const PlannedProblem planned(problem, registry, Place::cuda(0), Presence::assumed,
+                               nodes_of(ranks, 8));
+  const LaidOut laid_out = planned.lay_out(MeshShape({{"sp", ranks}}), asked);
+  return choose_schedule(planned.input(laid_out), planned.schedule()).seconds;
+}
+
+// Under a reproducible sum, some ranks refuse the blocks of a schedule that others take.
+TEST(LayoutChoice, OneRefusedScheduleIsNotThatOfALayout) {
+  AttentionOptions problem;
+  problem.shape = {1, 960, 960, 2, 2, 64, 64};
+  problem.mask.set_causal(true);
+  problem.mask.set_window(100000, 0);
+  problem.reproducible = Reproducible::world;
+  const LayoutChoice choice = choose_layout(problem, MeshShape({{"sp", 3}}), {}, Place::host(),
+                                            Registry::standard(), Presence::assumed);
+  EXPECT_THAT(choice.why, ::testing::Not(HasSubstr("cannot run")));
+}
+
+TEST(LayoutChoice, WrongNamesAreErrors) {
+  AttentionOptions problem = packed_problem(8192, 10, 1);
+  problem.implementation = "natvie";
+  EXPECT_THROW((void)chosen(problem, 8), ArgumentError);
+  problem.implementation = "ring";
+  problem.schedule = "ulysses";  // not that implementation's
+  EXPECT_THROW((void)chosen(problem, 8), ArgumentError);
 }
 
 TEST(LayoutChoice, IsTheFastestOfPackedDocuments) {

@@ -51,6 +51,63 @@ TEST(PlanAttention, ChoosesTheFastestSchedule) {
   }
 }
 
+TEST(PlanAttention, TakesTheTransportThatIsAsked) {
+  AttentionOptions options = causal_options();
+  options.dtype = DType::bfloat16;
+  const MeshShape mesh({{"sp", 16}});
+  for (const Transport transport : {Transport::nccl, Transport::composite}) {
+    options.transport = transport;
+    EXPECT_EQ(plan_attention(options, mesh, Place::cuda(0), 2).transport, name_of(transport));
+    for (const Recommendation& one :
+         recommend(options, {.ranks = 16, .nodes = 2, .place = Place::cuda(0)})) {
+      if (one.run.seconds > 0) EXPECT_EQ(one.transport, name_of(transport)) << one.mesh;
+    }
+  }
+}
+
+// An implementation may be a schedule, and the caller's plan options count.
+TEST(Recommend, PlansTheOptionsThatAreGiven) {
+  AttentionOptions options = causal_options();
+  options.implementation = "ring";
+  options.plan = PlanOptions::for_place(Place::host());
+  options.plan->head_group_bytes = 1;
+  int ring = 0;
+  for (const Recommendation& one : recommend(options, {.ranks = 4})) {
+    if (!one.variant || one.run.seconds == 0) continue;
+    EXPECT_EQ(one.variant->schedule, Schedule::ring) << one.mesh;
+    AttentionOptions named = options;
+    named.layout = one.layout;
+    EXPECT_EQ(plan_attention(named, MeshShape::parse(one.mesh, 0), Place::host()).run.seconds,
+              one.run.seconds);
+    ++ring;
+  }
+  EXPECT_GT(ring, 1);
+}
+
+TEST(Recommend, CountsTheBiasPolicy) {
+  AttentionOptions options = causal_options();
+  options.bias = {2, 8, 4096, 4096};
+  options.bias_policy = BiasPolicy::bias_wins;  // no mask is left
+  const std::vector<Recommendation> found = recommend(options, {.ranks = 4});
+  AttentionOptions named = options;
+  named.layout = found.front().layout;
+  EXPECT_EQ(
+      plan_attention(named, MeshShape::parse(found.front().mesh, 0), Place::host()).run.seconds,
+      found.front().run.seconds);
+}
+
+TEST(Recommend, RefusesWrongNamesAndProblems) {
+  AttentionOptions options = causal_options();
+  options.implementation = "natvie";
+  EXPECT_THROW((void)recommend(options, {.ranks = 4}), ArgumentError);
+  options.implementation.clear();
+  options.schedule = "rnig";
+  EXPECT_THROW((void)recommend(options, {.ranks = 4}), ArgumentError);
+  options.schedule.clear();
+  options.shape.kv_heads = 5;
+  EXPECT_THROW((void)recommend(options, {.ranks = 4}), UserError);
+}
+
 TEST(PlanAttention, RefusesNodesThatDoNotDivideTheRanks) {
   const MeshShape mesh({{"sp", 4}});
   EXPECT_THROW((void)plan_attention(causal_options(), mesh, Place::host(), 3), ArgumentError);

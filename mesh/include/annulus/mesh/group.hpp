@@ -91,7 +91,6 @@ class Group {
   [[nodiscard]] virtual const TransportTraits& traits() const noexcept = 0;
   /// "self", "mpi".
   [[nodiscard]] std::string transport() const { return std::string(traits().name); }
-  [[nodiscard]] bool is_one_sided() const noexcept { return traits().one_sided; }
 
   /// All sends and receives as one step. They may proceed concurrently and in any order.
   virtual void exchange(std::span<const Send> sends, std::span<const Receive> receives,

@@ -77,7 +77,6 @@ class ShardingRules {
   [[nodiscard]] PartitionSpec query_spec(AttentionMode mode) const;
   /// Key [B,S,K,D] and value [B,S,K,Dv].
   [[nodiscard]] PartitionSpec kv_spec(AttentionMode mode) const;
-  [[nodiscard]] PartitionSpec output_spec(AttentionMode mode) const { return query_spec(mode); }
   /// LSE [B,N,T].
   [[nodiscard]] PartitionSpec lse_spec(AttentionMode mode) const;
   /// Bias, dense mask and attention weights. `shape` is broadcastable to [B,N,T,S] and has at most

@@ -1,13 +1,14 @@
-# annulus_library(<folder> SOURCES <...> PUBLIC_HEADERS <...> USES <folders...>
+# annulus_library(<folder> SOURCES <...> [APART <...>] PUBLIC_HEADERS <...> USES <folders...>
 #                 LINKS <public targets...> PRIVATE_LINKS <targets...>)
 #
 # One static library for one folder of the source tree. Sources and the headers that only they
 # include lie in <folder>/; headers that other folders include lie in
 # <folder>/include/annulus/<folder>/. Headers that a user of the library may include are
-# PUBLIC_HEADERS, and only they are installed; docs/library.md says which they are. USES names the
+# PUBLIC_HEADERS, and only they are installed; docs/library.md says which they are. Sources that are
+# compiled APART are never in one object with others, even in a unity build. USES names the
 # libraries below; one that is not named there can be neither included nor linked.
 function(annulus_library folder)
-  cmake_parse_arguments(ARG "" "" "SOURCES;PUBLIC_HEADERS;USES;LINKS;PRIVATE_LINKS" ${ARGN})
+  cmake_parse_arguments(ARG "" "" "SOURCES;APART;PUBLIC_HEADERS;USES;LINKS;PRIVATE_LINKS" ${ARGN})
   set(target annulus_${folder})
   add_library(${target} STATIC ${ARG_SOURCES})
   add_library(annulus::${folder} ALIAS ${target})
@@ -27,4 +28,12 @@ function(annulus_library folder)
   target_link_libraries(${target}
     PUBLIC ${ARG_LINKS}
     PRIVATE ${ARG_PRIVATE_LINKS} $<BUILD_INTERFACE:annulus_options>)
+  if(ARG_APART)
+    add_library(${target}_apart OBJECT ${ARG_APART})
+    set_target_properties(${target}_apart PROPERTIES POSITION_INDEPENDENT_CODE ON)
+    target_include_directories(${target}_apart PRIVATE include ${CMAKE_CURRENT_SOURCE_DIR})
+    list(TRANSFORM ARG_USES PREPEND annulus::)
+    target_link_libraries(${target}_apart PRIVATE ${ARG_USES} ${ARG_LINKS} annulus_options)
+    target_sources(${target} PRIVATE $<TARGET_OBJECTS:${target}_apart>)
+  endif()
 endfunction()

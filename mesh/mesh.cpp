@@ -8,25 +8,15 @@
 
 #include <annulus/core/call_watch.hpp>
 #include <annulus/mesh/agreement.hpp>
+#include <annulus/mesh/bootstrap.hpp>
 #include <annulus/mesh/composite_group.hpp>
 #include <annulus/mesh/gpu_binding.hpp>
 #include <annulus/mesh/mesh.hpp>
-#include <annulus/mesh/mpi_group.hpp>
 #include <annulus/mesh/nccl_group.hpp>
 #include <annulus/mesh/peer_copy_group.hpp>
 
-#include "mpi/bounded.hpp"
-#include "mpi/mpi_heartbeats.hpp"
-
 namespace annulus {
 namespace {
-
-constexpr const char* kStart = "start of the mesh";
-
-Communicator duplicate_if_any(MPI_Comm communicator, const Watchdog& watchdog) {
-  if (communicator == MPI_COMM_NULL) return {};
-  return duplicate(communicator, watchdog, kStart);
-}
 
 // Heartbeats between the ranks of a mesh. They also go to ranks connected by `others`, which may
 // wait for this mesh.
@@ -48,17 +38,16 @@ class HeartbeatsOfMesh final : public Heartbeats {
 };
 
 // Sends four heartbeats per timeout, so that late ones do no harm.
-Watchdog with_heartbeats(const Watchdog& watchdog, const Communicator& communicator) {
-  if (!communicator) return watchdog;
+Watchdog with_heartbeats(const Watchdog& watchdog, Bootstrap* bootstrap) {
+  if (bootstrap == nullptr) return watchdog;
   const Watchdog::Seconds interval = std::min(Watchdog::Seconds(1), watchdog.timeout() / 4);
-  auto own =
-      make_mpi_heartbeats(duplicate(communicator.get(), watchdog, kStart), interval, watchdog);
-  return Watchdog(watchdog.timeout(), std::make_shared<HeartbeatsOfMesh>(std::move(own), watchdog));
+  return Watchdog(watchdog.timeout(), std::make_shared<HeartbeatsOfMesh>(
+                                          bootstrap->connect(interval, watchdog), watchdog));
 }
 
-std::shared_ptr<Control> make_world(const Communicator& communicator, const Watchdog& watchdog) {
-  if (!communicator) return make_self_group()->shared_control();
-  return make_mpi_control(duplicate(communicator.get(), watchdog, kStart), watchdog);
+std::shared_ptr<Control> make_world(Bootstrap* bootstrap, const Watchdog& watchdog) {
+  if (bootstrap == nullptr) return make_self_group()->shared_control();
+  return bootstrap->control(watchdog);
 }
 
 // Ranks with different meshes would wait for each other for ever, so all of them throw.
@@ -96,19 +85,21 @@ bool crosses_nodes(const MeshShape& shape, const Topology& topology, const std::
   return false;
 }
 
-Mesh::Mesh(const MeshShape& shape, MPI_Comm communicator, const Watchdog& watchdog)
-    : Mesh([&](int /*ranks*/) { return shape; }, communicator, watchdog) {}
+Mesh::Mesh(const MeshShape& shape, std::unique_ptr<Bootstrap> bootstrap, const Watchdog& watchdog)
+    : Mesh([&](int /*ranks*/) { return shape; }, std::move(bootstrap), watchdog) {}
 
-Mesh::Mesh(const std::string& shape, MPI_Comm communicator, const Watchdog& watchdog)
-    : Mesh([&](int ranks) { return MeshShape::parse(shape, ranks); }, communicator, watchdog) {}
+Mesh::Mesh(const std::string& shape, std::unique_ptr<Bootstrap> bootstrap,
+           const Watchdog& watchdog)
+    : Mesh([&](int ranks) { return MeshShape::parse(shape, ranks); }, std::move(bootstrap),
+           watchdog) {}
 
 // Ranks connect before they check their arguments, which may be wrong on one of them.
-Mesh::Mesh(const std::function<MeshShape(int ranks)>& shape, MPI_Comm communicator,
+Mesh::Mesh(const std::function<MeshShape(int ranks)>& shape, std::unique_ptr<Bootstrap> bootstrap,
            const Watchdog& watchdog)
-    : communicator_(duplicate_if_any(communicator, watchdog)),
-      watchdog_(with_heartbeats(watchdog, communicator_)),
+    : bootstrap_(std::move(bootstrap)),
+      watchdog_(with_heartbeats(watchdog, bootstrap_.get())),
       call_watch_(std::make_shared<CallWatch>(watchdog_.timeout())),
-      world_(make_world(communicator_, watchdog_)),
+      world_(make_world(bootstrap_.get(), watchdog_)),
       shape_(collectively(*world_, [&] { return shape(world_->size()); })),
       topology_(Topology::discover(*world_)) {
   check_shape(shape_, *world_);
@@ -128,7 +119,13 @@ AxisNames Mesh::group_key(std::span<const std::string> axes) const {
 
 Group& Mesh::group(std::span<const std::string> axes, Place place, Transport transport) {
   Group& host = group(axes);
-  if (place.is_host() || host.size() == 1) return host;
+  if (host.size() == 1) return host;
+  if (place.is_host()) {
+    if (std::string obstacle = bootstrap_->obstacle(); !obstacle.empty()) {
+      throw UnsupportedError(std::move(obstacle));
+    }
+    return host;
+  }
   const AxisNames key = group_key(axes);
   if (transport == Transport::automatic) transport = transports(axes, place).front();
   take_device(place);
@@ -207,9 +204,7 @@ Group& Mesh::group(std::span<const std::string> axes) {
   if (members.size() == 1) {
     group = make_self_group(rank());
   } else {
-    group = make_mpi_group(duplicate(communicator_.get(), watchdog_,
-                                     fmt::format("group of axes {}", fmt::join(key, "+"))),
-                           members, watchdog_);
+    group = bootstrap_->group(members, fmt::format("{}", fmt::join(key, "+")), watchdog_);
   }
   return *group;
 }

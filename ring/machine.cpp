@@ -1,15 +1,13 @@
-#include <array>
 #include <cstddef>
 #include <fstream>
 #include <vector>
 
 #include <cblas.h>
 #include <fmt/format.h>
-#include <mpi.h>
 
 #include <annulus/attention/cuda_versions.hpp>
 #include <annulus/core/cuda.hpp>
-#include <annulus/mesh/mpi.hpp>
+#include <annulus/mesh/mpi_runtime.hpp>
 #include <annulus/mesh/nccl_group.hpp>
 #include <annulus/ring/machine.hpp>
 
@@ -20,12 +18,8 @@ std::string_view library_version() {
 }
 
 std::string mpi_library() {
-  // Allowed at any time, even before MPI_Init.
-  std::array<char, MPI_MAX_LIBRARY_VERSION_STRING> text{};
-  int length = 0;
-  check_mpi(MPI_Get_library_version(text.data(), &length), "MPI_Get_library_version");
-  const std::string whole(text.data());  // the length may count the terminating zero
-  return whole.substr(0, whole.find('\n'));
+  const MpiRuntime* const mpi = loaded_mpi_runtime();
+  return mpi == nullptr ? "no MPI" : mpi->library();
 }
 
 std::string cpu_name() {

@@ -85,7 +85,7 @@ std::string silent_ranks(Heartbeats* heartbeats) {
 void Watchdog::wait(const std::function<bool()>& done, const std::function<std::string()>& describe,
                     const Peers& peers) const {
   using Clock = std::chrono::steady_clock;
-  constexpr int kSpins = 200;
+  constexpr std::chrono::microseconds kSpin{20};  // a poll may take longer
   constexpr int kYields = 2000;
   constexpr std::chrono::microseconds kSleep{50};
   constexpr std::chrono::milliseconds kBetweenQuestions{20};
@@ -94,8 +94,8 @@ void Watchdog::wait(const std::function<bool()>& done, const std::function<std::
   auto question_due = silent_since + kBetweenQuestions;
   for (int poll = 1;; ++poll) {
     if (done()) return;
-    if (poll <= kSpins) continue;
     const auto now = Clock::now();
+    if (now - silent_since < kSpin) continue;
     Seconds silence = now - silent_since;
     if (heartbeats_) {
       heartbeats_->beat(Heartbeats::State::waiting);

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <optional>
 #include <utility>
 #include <vector>
 
@@ -13,6 +12,7 @@
 #include <annulus/core/error.hpp>
 
 #include "control/bytes_of.hpp"
+#include "control/describe_wait.hpp"
 #include "mpi/posted_messages.hpp"
 
 namespace annulus {
@@ -118,16 +118,9 @@ void MpiMessenger::wait(const Call& call, int peer, const std::function<bool()>&
 }
 
 std::string MpiMessenger::describe_wait(const Call& call, int peer) {
-  const std::optional<int> absent = roll_call_.absent(ranks_->member(peer));
-  const auto wait = [&](const std::string& who) {
-    return fmt::format("{}: waiting for {} to {}", call.what, who, call.deed);
-  };
-  if (absent && (call.by_all || *absent == ranks_->member(peer))) {
-    return wait(ranks_->name_of_member(*absent));
-  }
-  const std::string text = wait(name_of(peer) + ", which still responds,");
-  if (!absent) return text;
-  return fmt::format("{}; no response from {}", text, ranks_->name_of_member(*absent));
+  const int awaited = ranks_->member(peer);
+  return annulus::describe_wait(call, awaited, roll_call_.absent(awaited),
+                                [&](int rank) { return ranks_->name_of_member(rank); });
 }
 
 }  // namespace annulus

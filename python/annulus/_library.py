@@ -6,6 +6,7 @@ import builtins
 import ctypes
 import os
 import pathlib
+import threading
 from typing import Any
 
 Handle = ctypes.c_void_p
@@ -94,6 +95,9 @@ _SIGNATURES: dict[str, list[Any]] = {
     "annulus_context_options_set_share_gpus": [Handle, _INT],
     "annulus_context_options_set_transport": [Handle, _TEXT],
     "annulus_context_create": [_DATA, Handle, ctypes.POINTER(Handle)],
+    "annulus_context_create_on_store": [Handle, Handle, ctypes.POINTER(Handle)],
+    "annulus_context_gather": [Handle, _DATA, _SIZE, _DATA],
+    "annulus_store_create": [_DATA, _INT, _INT, ctypes.POINTER(Handle)],
     "annulus_context_axis_size": [Handle, _TEXT, _PINT],
     "annulus_context_agree": [Handle, _TEXT],
     "annulus_context_positions": [Handle, _TEXT, _INT, _PI64, _INT, _TEXT, _I64, _INT, _INT,
@@ -137,6 +141,8 @@ _OTHERS: dict[str, tuple[Any, list[Any]]] = {
     "annulus_version": (_TEXT, []),
     "annulus_mpi_library": (_TEXT, []),
     "annulus_is_launched": (_INT, []),
+    "annulus_store_destroy": (None, [Handle]),
+    "annulus_store_set_error": (None, [_TEXT]),
     "annulus_context_options_destroy": (None, [Handle]),
     "annulus_context_destroy": (None, [Handle]),
     "annulus_context_rank": (_INT, [Handle]),
@@ -157,7 +163,7 @@ def _open() -> ctypes.CDLL:
     except OSError as error:
         raise ImportError(
             f"annulus: {error}. The package needs its own library ({path}) and those that this one "
-            "was built against: MPI, OpenBLAS, fmt and Highway, and those of CUDA in a build for "
+            "was built against: OpenBLAS, fmt and Highway, and those of CUDA in a build for "
             "GPUs") from error
 
 
@@ -169,11 +175,24 @@ def _check(status: int, _function: Any, _arguments: Any) -> None:
         return
     if status == _INTERRUPTED:
         _with_lock.annulus_python_raise()  # what a signal handler has raised, KeyboardInterrupt say
+    failure = getattr(_in_callbacks, "error", None)
+    _in_callbacks.error = None
+    if failure is not None and not isinstance(failure, Exception):
+        raise failure  # a signal handler's, in a callback
     kind = _ERRORS.get(status, LibraryError if status >= 16 else UserError)
     error = kind(_library.annulus_error_message().decode())
     if isinstance(error, ArgumentError):
         error.argument = _library.annulus_error_argument().decode()
-    raise error
+    raise error from failure
+
+
+_in_callbacks = threading.local()
+
+
+def note_callback_error(error: BaseException) -> None:
+    """Of a callback that is about to return a failure."""
+    _in_callbacks.error = error
+    _library.annulus_store_set_error(f"{type(error).__name__}: {error}".encode())
 
 
 for _name, (_result, _parameters) in _OTHERS.items():
@@ -224,6 +243,6 @@ def mpi_library() -> str:
     return _library.annulus_mpi_library().decode()
 
 
-def is_launched() -> bool:
-    """True if a launcher has started this process as one of several."""
-    return bool(_library.annulus_is_launched())
+def launcher() -> int:
+    """1 if a launcher of MPI has started this process as one of several, 2 if another one has, else 0."""
+    return _library.annulus_is_launched()

@@ -5,13 +5,16 @@ from __future__ import annotations
 import atexit
 import collections
 import ctypes
+import math
+import sys
 import weakref
 from typing import TYPE_CHECKING, Any, Callable, Mapping, Sequence
 
 import numpy as np
 
-from . import _library
+from . import _library, _store
 from ._library import LibraryError, UserError, argument_error
+from ._store import Store
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -29,15 +32,26 @@ def _check_same_mpi(theirs: str) -> None:
 
 
 def _world() -> Any:
-    """All ranks of the job; None for a process alone."""
-    if not _library.is_launched():
-        return None
-    try:
-        from mpi4py import MPI
-    except ImportError as error:
-        raise LibraryError("a launcher has started this process as one of several: "
-                           f"install mpi4py to connect them ({error})") from error
-    return MPI.COMM_WORLD
+    """All ranks of the job: a communicator of mpi4py or a Store; None for a process alone."""
+    launcher = _library.launcher()
+    if launcher == 1:
+        try:
+            from mpi4py import MPI
+        except ImportError as error:
+            raise LibraryError("a launcher has started this process as one of several: "
+                               f"install mpi4py to connect them ({error})") from error
+        return MPI.COMM_WORLD
+    return _store.of_torch() if launcher == 2 else _store.of_jax()
+
+
+def _ranks_of(comm: Any, rank: int | None, size: int | None) -> Any:
+    """A communicator of mpi4py as it is, or the ranks on a store."""
+    if isinstance(comm, Store):
+        return comm
+    mpi = sys.modules.get("mpi4py.MPI")
+    if mpi is not None and isinstance(comm, mpi.Comm):
+        return comm
+    return _store.store_of(comm, rank, size)
 
 
 class Mesh:
@@ -47,7 +61,7 @@ class Mesh:
                  timeout: float | None = None, share_gpus: bool = False,
                  transport: str = "auto") -> None:
         self._handle: Any = None
-        self.comm = comm
+        self.comm = comm if comm is None else _ranks_of(comm, None, None)
         self.text = axes
         self.attention: weakref.WeakSet[Any] = weakref.WeakSet()  # what close() must end first
         self._kept: collections.OrderedDict[Any, Any] = collections.OrderedDict()
@@ -63,13 +77,16 @@ class Mesh:
                 _library.function(set_option + "timeout")(options, timeout)
             _library.function(set_option + "share_gpus")(options, int(share_gpus))
             _library.function(set_option + "transport")(options, transport.encode())
-            address = None
-            if comm is not None:
-                from mpi4py import MPI
+            if isinstance(comm, Store):
+                self._handle = _library.create("context_create_on_store", comm.handle, options)
+            else:
+                address = None
+                if comm is not None:
+                    from mpi4py import MPI
 
-                _check_same_mpi(MPI.Get_library_version())
-                address = MPI._addressof(comm)
-            self._handle = _library.create("context_create", address, options)
+                    _check_same_mpi(MPI.Get_library_version())
+                    address = MPI._addressof(comm)
+                self._handle = _library.create("context_create", address, options)
         finally:
             _library.function("context_options_destroy")(options)
         names = [axis.split("=")[0].strip() for axis in axes.split(",") if axis.strip()]
@@ -137,11 +154,40 @@ class Mesh:
     def gather(self, local: np.ndarray, shape: Sequence[int],
                positions: Callable[[int], list[np.ndarray]]) -> np.ndarray:
         """The whole array, from the shards of all ranks, on all ranks. Collective."""
-        shards = [local] if self.comm is None else self.comm.allgather(np.ascontiguousarray(local))
+        local = np.ascontiguousarray(local)
+        if self.comm is None:
+            shards = [local]
+        elif isinstance(self.comm, Store):
+            shards = self._gather_on_store(local, positions)
+        else:
+            shards = self.comm.allgather(local)
         whole = np.empty(tuple(shape), local.dtype)
         for rank, shard in enumerate(shards):
             whole[np.ix_(*positions(rank))] = shard
         return whole
+
+    def sum(self, array: np.ndarray) -> None:
+        """Sums an array of float32 or float64 over all ranks, in place. Collective."""
+        if isinstance(self.comm, Store):
+            every = np.empty((self.size, *array.shape), array.dtype)
+            _library.function("context_gather")(self.handle, array.ctypes.data, array.nbytes,
+                                                every.ctypes.data)
+            array[...] = every.sum(0)
+        elif self.comm is not None:
+            from mpi4py import MPI
+
+            self.comm.Allreduce(MPI.IN_PLACE, array)
+
+    def _gather_on_store(self, local: np.ndarray,
+                         positions: Callable[[int], list[np.ndarray]]) -> list[np.ndarray]:
+        shapes = [tuple(map(len, positions(rank))) for rank in range(self.size)]
+        most = max(math.prod(shape) for shape in shapes)
+        mine = np.zeros(most, local.dtype)
+        mine[:local.size] = local.ravel()
+        every = np.empty((self.size, most), local.dtype)
+        _library.function("context_gather")(self.handle, mine.ctypes.data, mine.nbytes,
+                                            every.ctypes.data)
+        return [every[rank, :math.prod(shape)].reshape(shape) for rank, shape in enumerate(shapes)]
 
     def close(self) -> None:
         """Ends the mesh and its attention. Collective; done at exit otherwise."""
@@ -187,11 +233,17 @@ _by_axes: dict[str, Mesh] = {}
 _settings: dict[str, Any] | None = None
 
 
-def init(comm: "MPI.Comm | None" = None, *, device: str | int | None = None, threads: int = 0,
-         timeout: float | None = None, share_gpus: bool = False, transport: str = "auto") -> None:
+def init(comm: "MPI.Comm | Any | None" = None, *, rank: int | None = None, size: int | None = None,
+         device: str | int | None = None, threads: int = 0, timeout: float | None = None,
+         share_gpus: bool = False, transport: str = "auto") -> None:
     """Sets the ranks that compute, and their devices; closes earlier meshes. Collective.
 
-    comm: of mpi4py. None: all ranks that mpirun has started, or this process alone.
+    comm: a communicator of mpi4py, or a key-value store: torch.distributed's, jax.distributed's client, or
+        an object with set(key, value), get(key), wait(keys, timeout) and delete_key(key). Without MPI, ranks
+        exchange data between GPUs only. None: all ranks that mpirun or torchrun has started, or that
+        jax.distributed has connected, asked in this order; else this process alone.
+    rank, size: of a store's ranks, where torch.distributed, jax.distributed or the environment does not
+        say them.
     device: "cpu" or "cuda:N". None: the CUDA device that is current, or the CPU where there is none.
     threads: of a rank's kernels on the CPU; 0: its share of the cores.
     timeout: seconds of silence after which a wait for other ranks fails.
@@ -199,7 +251,8 @@ def init(comm: "MPI.Comm | None" = None, *, device: str | int | None = None, thr
     global _settings
     _place(device)
     _close_all()
-    _settings = {"comm": _world() if comm is None else comm, "device": device, "threads": threads,
+    ranks = _world() if comm is None else _ranks_of(comm, rank, size)
+    _settings = {"comm": ranks, "device": device, "threads": threads,
                  "timeout": timeout, "share_gpus": share_gpus, "transport": transport}
 
 

@@ -266,13 +266,11 @@ def sum_over_ranks(tensors: Iterable[Tensor], mesh: "AnyMesh" = None) -> None:
     on = mesh_of(mesh)
     if on.comm is None:
         return
-    from mpi4py import MPI
-
     with torch.no_grad():
         for tensor in tensors:
             summed = tensor.detach().to("cpu", torch.promote_types(tensor.dtype, torch.float32),
                                         copy=True).contiguous()
-            on.comm.Allreduce(MPI.IN_PLACE, summed.numpy())
+            on.sum(summed.numpy())
             tensor.copy_(summed)
 
 

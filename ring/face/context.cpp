@@ -12,10 +12,10 @@
 #include <annulus/core/foreign_stream.hpp>
 #include <annulus/core/one_at_a_time.hpp>
 #include <annulus/mesh/agreement.hpp>
+#include <annulus/mesh/bootstrap.hpp>
 #include <annulus/mesh/cores.hpp>
 #include <annulus/mesh/gpu_binding.hpp>
 #include <annulus/mesh/mesh.hpp>
-#include <annulus/mesh/node_order.hpp>
 #include <annulus/ring/context.hpp>
 #include <annulus/ring/tuning_cache.hpp>
 
@@ -109,9 +109,9 @@ void check_sharing_is_meant(const ContextOptions& options, Place place, Mesh& me
 }  // namespace
 
 struct Context::Impl {
-  Impl(MPI_Comm communicator, const ContextOptions& options)
+  Impl(std::unique_ptr<Bootstrap> bootstrap, const ContextOptions& options)
       : calls(std::make_shared<OneAtATime>("what belongs to a Context")),
-        mesh(options.mesh, communicator, start_watchdog(options.timeout)),
+        mesh(options.mesh, std::move(bootstrap), start_watchdog(options.timeout)),
         registry(std::make_shared<Registry>(Registry::standard())),
         transport(options.transport) {
     collectively(mesh.world(), "timeout of the context",
@@ -125,10 +125,10 @@ struct Context::Impl {
     if (!device->place().is_host()) check_sharing_is_meant(options, device->place(), mesh);
     threads = threads_per_rank(mesh, options.threads);
   }
-  Impl(MPI_Comm communicator, const MeshShape& shape, Impl& base)
+  Impl(std::unique_ptr<Bootstrap> bootstrap, const MeshShape& shape, Impl& base)
       : calls(base.calls),
         device(base.device),
-        mesh(shape, communicator, base.mesh.watchdog()),
+        mesh(shape, std::move(bootstrap), base.mesh.watchdog()),
         registry(base.registry),
         transport(base.transport),
         threads(base.threads) {}
@@ -146,10 +146,15 @@ struct Context::Impl {
 
 static_assert(ContextOptions::kDefaultTimeout == Watchdog::kDefault.count());
 
-Context::Context(MPI_Comm communicator, const ContextOptions& options)
-    : impl_(std::make_unique<Impl>(communicator, options)) {}
-Context::Context(MPI_Comm communicator, const MeshShape& mesh, Context& base)
-    : impl_(std::make_unique<Impl>(communicator, mesh, *base.impl_)) {}
+Context::Context(const ContextOptions& options)
+    : Context(std::unique_ptr<Bootstrap>(), options) {}
+Context::Context(std::shared_ptr<KeyValueStore> store, int rank, int size,
+                 const ContextOptions& options)
+    : Context(make_store_bootstrap(std::move(store), rank, size), options) {}
+Context::Context(std::unique_ptr<Bootstrap> bootstrap, const ContextOptions& options)
+    : impl_(std::make_unique<Impl>(std::move(bootstrap), options)) {}
+Context::Context(std::unique_ptr<Bootstrap> bootstrap, const MeshShape& mesh, Context& base)
+    : impl_(std::make_unique<Impl>(std::move(bootstrap), mesh, *base.impl_)) {}
 Context::~Context() = default;
 
 int Context::rank() const noexcept {
@@ -210,10 +215,6 @@ Overlay::Overlay(Context& context, ring::Choice choice)
 
 Overlay::~Overlay() {
   std::erase(context_.impl_->overlays, this);
-}
-
-MPI_Comm in_node_order(MPI_Comm communicator) {
-  return in_node_order(communicator, Watchdog(Watchdog::kDefault)).release();
 }
 
 }  // namespace annulus

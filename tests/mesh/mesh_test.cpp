@@ -23,11 +23,11 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 int world_size() {
-  return test::session().size();
+  return test::size();
 }
 
 Mesh make_mesh(MeshShape shape) {
-  return Mesh(std::move(shape), test::session().world(), test::kWatchdog);
+  return Mesh(std::move(shape), test::bootstrap(), test::kWatchdog);
 }
 
 // Ways to lay the ranks on three axes.
@@ -57,7 +57,7 @@ TEST(Mesh, GroupsOfEveryTupleOfAxes) {
     Mesh mesh = make_mesh(shape);
     EXPECT_EQ(mesh.shape(), shape);
     EXPECT_EQ(mesh.size(), world_size());
-    EXPECT_EQ(mesh.rank(), test::session().rank());
+    EXPECT_EQ(mesh.rank(), test::rank());
     for (const AxisNames& axes : tuples) {
       Group& group = mesh.group(axes);
       const std::vector<int> members = shape.group(mesh.rank(), axes);
@@ -94,8 +94,8 @@ TEST(Mesh, NeighboursAlongAnAxisExchange) {
 TEST(Mesh, OverASubCommunicator) {
   if (test::session().world() == MPI_COMM_NULL) GTEST_SKIP() << "no MPI";
   MPI_Comm raw = MPI_COMM_NULL;
-  const int parity = test::session().rank() % 2;
-  check_mpi(MPI_Comm_split(test::session().world(), parity, -test::session().rank(), &raw),
+  const int parity = test::rank() % 2;
+  check_mpi(MPI_Comm_split(test::session().world(), parity, -test::rank(), &raw),
             "MPI_Comm_split");
   int size = 0;
   check_mpi(MPI_Comm_size(raw, &size), "MPI_Comm_size");
@@ -103,7 +103,7 @@ TEST(Mesh, OverASubCommunicator) {
   Mesh mesh(MeshShape::parse("sp=-1", size), Communicator(raw).get(), test::kWatchdog);
   EXPECT_EQ(mesh.size(), size);
   const AxisNames axes{"sp"};
-  const auto ranks = mesh.group(axes).control().gather_text(std::to_string(test::session().rank()));
+  const auto ranks = mesh.group(axes).control().gather_text(std::to_string(test::rank()));
   std::vector<std::string> expected;
   for (int rank = world_size() - 1; rank >= 0; --rank) {
     if (rank % 2 == parity) expected.push_back(std::to_string(rank));
@@ -123,7 +123,7 @@ TEST(Mesh, AWrongProductIsAnErrorOnEveryRank) {
 
 TEST(Mesh, DifferentShapesAreAnErrorOnEveryRank) {
   if (world_size() == 1) GTEST_SKIP() << "needs 2 ranks";
-  const char* name = test::session().rank() == 1 ? "tp" : "sp";
+  const char* name = test::rank() == 1 ? "tp" : "sp";
   EXPECT_THAT(test::message_of<ArgumentError>([&] {
                 const Mesh mesh = make_mesh(MeshShape({{name, world_size()}}));
               }),

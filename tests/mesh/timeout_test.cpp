@@ -181,10 +181,10 @@ TEST_F(TimeoutTest, AnAbsentReaderIsNamedWithTheBytesThatItShouldTake) {
 
 // One rank computes for several timeouts and moves its streams along meanwhile, as a kernel does.
 TEST(Heartbeats, AHealthyRankMayComputeLongerThanTheTimeout) {
-  const int size = test::session().size();
+  const int size = test::size();
   if (size < 2) GTEST_SKIP() << "needs 2 ranks";
   using Clock = std::chrono::steady_clock;
-  Mesh mesh(MeshShape({{"sp", size}}), test::session().world(), Watchdog(Watchdog::Seconds(0.5)));
+  Mesh mesh(MeshShape({{"sp", size}}), test::bootstrap(), Watchdog(Watchdog::Seconds(0.5)));
   HostStream stream("communication", mesh.watchdog(), nullptr);
   if (mesh.rank() == 0) {
     for (const auto begin = Clock::now(); Clock::now() - begin < std::chrono::seconds(2);) {
@@ -196,9 +196,9 @@ TEST(Heartbeats, AHealthyRankMayComputeLongerThanTheTimeout) {
 
 // One rank works outside any stream, like an oracle or a disk.
 TEST(Heartbeats, ComputingIsNoSilence) {
-  const int size = test::session().size();
+  const int size = test::size();
   if (size < 2) GTEST_SKIP() << "needs 2 ranks";
-  Mesh mesh(MeshShape({{"sp", size}}), test::session().world(), Watchdog(Watchdog::Seconds(1)));
+  Mesh mesh(MeshShape({{"sp", size}}), test::bootstrap(), Watchdog(Watchdog::Seconds(1)));
   if (mesh.rank() == size - 1) {
     const Computing computing = mesh.world().computing();
     std::this_thread::sleep_for(std::chrono::seconds(3));
@@ -208,9 +208,9 @@ TEST(Heartbeats, ComputingIsNoSilence) {
 
 // The last rank works for a mesh of its own, and another mesh waits for it.
 TEST(Heartbeats, AMeshGivesThemToThoseThatItsWatchdogConnects) {
-  const int size = test::session().size();
+  const int size = test::size();
   if (size < 2) GTEST_SKIP() << "needs 2 ranks";
-  Mesh everyone(MeshShape({{"sp", size}}), test::session().world(), Watchdog(Watchdog::Seconds(1)));
+  Mesh everyone(MeshShape({{"sp", size}}), test::bootstrap(), Watchdog(Watchdog::Seconds(1)));
   if (everyone.rank() == size - 1) {
     Mesh alone(MeshShape({{"sp", 1}}), MPI_COMM_SELF, everyone.watchdog());
     for (const auto begin = std::chrono::steady_clock::now();
@@ -222,10 +222,10 @@ TEST(Heartbeats, AMeshGivesThemToThoseThatItsWatchdogConnects) {
 }
 
 TEST(Heartbeats, ARankThatHangsIsSilentInTheEnd) {
-  const int size = test::session().size();
+  const int size = test::size();
   if (size < 2) GTEST_SKIP() << "needs 2 ranks";
   const auto patient = test::make_world_group();
-  Mesh mesh(MeshShape({{"sp", size}}), test::session().world(), Watchdog(Watchdog::Seconds(1)));
+  Mesh mesh(MeshShape({{"sp", size}}), test::bootstrap(), Watchdog(Watchdog::Seconds(1)));
   if (mesh.rank() == size - 1) {
     const Computing computing = mesh.world().computing(1);
     std::this_thread::sleep_for(std::chrono::seconds(6));
@@ -240,10 +240,10 @@ TEST(Heartbeats, ARankThatHangsIsSilentInTheEnd) {
 
 // Another rank computes all the while, which must not hide that the last one is gone.
 TEST(Heartbeats, ASilentPeerIsNoticedWhileAnotherRankComputes) {
-  const int size = test::session().size();
+  const int size = test::size();
   if (size < 3) GTEST_SKIP() << "needs 3 ranks";
   const auto patient = test::make_world_group();
-  Mesh mesh(MeshShape({{"sp", size}}), test::session().world(), Watchdog(Watchdog::Seconds(1)));
+  Mesh mesh(MeshShape({{"sp", size}}), test::bootstrap(), Watchdog(Watchdog::Seconds(1)));
   Group& group = mesh.group();
   HostStream stream("communication", mesh.watchdog(), nullptr);
   const int silent = size - 1;
@@ -269,10 +269,10 @@ TEST(Heartbeats, ASilentPeerIsNoticedWhileAnotherRankComputes) {
 
 // Where all wait for each other, they do not keep each other waiting.
 TEST(Heartbeats, RanksThatWaitForEachOtherGiveUp) {
-  const int size = test::session().size();
+  const int size = test::size();
   if (size < 2) GTEST_SKIP() << "needs 2 ranks";
   const auto patient = test::make_world_group();
-  Mesh mesh(MeshShape({{"sp", size}}), test::session().world(), Watchdog(Watchdog::Seconds(1)));
+  Mesh mesh(MeshShape({{"sp", size}}), test::bootstrap(), Watchdog(Watchdog::Seconds(1)));
   Group& group = mesh.group();
   HostStream stream("communication", mesh.watchdog(), nullptr);
   // All wait for their neighbour, and nobody sends.
@@ -289,10 +289,10 @@ TEST(Heartbeats, RanksThatWaitForEachOtherGiveUp) {
 
 // All ranks must search together to find out whom they reach, with or without a GPU.
 TEST(MeshTransports, AFailedSearchIsNotRemembered) {
-  const int size = test::session().size();
+  const int size = test::size();
   if (size < 2) GTEST_SKIP() << "needs 2 ranks";
   const auto patient = test::make_world_group();
-  Mesh mesh(MeshShape({{"sp", size}}), test::session().world(), kHasty);
+  Mesh mesh(MeshShape({{"sp", size}}), test::bootstrap(), kHasty);
   (void)mesh.group();
   patient->control().barrier();
   if (mesh.rank() == 0) {

@@ -1,10 +1,14 @@
 #include <cstdio>
+#include <cstdlib>
 #include <memory>
+#include <string>
 
 #include <gtest/gtest.h>
 
 #include <annulus/mesh/mpi.hpp>
+#include <annulus/mesh/mpi_bootstrap.hpp>
 
+#include "tests/support/file_store.hpp"
 #include "tests/support/test_world.hpp"
 
 namespace annulus::test {
@@ -12,7 +16,31 @@ namespace {
 
 std::unique_ptr<MpiSession> the_session;
 
+std::string variable(const char* name) {
+  const char* const value = std::getenv(name);
+  return value != nullptr ? value : "";
+}
+
 }  // namespace
+
+const std::shared_ptr<FileStore>& store() {
+  static const std::string folder = variable("ANNULUS_TEST_STORE");
+  static const auto the_store = folder.empty() ? nullptr : std::make_shared<FileStore>(folder);
+  return the_store;
+}
+
+int rank() {
+  return store() ? std::stoi(variable("ANNULUS_TEST_RANK")) : session().rank();
+}
+
+int size() {
+  return store() ? std::stoi(variable("ANNULUS_TEST_SIZE")) : session().size();
+}
+
+std::unique_ptr<Bootstrap> bootstrap() {
+  return store() ? make_store_bootstrap(store(), rank(), size())
+                 : make_mpi_bootstrap(session().world());
+}
 
 const MpiSession& session() {
   return *the_session;
@@ -24,8 +52,7 @@ int main(int argc, char** argv) {
   using annulus::test::the_session;
   ::testing::InitGoogleTest(&argc, argv);
   the_session = std::make_unique<annulus::MpiSession>(&argc, &argv);
-  const int rank = the_session->rank();
-  if (rank != 0) {
+  if (annulus::test::rank() != 0) {
     // Rank 0 prints the list of tests; the others print failures only.
     auto& listeners = ::testing::UnitTest::GetInstance()->listeners();
     class FailurePrinter final : public ::testing::EmptyTestEventListener {

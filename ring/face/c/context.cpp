@@ -2,12 +2,12 @@
 #include <utility>
 #include <vector>
 
-#include <mpi.h>
-
 #include <annulus/core/error.hpp>
 #include <annulus/core/one_at_a_time.hpp>
 #include <annulus/mesh/agreement.hpp>
+#include <annulus/mesh/bootstrap.hpp>
 #include <annulus/mesh/mesh.hpp>
+#include <annulus/mesh/mpi_runtime.hpp>
 #include <annulus/partition/named_sharding.hpp>
 
 #include "face/c/handles.hpp"
@@ -52,10 +52,20 @@ annulus_status annulus_context_create(const void* communicator,
                                       const annulus_context_options* options,
                                       annulus_context** context) {
   return guarded([&] {
-    MPI_Comm ranks = MPI_COMM_NULL;
-    if (communicator != nullptr) ranks = *static_cast<const MPI_Comm*>(communicator);
+    std::unique_ptr<annulus::Bootstrap> ranks;
+    if (communicator != nullptr) ranks = annulus::mpi_runtime().bootstrap(communicator);
+    checked(context, "context") = new annulus_context{annulus::Context(
+        std::move(ranks), options != nullptr ? options->options : annulus::ContextOptions())};
+  });
+}
+annulus_status annulus_context_create_on_store(annulus_store* store,
+                                               const annulus_context_options* options,
+                                               annulus_context** context) {
+  return guarded([&] {
+    const annulus_store& ranks = checked(store, "store");
     checked(context, "context") = new annulus_context{
-        annulus::Context(ranks, options != nullptr ? options->options : annulus::ContextOptions())};
+        annulus::Context(ranks.store, ranks.rank, ranks.size,
+                         options != nullptr ? options->options : annulus::ContextOptions())};
   });
 }
 void annulus_context_destroy(annulus_context* context) {
@@ -87,6 +97,28 @@ annulus_status annulus_context_agree(annulus_context* context, const char* error
     annulus::collectively(ranks.mesh().world(), "arguments of the caller", [&] {
       if (error != nullptr) throw annulus::UserError(error);
     });
+  });
+}
+
+annulus_status annulus_context_gather(annulus_context* context, const void* data, size_t bytes,
+                                      void* all) {
+  return guarded([&] {
+    annulus::Context& ranks = checked(context, "context").context;
+    const auto call = ranks.calls().begin("annulus_context_gather");
+    std::string mine;
+    if (bytes > 0) {
+      mine.assign(&checked(static_cast<const char*>(data), "data"), bytes);
+      (void)checked(static_cast<const char*>(all), "all");
+    }
+    const std::vector<std::string> texts = ranks.mesh().world().gather_text(mine, "data of ranks");
+    for (std::size_t rank = 0; rank < texts.size(); ++rank) {
+      if (texts[rank].size() != bytes) {
+        throw annulus::ArgumentError("bytes", std::to_string(bytes),
+                                     std::to_string(texts[rank].size()) + ", as on rank " +
+                                         std::to_string(rank));
+      }
+      texts[rank].copy(static_cast<char*>(all) + rank * bytes, bytes);
+    }
   });
 }
 

@@ -2,6 +2,7 @@
 
 #include <functional>
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
@@ -16,6 +17,12 @@
 
 struct annulus_context_options {
   annulus::ContextOptions options;
+};
+
+struct annulus_store {
+  std::shared_ptr<annulus::KeyValueStore> store;
+  int rank;
+  int size;
 };
 
 struct annulus_context {

@@ -8,6 +8,7 @@
 #include <annulus/mesh/launched.hpp>
 #include <annulus/mesh/mesh.hpp>
 #include <annulus/mesh/mpi.hpp>
+#include <annulus/mesh/mpi_runtime.hpp>
 #include <annulus/ring/machine.hpp>
 
 #include "face/c/handles.hpp"
@@ -138,7 +139,7 @@ const char* annulus_version(void) {
 const char* annulus_mpi_library(void) {
   thread_local std::string text;
   try {
-    text = annulus::mpi_library();
+    text = annulus::mpi_runtime().library();
   } catch (...) {
     text.clear();
   }
@@ -149,7 +150,10 @@ void annulus_set_interruption(int (*interrupted)(void)) {
 }
 int annulus_is_launched(void) {
   try {
-    return annulus::process_number([](const char* name) { return std::getenv(name); }) ? 1 : 0;
+    const auto process =
+        annulus::process_number([](const char* name) { return std::getenv(name); });
+    if (!process) return 0;
+    return process->of_mpi ? 1 : 2;
   } catch (...) {
     return 1;  // a launcher that left the environment incomplete
   }

@@ -41,10 +41,12 @@ const char* annulus_error_argument(void);
 
 /* "0.1.0". */
 const char* annulus_version(void);
-/* The name of the MPI library that is loaded, as MPI_Get_library_version() says it. Callers who
- * pass a communicator of an MPI that something else has loaded can compare. Needs no MPI_Init. */
+/* The name of the MPI library that this library uses, as MPI_Get_library_version() says it; "" if it
+ * cannot be loaded. Callers who pass a communicator of an MPI that something else has loaded can
+ * compare. Needs no MPI_Init. */
 const char* annulus_mpi_library(void);
-/* 1 if mpirun or srun has started this process as one of several, else 0. */
+/* 1 if a launcher has started this process as one of several, which MPI connects (mpirun, srun); 2 if
+ * MPI does not (torchrun, or the variables RANK, WORLD_SIZE and MASTER_ADDR); 0 if it is alone. */
 int annulus_is_launched(void);
 /* Every long wait for another rank or a device asks `interrupted`, on the thread that waits, about 50
  * times a second; if it returns another number than 0, the call fails with
@@ -90,6 +92,39 @@ annulus_status annulus_context_options_set_transport(annulus_context_options* op
 annulus_status annulus_context_create(const void* communicator,
                                       const annulus_context_options* options,
                                       annulus_context** context);
+
+/* A key-value store that all ranks reach, such as torch's TCPStore or the coordination service of
+ * JAX. It connects ranks without MPI, which exchange data between GPUs only. */
+typedef struct annulus_store annulus_store;
+/* The calls of a store, 0 for success. They may come from any thread, several at a time. Keys are
+ * texts without spaces, values any bytes. */
+typedef struct annulus_store_calls {
+  void* user; /* passed to all calls */
+  /* Stores a value, in place of an earlier one. */
+  int (*set)(void* user, const char* key, const void* value, size_t bytes);
+  /* Waits at most `seconds` until there is a value, and writes it to `value` and its length to
+   * `bytes`; ANNULUS_STORE_NO_VALUE if there is none. `capacity`, 65536, is enough for all. */
+  int (*get)(void* user, const char* key, double seconds, void* value, size_t capacity,
+             size_t* bytes);
+  /* Does nothing if there is no value. */
+  int (*remove)(void* user, const char* key);
+} annulus_store_calls;
+#define ANNULUS_STORE_NO_VALUE 1
+/* To be called by a call that fails, before it returns another number than these two: the reason, for the
+ * message of the ANNULUS_LIBRARY_ERROR that follows. */
+void annulus_store_set_error(const char* reason);
+
+/* Rank `rank` of `size` ranks on a store. Communicates with nobody. */
+annulus_status annulus_store_create(const annulus_store_calls* calls, int rank, int size,
+                                    annulus_store** store);
+/* After the contexts on it were destroyed. Null: does nothing. */
+void annulus_store_destroy(annulus_store* store);
+/* The ranks of a store. Collective over them: all ranks make their contexts on it in the same order.
+ * `options` may be null. */
+annulus_status annulus_context_create_on_store(annulus_store* store,
+                                               const annulus_context_options* options,
+                                               annulus_context** context);
+
 /* Collective; before MPI_Finalize, and after its attention was destroyed. Null: does nothing. */
 void annulus_context_destroy(annulus_context* context);
 int annulus_context_rank(const annulus_context* context);
@@ -101,6 +136,10 @@ annulus_status annulus_context_axis_size(const annulus_context* context, const c
 /* Collective: if a rank passes the text of an error, all ranks get it as ANNULUS_USER_ERROR. Null:
  * no error. */
 annulus_status annulus_context_agree(annulus_context* context, const char* error);
+/* The `bytes` bytes of every rank, as many on all, in order of rank; `all` has room for them. They
+ * travel as control messages: for small amounts. Collective. */
+annulus_status annulus_context_gather(annulus_context* context, const void* data, size_t bytes,
+                                      void* all);
 /* The global positions, in local order, that `rank` holds of dimension `dimension` of an array of
  * `shape`, sharded by `spec` ("dp,sp,tp,-"). `sequence`: the dimension that `layout` ("contiguous",
  * "zigzag", "striped") with its granule distributes; -1: none. Writes as many positions as

@@ -19,6 +19,7 @@
 
 namespace annulus {
 
+class Bootstrap;
 class CallWatch;
 class NcclGroups;
 
@@ -38,6 +39,9 @@ class Mesh {
   /// The same with a text for MeshShape::parse(). If it is wrong on one rank, all throw
   /// ArgumentError.
   Mesh(const std::string& shape, MPI_Comm communicator, const Watchdog& watchdog);
+  /// The same over the ranks that `bootstrap` connects; null: one rank alone.
+  Mesh(const MeshShape& shape, std::unique_ptr<Bootstrap> bootstrap, const Watchdog& watchdog);
+  Mesh(const std::string& shape, std::unique_ptr<Bootstrap> bootstrap, const Watchdog& watchdog);
   ~Mesh();
   Mesh(const Mesh&) = delete;
   Mesh& operator=(const Mesh&) = delete;
@@ -55,7 +59,8 @@ class Mesh {
 
   /// Coordinates all ranks of the mesh.
   [[nodiscard]] Control& world() noexcept { return *world_; }
-  /// All ranks of the mesh, for exchanging host memory. The first call is collective over the mesh.
+  /// All ranks of the mesh, for exchanging host memory; short messages only where a key-value store
+  /// connects them (bootstrap.hpp). The first call is collective over the mesh.
   [[nodiscard]] Group& group();
   /// The ranks that differ from this one only along `axes`, in row-major order of those axes (first
   /// = major). The first request for a tuple is collective over the mesh; later ones return the
@@ -66,7 +71,7 @@ class Mesh {
   /// a CUDA device. automatic means the first of transports(). The first request for a tuple and a
   /// transport is collective over the mesh; later ones return the same group. A group of one rank
   /// sends nothing, so it is the host's. Throws UnsupportedError with the reason, on all ranks, if
-  /// the transport is not possible; and ArgumentError, on this rank, for a CUDA device other than
+  /// the transport is not possible, or the ranks cannot exchange data at `place`; and ArgumentError, on this rank, for a CUDA device other than
   /// the one of earlier calls.
   [[nodiscard]] Group& group(std::span<const std::string> axes, Place place,
                              Transport transport = Transport::automatic);
@@ -87,7 +92,7 @@ class Mesh {
   }
 
  private:
-  Mesh(const std::function<MeshShape(int ranks)>& shape, MPI_Comm communicator,
+  Mesh(const std::function<MeshShape(int ranks)>& shape, std::unique_ptr<Bootstrap> bootstrap,
        const Watchdog& watchdog);
   [[nodiscard]] AxisNames all_axes() const;
   [[nodiscard]] AxisNames group_key(std::span<const std::string> axes) const;
@@ -105,7 +110,7 @@ class Mesh {
                                                          Place place, Transport transport);
   [[nodiscard]] std::unique_ptr<Group> make_nccl_group(Group& host, Place place);
 
-  Communicator communicator_;  // groups have copies of it
+  std::unique_ptr<Bootstrap> bootstrap_;  // null: one rank alone
   Watchdog watchdog_;
   std::shared_ptr<CallWatch> call_watch_;
   std::shared_ptr<Control> world_;

@@ -11,6 +11,7 @@
 
 #include <annulus/core/place.hpp>
 #include <annulus/core/tensor.hpp>
+#include <annulus/mesh/key_value_store.hpp>
 #include <annulus/mesh/mesh_shape.hpp>
 #include <annulus/mesh/transport.hpp>
 #include <annulus/partition/shard_map.hpp>
@@ -18,6 +19,7 @@
 
 namespace annulus {
 
+class Bootstrap;
 class Device;
 class Mesh;
 class OneAtATime;
@@ -62,7 +64,12 @@ class Context {
   /// differs, for a place that only some ranks have, for a GPU shared without `share_gpus`.
   explicit Context(MPI_Comm communicator, const ContextOptions& options = {});
   /// One rank, without MPI.
-  explicit Context(const ContextOptions& options = {}) : Context(MPI_COMM_NULL, options) {}
+  explicit Context(const ContextOptions& options = {});
+  /// Rank `rank` of `size` ranks, which find each other on a store and not by MPI; the store must
+  /// outlive the context. Collective over these ranks; throws as above. They exchange data
+  /// between GPUs. On CPUs, what needs an exchange of data throws UnsupportedError.
+  Context(std::shared_ptr<KeyValueStore> store, int rank, int size,
+          const ContextOptions& options = {});
   /// Another mesh of ranks of `base`, with the device, registry, watchdog and settings of `base`,
   /// which must outlive it. Collective over `communicator`; throws as the first constructor does
   /// for a mesh.
@@ -91,6 +98,9 @@ class Context {
 
   // For the library and its program: headers of these classes are not installed.
 
+  /// Ranks that `bootstrap` connects; null: one rank.
+  Context(std::unique_ptr<Bootstrap> bootstrap, const ContextOptions& options);
+
   [[nodiscard]] Mesh& mesh() noexcept;
   [[nodiscard]] Device& device() noexcept;
   /// The implementations that attention chooses from; add() your own before making attention.
@@ -102,6 +112,7 @@ class Context {
   void keep(std::function<bool()> is_used);
 
  private:
+  Context(std::unique_ptr<Bootstrap> bootstrap, const MeshShape& mesh, Context& base);
   friend class Overlay;
   struct Impl;
   std::unique_ptr<Impl> impl_;

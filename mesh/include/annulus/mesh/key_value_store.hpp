@@ -1,0 +1,44 @@
+#pragma once
+
+#include <cstddef>
+#include <optional>
+#include <string>
+
+namespace annulus {
+
+/// A key-value store that all ranks of a job reach, such as torch's TCPStore or the coordination
+/// service of JAX: it connects ranks without MPI. Calls may come from any thread, several at a
+/// time. They throw LibraryError if the store fails.
+///
+/// A mesh of P ranks keeps P + 1 short values there, and the messages that nobody has received yet,
+/// at most kAhead from one rank to another. All keys begin with "annulus/".
+class KeyValueStore {
+ public:
+  /// The longest value.
+  static constexpr std::size_t kMaximumBytes = std::size_t{64} << 10;
+  /// Messages that one rank sends to another ahead of its receiving them.
+  static constexpr int kAhead = 8;
+
+  virtual ~KeyValueStore() = default;
+  KeyValueStore() = default;
+  KeyValueStore(const KeyValueStore&) = delete;
+  KeyValueStore& operator=(const KeyValueStore&) = delete;
+
+  /// Stores a value of any bytes, in place of an earlier one.
+  virtual void set(const std::string& key, const std::string& value) = 0;
+  /// The value, waiting at most `seconds` until there is one; nothing if there is none.
+  [[nodiscard]] virtual std::optional<std::string> get(const std::string& key, double seconds) = 0;
+  /// Does nothing if there is no value.
+  virtual void remove(const std::string& key) = 0;
+
+  /// The prefix of the keys of a new mesh. All ranks make their meshes on a store in the same
+  /// order.
+  [[nodiscard]] std::string prefix_of_mesh() {
+    return "annulus/" + std::to_string(meshes_++) + '/';
+  }
+
+ private:
+  int meshes_ = 0;
+};
+
+}  // namespace annulus

@@ -1,0 +1,79 @@
+#pragma once
+
+#include <cstdint>
+#include <limits>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <annulus/core/watchdog.hpp>
+#include <annulus/mesh/key_value_store.hpp>
+
+namespace annulus {
+
+/// Heartbeats on a key-value store: every rank keeps its state under one key, where ranks that wait
+/// for it read it. A computing rank also renews a key that all waiting ranks read. A rank calls the
+/// store O(1) times per interval. Thread-safe.
+class StoreBoard final : public Heartbeats {
+ public:
+  /// `interval`, in seconds, between two heartbeats.
+  StoreBoard(std::shared_ptr<KeyValueStore> store, std::string prefix, int rank, int size,
+             double interval);
+  /// Takes this rank's state off the store.
+  ~StoreBoard() override;
+
+  void beat(State state) override;
+  [[nodiscard]] double silence(const Peers& peers) override;
+  [[nodiscard]] std::vector<int> silent_ranks() override;
+  [[nodiscard]] bool any_thread_may_beat() const override { return true; }
+
+  /// The mesh rank that this rank waits for; −1: none.
+  void wait_for(int awaited);
+  /// The missing rank, at the end of the chain of ranks that wait for each other; nothing if they
+  /// wait in a circle. A rank whose state does not change for `patience` seconds is missing. Others
+  /// that ask later get the answer from this rank's state.
+  [[nodiscard]] std::optional<int> absent(int awaited, double patience);
+  /// Ends this process with `exit_code`, and others when they wait for it.
+  [[noreturn]] void abort(int exit_code) noexcept;
+
+ private:
+  enum class Kind : std::int32_t { computing, waiting, gave_up, aborted };
+  struct Entry {
+    std::uint32_t number = 0;  ///< of the heartbeat
+    Kind kind = Kind::computing;
+    /// waiting: for this rank; gave_up: this one is missing, −1 if none is; aborted: exit code
+    std::int32_t value = -1;
+  };
+  struct Seen {
+    std::uint32_t number = 0;
+    double heard = 0;  ///< when the number was new
+  };
+
+  [[nodiscard]] std::string key_of(int rank) const;
+  [[nodiscard]] Entry read(int rank);
+  void publish(Kind kind, int value);
+  void look(const Peers& peers, double now);
+  [[nodiscard]] std::optional<int> follow(int awaited, double patience);
+
+  static constexpr double kNever = -std::numeric_limits<double>::infinity();
+
+  std::shared_ptr<KeyValueStore> store_;
+  std::string prefix_;
+  int rank_;
+  int size_;
+  double interval_;
+  std::mutex mutex_;  // of the following
+  std::uint32_t number_ = 0;
+  int awaited_ = -1;
+  double sent_ = kNever;
+  double looked_ = kNever;
+  double computed_ = kNever;          // when a rank was last known to compute …
+  std::optional<std::string> sign_;   // … by this value
+  std::map<int, Seen> seen_;          // ranks that this one has waited for …
+  std::vector<int> watched_;          // … and does now
+};
+
+}  // namespace annulus

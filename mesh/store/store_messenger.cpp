@@ -1,0 +1,119 @@
+#include "store/store_messenger.hpp"
+
+#include <algorithm>
+#include <cstddef>
+#include <optional>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include <annulus/core/bytes.hpp>
+
+#include "control/bytes_of.hpp"
+#include "control/describe_wait.hpp"
+
+namespace annulus {
+namespace {
+
+constexpr Watchdog::Seconds kPatience{2};
+// A wait asks the store for a message for longer and longer, up to this long: signals of the user
+// and other ranks' heartbeats are looked at in between.
+constexpr double kLongestAsk = 0.02;
+
+}  // namespace
+
+std::string StoreRanks::name_of(int peer) const {
+  return fmt::format("rank {}", member(peer));
+}
+
+std::string StoreQueue::key_of(int from, int to, std::uint64_t number) const {
+  return fmt::format("{}{}/{}>{}/{}", ranks_->prefix, kind_, from, to, number);
+}
+
+void StoreQueue::put(int to, const std::string& message) {
+  ranks_->store->set(key_of(ranks_->rank, to, sent_[to]++), message);
+}
+
+bool StoreQueue::has_room(int to) const {
+  const auto found = sent_.find(to);
+  if (found == sent_.end() || found->second < KeyValueStore::kAhead) return true;
+  return !ranks_->store->get(key_of(ranks_->rank, to, found->second - KeyValueStore::kAhead), 0);
+}
+
+std::optional<std::string> StoreQueue::take(int from, double seconds) {
+  const std::string key = key_of(from, ranks_->rank, received_[from]);
+  auto message = ranks_->store->get(key, seconds);
+  if (message) {
+    ranks_->store->remove(key);
+    ++received_[from];
+  }
+  return message;
+}
+
+StoreMessenger::StoreMessenger(std::shared_ptr<const StoreRanks> ranks, Watchdog watchdog)
+    : ranks_(std::move(ranks)), watchdog_(std::move(watchdog)), queue_(ranks_, "text") {}
+
+// The first message carries the length of the text; the rest follows in pieces.
+void StoreMessenger::send(std::string_view what, std::span<const int> to, const std::string& text) {
+  std::string first;
+  append(first, std::uint64_t{text.size()});
+  const std::size_t room = KeyValueStore::kMaximumBytes - first.size();
+  first.append(text, 0, room);
+  for (const int peer : to) {
+    put(what, peer, first);
+    for (std::size_t at = room; at < text.size(); at += KeyValueStore::kMaximumBytes) {
+      put(what, peer, text.substr(at, KeyValueStore::kMaximumBytes));
+    }
+  }
+}
+
+std::string StoreMessenger::receive(const Call& call, int from) {
+  std::string text = take(call, from);
+  const auto length = value_at<std::uint64_t>(text, 0);
+  text.erase(0, sizeof length);
+  while (text.size() < length) {
+    text += take({call.what, fmt::format("give {} more", human_bytes(length - text.size())), false},
+                 from);
+  }
+  return text;
+}
+
+void StoreMessenger::put(std::string_view what, int to, const std::string& message) {
+  if (!queue_.has_room(to)) {
+    wait({what, fmt::format("take {}", human_bytes(message.size())), false}, to,
+         [&] { return queue_.has_room(to); });
+  }
+  queue_.put(to, message);
+}
+
+std::string StoreMessenger::take(const Call& call, int from) {
+  std::optional<std::string> message;
+  double ask = 0;
+  wait(call, from, [&] {
+    message = queue_.take(from, ask);
+    ask = std::min(ask + kLongestAsk / 64, kLongestAsk);
+    return message.has_value();
+  });
+  return std::move(*message);
+}
+
+void StoreMessenger::wait(const Call& call, int peer, const std::function<bool()>& done) {
+  const int awaited = ranks_->member(peer);
+  ranks_->board->wait_for(awaited);
+  watchdog_.wait(
+      [&] {
+        ranks_->board->beat(Heartbeats::State::waiting);
+        return done();
+      },
+      [&] { return describe_wait(call, peer); }, [awaited] { return std::vector{awaited}; });
+  ranks_->board->wait_for(-1);
+}
+
+std::string StoreMessenger::describe_wait(const Call& call, int peer) {
+  const double patience = std::min(kPatience, watchdog_.timeout()).count();
+  return annulus::describe_wait(call, ranks_->member(peer),
+                                ranks_->board->absent(ranks_->member(peer), patience),
+                                [](int rank) { return fmt::format("rank {}", rank); });
+}
+
+}  // namespace annulus

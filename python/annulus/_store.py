@@ -1,0 +1,194 @@
+"""Key-value stores that connect ranks without MPI: those of torch.distributed and of jax.distributed."""
+
+from __future__ import annotations
+
+import ctypes
+import datetime
+import os
+import sys
+from typing import Any
+
+from . import _library
+from ._library import LibraryError
+
+_NO_VALUE = 1
+_FAILED = -1
+
+
+class _Torch:
+    """torch's Store (TCPStore, PrefixStore, …), or any object with these methods: set(key, value), get(key)
+    that returns bytes, wait(keys, timeout) that raises, delete_key(key) and, if it has it, check(keys)."""
+
+    def __init__(self, store: Any) -> None:
+        self._store = store
+        self._check = getattr(store, "check", None)
+
+    def set(self, key: str, value: bytes) -> None:
+        self._store.set(key, value)
+
+    def get(self, key: str, seconds: float) -> bytes | None:
+        if self._check is None or not self._check([key]):
+            if self._check is not None and seconds < 0.001:
+                return None
+            try:
+                self._store.wait([key], datetime.timedelta(seconds=max(seconds, 0.001)))
+            except Exception as error:
+                # Stores differ in what they raise after the time.
+                if _is_timeout(error):
+                    return None
+                raise
+        return self._store.get(key)
+
+    def remove(self, key: str) -> None:
+        self._store.delete_key(key)
+
+
+class _Jax:
+    """The client of JAX's coordination service."""
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+
+    def set(self, key: str, value: bytes) -> None:
+        self._client.key_value_set_bytes(key, value, allow_overwrite=True)
+
+    def get(self, key: str, seconds: float) -> bytes | None:
+        try:
+            if seconds < 0.001:
+                return self._client.key_value_try_get_bytes(key)
+            return self._client.blocking_key_value_get_bytes(key, int(seconds * 1000))
+        except Exception as error:
+            if _is_timeout(error):
+                return None
+            raise
+
+    def remove(self, key: str) -> None:
+        self._client.key_value_delete(key)
+
+
+def _is_timeout(error: Exception) -> bool:
+    if isinstance(error, TimeoutError):
+        return True
+    text = str(error)
+    return any(sign in text for sign in (
+        "DEADLINE_EXCEEDED", "NOT_FOUND", "timeout", "Timeout", "timed out"))
+
+
+_SET = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p,
+                        ctypes.c_size_t)
+_GET = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_double,
+                        ctypes.c_void_p, ctypes.c_size_t, ctypes.POINTER(ctypes.c_size_t))
+_REMOVE = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p)
+
+
+class _Calls(ctypes.Structure):
+    _fields_ = [("user", ctypes.c_void_p), ("set", _SET), ("get", _GET), ("remove", _REMOVE)]
+
+
+class Store:
+    """All ranks of a job, which find each other on a store."""
+
+    def __init__(self, store: Any, rank: int, size: int) -> None:
+        self.rank, self.size = rank, size
+        if hasattr(store, "key_value_set_bytes"):
+            calls: Any = _Jax(store)
+        else:
+            for name in ("set", "get", "wait", "delete_key"):
+                if not hasattr(store, name):
+                    raise TypeError(
+                        f"comm: got {type(store).__name__}, expected a communicator of mpi4py, a store "
+                        f"of torch.distributed or the client of jax.distributed: it has no {name}()")
+            calls = _Torch(store)
+
+        def guarded(body: Any) -> Any:
+            def call(_user: Any, key: bytes, *arguments: Any) -> int:
+                try:
+                    return body(key.decode(), *arguments)
+                except BaseException as error:
+                    _library.note_callback_error(error)
+                    return _FAILED
+            return call
+
+        def set_value(key: str, value: int, length: int) -> int:
+            calls.set(key, ctypes.string_at(value, length))
+            return 0
+
+        def get_value(key: str, seconds: float, memory: int, capacity: int, length: Any) -> int:
+            value = calls.get(key, seconds)
+            if value is None:
+                return _NO_VALUE
+            if len(value) > capacity:
+                raise LibraryError(f"a value of {len(value)} bytes, expected {capacity} at most")
+            ctypes.memmove(memory, value, len(value))
+            length[0] = len(value)
+            return 0
+
+        def remove(key: str) -> int:
+            calls.remove(key)
+            return 0
+
+        self._calls = _Calls(None, _SET(guarded(set_value)), _GET(guarded(get_value)),
+                             _REMOVE(guarded(remove)))
+        self.handle = _library.create("store_create", ctypes.byref(self._calls), rank, size)
+
+
+_stores: dict[tuple[int, int, int], tuple[Any, Store]] = {}
+
+
+def store_of(store: Any, rank: int | None, size: int | None) -> Store:
+    """One object for every store, since all ranks number its meshes alike."""
+    if rank is None or size is None:
+        rank, size = _place_in_job(store)
+    key = (id(store), rank, size)
+    if key not in _stores:
+        _stores[key] = (store, Store(store, rank, size))
+    return _stores[key][1]
+
+
+def _place_in_job(store: Any) -> tuple[int, int]:
+    """This process's number, and the number of processes."""
+    state = _jax_state()
+    if state is not None and store is state.client:
+        return state.process_id, state.num_processes
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.get_rank(), torch.distributed.get_world_size()
+    try:
+        return int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    except KeyError as error:
+        raise TypeError("comm: a store needs the arguments rank and size where neither "
+                        f"torch.distributed nor the environment says them ({error})") from None
+
+
+def _jax_state() -> Any:
+    """The state of jax.distributed; None unless it has been initialised."""
+    module = sys.modules.get("jax._src.distributed")
+    state = None if module is None else module.global_state
+    return state if state is not None and state.client is not None else None
+
+
+def of_torch() -> Store:
+    """The processes of torchrun, which may have initialised torch.distributed or not."""
+    try:
+        import torch.distributed as dist
+    except ImportError as error:
+        raise LibraryError("torchrun, or the variables RANK, WORLD_SIZE and MASTER_ADDR, have started "
+                           f"this process as one of several: install torch to connect them ({error})"
+                           ) from error
+    if dist.is_initialized():
+        return store_of(dist.distributed_c10d._get_default_store(), None, None)
+    global _rendezvous
+    if _rendezvous is None:
+        _rendezvous = next(dist.rendezvous("env://"))
+    return store_of(*_rendezvous)
+
+
+_rendezvous: tuple[Any, int, int] | None = None
+
+
+def of_jax() -> Store | None:
+    """The processes that jax.distributed connects, if it has been initialised for several."""
+    state = _jax_state()
+    if state is None or state.num_processes == 1:
+        return None
+    return store_of(state.client, None, None)

@@ -30,8 +30,10 @@ class StoreBootstrap final : public Bootstrap {
   [[nodiscard]] std::shared_ptr<Control> control(const Watchdog& watchdog) override {
     std::vector<int> all(static_cast<std::size_t>(size_));
     std::iota(all.begin(), all.end(), 0);
-    return std::make_shared<TreeControl>(
+    auto control = std::make_shared<TreeControl>(
         std::make_unique<StoreMessenger>(ranks(std::move(all), "all"), watchdog));
+    control->barrier("start of the mesh");
+    return control;
   }
   [[nodiscard]] std::unique_ptr<Group> group(std::vector<int> members, const std::string& axes,
                                              const Watchdog& watchdog) override {

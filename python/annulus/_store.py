@@ -6,6 +6,7 @@ import ctypes
 import datetime
 import os
 import sys
+import time
 from typing import Any
 
 from . import _library
@@ -27,16 +28,20 @@ class _Torch:
         self._store.set(key, value)
 
     def get(self, key: str, seconds: float) -> bytes | None:
-        if self._check is None or not self._check([key]):
-            if self._check is not None and seconds < 0.001:
-                return None
-            try:
-                self._store.wait([key], datetime.timedelta(seconds=max(seconds, 0.001)))
-            except Exception as error:
-                # Stores differ in what they raise after the time.
-                if _is_timeout(error):
+        if self._check is not None:
+            # torch's wait() writes a warning to stderr whenever it times out.
+            if not self._check([key]):
+                time.sleep(seconds)
+                if seconds == 0 or not self._check([key]):
                     return None
-                raise
+            return self._store.get(key)
+        try:
+            self._store.wait([key], datetime.timedelta(seconds=max(seconds, 0.001)))
+        except Exception as error:
+            # Stores differ in what they raise after the time.
+            if _is_timeout(error):
+                return None
+            raise
         return self._store.get(key)
 
     def remove(self, key: str) -> None:

@@ -43,7 +43,7 @@ class DeviceGroupTest : public ::testing::TestWithParam<Transport> {
     state_->gpu = open_rank_device();
     if (!state_->gpu.device) return;
     state_->mesh =
-        std::make_unique<Mesh>(MeshShape({{"sp", session().size()}}), session().world(), kWatchdog);
+        std::make_unique<Mesh>(MeshShape({{"sp", test::size()}}), bootstrap(), kWatchdog);
   }
   static void TearDownTestSuite() { state_.reset(); }
 
@@ -74,8 +74,8 @@ class DeviceGroupTest : public ::testing::TestWithParam<Transport> {
   Group& group() { return *group_; }
   Stream& stream() { return *stream_; }
   [[nodiscard]] cudaStream_t raw_stream() const { return CudaStream::of(*stream_).raw(); }
-  static int rank() { return session().rank(); }
-  static int size() { return session().size(); }
+  static int rank() { return test::rank(); }
+  static int size() { return test::size(); }
   static int left() { return (rank() + size() - 1) % size(); }
   static int right() { return (rank() + 1) % size(); }
 

@@ -262,7 +262,7 @@ TEST_P(DeviceGroup, TensOfThousandsOfMessagesMayBePrepared) {
 TEST_P(DeviceGroup, AGroupThatIsGivenUpLetsAllItsPostsPass) {
   if (size() < 2) GTEST_SKIP() << "needs 2 ranks";
   if (GetParam() != Transport::peer) GTEST_SKIP() << "NCCL ends its kernels";
-  Mesh mesh(MeshShape({{"sp", size()}}), session().world(), kWatchdog);
+  Mesh mesh(MeshShape({{"sp", size()}}), bootstrap(), kWatchdog);
   Group& group = mesh.group(device().place(), GetParam());
   MemoryPool& memory = group.exchange_memory(device().memory());
   Hop hop(group, kMiB, memory.allocate(kMiB), memory.allocate(kMiB), left(), right());
@@ -350,7 +350,7 @@ TEST_P(DeviceGroup, WorkThatIsGivenUpLetsBuffersGo) {
   bool timed_out = false;
   {
     const Watchdog hasty{Watchdog::Seconds(1)};
-    Mesh mesh(MeshShape({{"sp", size()}}), session().world(), hasty);
+    Mesh mesh(MeshShape({{"sp", size()}}), bootstrap(), hasty);
     Group& group = mesh.group(device().place(), GetParam());
     MemoryPool& memory = group.exchange_memory(device().memory());
     try {
@@ -384,7 +384,7 @@ class DeviceMesh : public DeviceGroupTest {};
 
 TEST_P(DeviceMesh, GroupsAlongTwoAxes) {
   if (size() != 4) GTEST_SKIP() << "needs 4 ranks";
-  Mesh mesh(MeshShape({{"dp", 2}, {"sp", 2}}), session().world(), kWatchdog);
+  Mesh mesh(MeshShape({{"dp", 2}, {"sp", 2}}), bootstrap(), kWatchdog);
   for (const AxisNames& axes :
        {AxisNames{"dp"}, AxisNames{"sp"}, AxisNames{"dp", "sp"}, AxisNames{"sp", "dp"}}) {
     Group& along = mesh.group(axes, device().place(), GetParam());
@@ -409,7 +409,7 @@ TEST_P(DeviceMesh, GroupsAlongTwoAxes) {
 
 TEST_P(DeviceMesh, AutomaticTakesTheFirstTransportThatFits) {
   if (size() < 2) GTEST_SKIP() << "needs 2 ranks";
-  Mesh mesh(MeshShape({{"sp", size()}}), session().world(), kWatchdog);
+  Mesh mesh(MeshShape({{"sp", size()}}), bootstrap(), kWatchdog);
   const AxisNames axes{"sp"};
   const std::vector<Transport> fitting = mesh.transports(axes, device().place());
   EXPECT_EQ(fitting, device_transports(peer_copy_reach(mesh.group(), device().place()).extent()));
@@ -422,7 +422,7 @@ TEST_P(DeviceMesh, AutomaticTakesTheFirstTransportThatFits) {
 TEST_P(DeviceMesh, AutomaticTakesCompositeAcrossNodes) {
   if (size() != 4 || shared_gpus()) GTEST_SKIP() << "needs 4 ranks with a GPU each";
   const EnvironmentVariable node("ANNULUS_NODE", rank() < 2 ? "one" : "two");
-  Mesh mesh(MeshShape({{"node", 2}, {"gpu", 2}}), session().world(), kWatchdog);
+  Mesh mesh(MeshShape({{"node", 2}, {"gpu", 2}}), bootstrap(), kWatchdog);
   const auto transport_along = [&](const AxisNames& axes) {
     return mesh.group(axes, device().place()).transport();
   };
@@ -441,9 +441,9 @@ INSTANTIATE_TEST_SUITE_P(Transports, DeviceMesh,
 TEST(SharedGpu, IsRefusedByNcclWithAWayOut) {
   if (const std::string reason = cuda_unavailable_reason(); !reason.empty()) GTEST_SKIP() << reason;
   if (nccl_versions().built == "not built") GTEST_SKIP() << "this build has no NCCL";
-  if (session().size() < 2) GTEST_SKIP() << "needs 2 ranks";
+  if (test::size() < 2) GTEST_SKIP() << "needs 2 ranks";
   const std::unique_ptr<Device> device = make_cuda_device(0);
-  Mesh mesh(MeshShape({{"sp", session().size()}}), session().world(), kWatchdog);
+  Mesh mesh(MeshShape({{"sp", test::size()}}), bootstrap(), kWatchdog);
   const AxisNames axes{"sp"};
   EXPECT_THAT(
       message_of<UnsupportedError>(

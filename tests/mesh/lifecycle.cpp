@@ -1,14 +1,20 @@
-// A job from start to end, in which one rank stops or dies on the way: for lifecycle_test.py.
+// A job from start to end, in which one rank stops or dies on the way, or aborts the job: for
+// lifecycle_test.py. The ranks are mpirun's, or on a store without MPI (tests/support/store_ranks.py).
 
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
 #include <functional>
+#include <memory>
 #include <string>
+#include <utility>
 
 #include <annulus/mesh/mesh.hpp>
+#include <annulus/mesh/mpi_bootstrap.hpp>
 #include <annulus/mesh/node_order.hpp>
+
+#include "tests/support/file_store.hpp"
 
 using namespace annulus;
 
@@ -29,12 +35,14 @@ extern "C" int MPI_Comm_split(MPI_Comm communicator, int color, int key, MPI_Com
 }
 
 // lifecycle SECONDS STAGE RANK SIGNAL: the rank sends itself the signal when it reaches the stage;
-// the others wait for it no longer than the seconds. At the stage "split", MPI allows calls of the
+// the others wait for it no longer than the seconds. At "abort" it ends the job with code 5. At the stage "split", MPI allows calls of the
 // main thread only.
 int main(int argc, char** argv) {
   if (argc != 5) return 2;
   const Watchdog::Seconds timeout(std::atof(argv[1]));
-  const char* const rank = std::getenv("OMPI_COMM_WORLD_RANK");
+  const char* const folder = std::getenv("ANNULUS_TEST_STORE");
+  const char* const rank =
+      std::getenv(folder != nullptr ? "ANNULUS_TEST_RANK" : "OMPI_COMM_WORLD_RANK");
   const auto reach = [&, stage = std::string(argv[2]),
                       hit = rank != nullptr && std::string(rank) == argv[3],
                       number = std::atoi(argv[4])](const char* name) {
@@ -57,7 +65,13 @@ int main(int argc, char** argv) {
     }
     {
       reach("mesh");
-      Mesh mesh(MeshShape({{"sp", session.size()}}), session.world(), Watchdog(timeout));
+      auto ranks = folder != nullptr
+                       ? make_store_bootstrap(std::make_shared<test::FileStore>(folder),
+                                              std::atoi(rank),
+                                              std::atoi(std::getenv("ANNULUS_TEST_SIZE")))
+                       : make_mpi_bootstrap(session.world());
+      Mesh mesh("sp=-1", std::move(ranks), Watchdog(timeout));
+      if (std::string(argv[2]) == "abort" && std::string(rank) == argv[3]) mesh.world().abort(5);
       reach("group");
       (void)mesh.group();
       reach("barrier");

@@ -10,6 +10,7 @@ import unittest
 import uuid
 
 from processes import processes_with
+from store_ranks import Ranks
 
 PROGRAM = sys.argv.pop(1)
 MPIRUN = sys.argv.pop(1)
@@ -91,6 +92,53 @@ class Lifecycle(unittest.TestCase):
             with self.subTest(stage):
                 code, messages, _ = self.run_job(stage, signal.SIGKILL)
                 self.assertNotEqual(code, 0, messages)
+
+
+class LifecycleOnAStore(unittest.TestCase):
+    """Without MPI, nobody ends a job but its ranks."""
+
+    def run_job(self, stage, which, ranks=RANKS):
+        """Exit codes and messages of the ranks; None for one that has stopped."""
+        job = Ranks(ranks, [PROGRAM, str(TIMEOUT), stage, str(MISSING), str(int(which))])
+        try:
+            found = []
+            for rank, process in enumerate(job.processes):
+                if rank == MISSING and which == signal.SIGSTOP and stage != "nowhere":
+                    found.append((None, ""))
+                    continue
+                messages, _ = process.communicate(timeout=PATIENCE)
+                found.append((process.returncode, messages))
+            return found
+        finally:
+            for process in job.processes:
+                process.stdout.close()
+            job.kill()
+
+    def missing(self, stage, which, expected, ranks=RANKS):
+        for rank, (code, messages) in enumerate(self.run_job(stage, which, ranks)):
+            if rank == MISSING:
+                continue
+            self.assertEqual(code, 3, messages)
+            self.assertIn(expected, messages)
+
+    def test_a_job_without_incident(self):
+        for ranks in (1, 2, 3, 4, 8):
+            for code, messages in self.run_job("nowhere", signal.SIGSTOP, ranks):
+                self.assertEqual((code, messages), (0, ""))
+
+    def test_stopped_or_killed(self):
+        for stage, expected in [
+                ("mesh", "start of the mesh: waiting for rank 1 to arrive (no progress for 4 s)"),
+                ("group", "axes of a group: waiting for rank 1 to give its text (no progress"),
+                ("barrier", "barrier: waiting for rank 1 to arrive (no progress for 4 s)")]:
+            for which, sizes in ((signal.SIGSTOP, (2, 4, 8)), (signal.SIGKILL, (3,))):
+                for ranks in sizes if stage == "barrier" else (RANKS,):
+                    with self.subTest(stage=stage, signal=which, ranks=ranks):
+                        self.missing(stage, which, expected, ranks)
+
+    def test_an_abort_ends_ranks_that_wait(self):
+        for rank, (code, messages) in enumerate(self.run_job("abort", 0)):
+            self.assertEqual(code, 5, f"rank {rank}: {messages}")
 
 
 if __name__ == "__main__":

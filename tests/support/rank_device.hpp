@@ -25,13 +25,13 @@ struct RankDevice {
 
 /// Collective over the ranks of the program.
 [[nodiscard]] inline RankDevice open_rank_device() {
-  const Mesh everyone(MeshShape({{"ranks", session().size()}}), session().world(), kWatchdog);
+  const Mesh everyone(MeshShape({{"ranks", test::size()}}), bootstrap(), kWatchdog);
   const Topology& topology = everyone.topology();
   if (std::string reason = cuda_unavailable_reason(); !reason.empty()) {
     return {nullptr, nullptr, false, std::move(reason)};
   }
   const int gpus = static_cast<int>(cuda_devices().size());
-  const auto rank = static_cast<std::size_t>(session().rank());
+  const auto rank = static_cast<std::size_t>(test::rank());
   std::unique_ptr<Device> device = make_cuda_device(topology.local_rank_of_rank[rank] % gpus);
   std::unique_ptr<CurrentDevice> current = device->make_current();
   return {std::move(device), std::move(current),

@@ -6,7 +6,6 @@ import builtins
 import ctypes
 import os
 import pathlib
-import threading
 from typing import Any
 
 Handle = ctypes.c_void_p
@@ -175,23 +174,21 @@ def _check(status: int, _function: Any, _arguments: Any) -> None:
         return
     if status == _INTERRUPTED:
         _with_lock.annulus_python_raise()  # what a signal handler has raised, KeyboardInterrupt say
-    failure = getattr(_in_callbacks, "error", None)
-    _in_callbacks.error = None
-    if failure is not None and not isinstance(failure, Exception):
-        raise failure  # a signal handler's, in a callback
     kind = _ERRORS.get(status, LibraryError if status >= 16 else UserError)
     error = kind(_library.annulus_error_message().decode())
     if isinstance(error, ArgumentError):
         error.argument = _library.annulus_error_argument().decode()
-    raise error from failure
+    if _failures and str(_failures[-1]) in str(error):
+        raise error from _failures.pop()
+    raise error
 
 
-_in_callbacks = threading.local()
+_failures: list[Exception] = []  # the last one of a store
 
 
-def note_callback_error(error: BaseException) -> None:
-    """Of a callback that is about to return a failure."""
-    _in_callbacks.error = error
+def note_failure(error: Exception) -> None:
+    """To be called by a call of a store that is about to fail."""
+    _failures[:] = [error]
     _library.annulus_store_set_error(f"{type(error).__name__}: {error}".encode())
 
 

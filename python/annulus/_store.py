@@ -71,6 +71,10 @@ class _Jax:
         self._client.key_value_delete(key)
 
 
+def _is_jax(store: Any) -> bool:
+    return hasattr(store, "key_value_set_bytes")
+
+
 def _is_timeout(error: Exception) -> bool:
     if isinstance(error, TimeoutError):
         return True
@@ -95,22 +99,14 @@ class Store:
 
     def __init__(self, store: Any, rank: int, size: int) -> None:
         self.rank, self.size = rank, size
-        if hasattr(store, "key_value_set_bytes"):
-            calls: Any = _Jax(store)
-        else:
-            for name in ("set", "get", "wait", "delete_key"):
-                if not hasattr(store, name):
-                    raise TypeError(
-                        f"comm: got {type(store).__name__}, expected a communicator of mpi4py, a store "
-                        f"of torch.distributed or the client of jax.distributed: it has no {name}()")
-            calls = _Torch(store)
+        calls: Any = _Jax(store) if _is_jax(store) else _Torch(store)
 
         def guarded(body: Any) -> Any:
             def call(_user: Any, key: bytes, *arguments: Any) -> int:
                 try:
                     return body(key.decode(), *arguments)
-                except BaseException as error:
-                    _library.note_callback_error(error)
+                except Exception as error:
+                    _library.note_failure(error)
                     return _FAILED
             return call
 
@@ -142,6 +138,10 @@ _stores: dict[tuple[int, int, int], tuple[Any, Store]] = {}
 
 def store_of(store: Any, rank: int | None, size: int | None) -> Store:
     """One object for every store, since all ranks number its meshes alike."""
+    for name in () if _is_jax(store) else ("set", "get", "wait", "delete_key"):
+        if not hasattr(store, name):
+            raise TypeError(f"comm: got {type(store).__name__}, expected a communicator of mpi4py, a store "
+                            f"of torch.distributed or the client of jax.distributed: it has no {name}()")
     if rank is None or size is None:
         rank, size = _place_in_job(store)
     key = (id(store), rank, size)

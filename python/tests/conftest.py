@@ -1,4 +1,4 @@
-"""Every test runs alike on all ranks of mpirun. Tests run on the CPU; with ANNULUS_TEST_DEVICE=cuda,
+"""Every test runs alike on all ranks of mpirun, or of torchrun on GPUs. Tests run on the CPU; with ANNULUS_TEST_DEVICE=cuda,
 only test_cuda.py runs, on a GPU for each rank, or on GPUs that ranks share."""
 
 import os
@@ -23,11 +23,12 @@ def ranks():
         annulus.init(device="cpu", threads=1, timeout=60)
         return
     import torch
-    rank = int(os.environ.get("OMPI_COMM_WORLD_LOCAL_RANK", 0))
+    rank, ranks_here = (
+        int(os.environ.get(f"OMPI_COMM_WORLD_LOCAL_{name}", os.environ.get(torchrun, default)))
+        for name, torchrun, default in (("RANK", "LOCAL_RANK", 0), ("SIZE", "LOCAL_WORLD_SIZE", 1)))
     gpus = torch.cuda.device_count()
     torch.cuda.set_device(rank % gpus)
-    annulus.init(timeout=60,
-                 share_gpus=int(os.environ.get("OMPI_COMM_WORLD_LOCAL_SIZE", 1)) > gpus)
+    annulus.init(timeout=60, share_gpus=ranks_here > gpus)
 
 
 @pytest.fixture

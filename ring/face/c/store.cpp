@@ -1,10 +1,18 @@
+#include <chrono>
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <future>
 #include <memory>
+#include <mutex>
 #include <string>
+#include <thread>
 #include <utility>
 
 #include <fmt/format.h>
 
 #include <annulus/core/error.hpp>
+#include <annulus/core/watchdog.hpp>
 #include <annulus/mesh/key_value_store.hpp>
 
 #include "face/c/handles.hpp"
@@ -14,41 +22,110 @@ namespace {
 
 thread_local std::string reason;  // of a failed call of a store
 
+/// A thread that makes calls which may hang, or which must not see the signals of the main thread.
+/// It outlives its owner if a call hangs.
+class CallThread {
+ public:
+  CallThread() {
+    std::thread([state = state_] {
+      for (std::unique_lock lock(state->mutex);;) {
+        state->changed.wait(lock, [&] { return state->ended || !state->tasks.empty(); });
+        if (state->tasks.empty()) return;
+        const auto task = std::move(state->tasks.front());
+        state->tasks.pop_front();
+        lock.unlock();
+        task();
+        lock.lock();
+      }
+    }).detach();
+  }
+  ~CallThread() {
+    const std::lock_guard lock(state_->mutex);
+    state_->ended = true;
+    state_->changed.notify_one();
+  }
+  CallThread(const CallThread&) = delete;
+  CallThread& operator=(const CallThread&) = delete;
+
+  /// The result of `call`, which must own all that it uses. Throws TimeoutError with the name of
+  /// the call if it takes longer than Watchdog::kDefault, and InterruptedError.
+  template <class Call>
+  auto run(const std::string& name, Call call) const {
+    using Task = std::packaged_task<decltype(call())()>;
+    const auto task = std::make_shared<Task>(std::move(call));
+    auto result = task->get_future();
+    {
+      const std::lock_guard lock(state_->mutex);
+      state_->tasks.emplace_back([task] { (*task)(); });
+      state_->changed.notify_one();
+    }
+    constexpr std::chrono::milliseconds kBetweenQuestions{50};
+    const auto begin = std::chrono::steady_clock::now();
+    while (result.wait_for(kBetweenQuestions) != std::future_status::ready) {
+      if (interrupted()) throw InterruptedError(name + " (interrupted)");
+      if (std::chrono::steady_clock::now() - begin > Watchdog::kDefault) {
+        throw TimeoutError(
+            fmt::format("{}: no answer for {:g} s", name, Watchdog::kDefault.count()));
+      }
+    }
+    return result.get();
+  }
+
+ private:
+  struct State {
+    std::mutex mutex;
+    std::condition_variable changed;
+    std::deque<std::function<void()>> tasks;
+    bool ended = false;
+  };
+  std::shared_ptr<State> state_ = std::make_shared<State>();
+};
+
 /// A store of the caller.
 class CallersStore final : public KeyValueStore {
  public:
   explicit CallersStore(const annulus_store_calls& calls) : calls_(calls) {}
 
   void set(const std::string& key, const std::string& value) override {
-    check("set", key, calls_.set(calls_.user, key.c_str(), value.data(), value.size()));
+    call("set", key, [calls = calls_, key, value] {
+      return calls.set(calls.user, key.c_str(), value.data(), value.size());
+    });
   }
   [[nodiscard]] std::optional<std::string> get(const std::string& key, double seconds) override {
-    thread_local std::string value;
-    value.resize(kMaximumBytes);
-    std::size_t bytes = 0;
-    const int status =
-        calls_.get(calls_.user, key.c_str(), seconds, value.data(), value.size(), &bytes);
+    const auto value = std::make_shared<std::string>();
+    const int status = call("get", key, [calls = calls_, key, seconds, value] {
+      thread_local std::string buffer;
+      buffer.resize(kMaximumBytes);
+      std::size_t bytes = 0;
+      const int found =
+          calls.get(calls.user, key.c_str(), seconds, buffer.data(), buffer.size(), &bytes);
+      if (found == 0) value->assign(buffer, 0, bytes);
+      return found;
+    }, true);
     if (status == ANNULUS_STORE_NO_VALUE) return {};
-    check("get", key, status);
-    if (bytes > value.size()) {
-      throw LibraryError(fmt::format("key-value store: get of {}: {} bytes in a buffer of {}", key,
-                                     bytes, value.size()));
-    }
-    return value.substr(0, bytes);
+    return *value;
   }
   void remove(const std::string& key) override {
-    check("remove", key, calls_.remove(calls_.user, key.c_str()));
+    call("remove", key,
+         [calls = calls_, key] { return calls.remove(calls.user, key.c_str()); });
   }
 
  private:
-  static void check(const char* call, const std::string& key, int status) {
-    if (status == 0) return;
-    const std::string why = std::exchange(reason, {});
-    throw LibraryError(fmt::format("key-value store: {} of {}: {}", call, key,
-                                   why.empty() ? fmt::format("error {}", status) : why));
+  // Returns 0, or ANNULUS_STORE_NO_VALUE if that may be.
+  template <class Body>
+  int call(const char* what, const std::string& key, Body body, bool may_miss = false) {
+    const std::string name = fmt::format("key-value store: {} of {}", what, key);
+    return thread_.run(name, [name, may_miss, body = std::move(body)] {
+      reason.clear();
+      const int status = body();
+      if (status == 0 || (status == ANNULUS_STORE_NO_VALUE && may_miss)) return status;
+      throw LibraryError(
+          fmt::format("{}: {}", name, reason.empty() ? fmt::format("error {}", status) : reason));
+    });
   }
 
   annulus_store_calls calls_;
+  CallThread thread_;
 };
 
 }  // namespace

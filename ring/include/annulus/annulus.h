@@ -96,8 +96,8 @@ annulus_status annulus_context_create(const void* communicator,
 /* A key-value store that all ranks reach, such as torch's TCPStore or the coordination service of
  * JAX. It connects ranks without MPI, which exchange data between GPUs only. */
 typedef struct annulus_store annulus_store;
-/* The calls of a store, 0 for success. They may come from any thread, several at a time. Keys are
- * texts without spaces, values any bytes. */
+/* The calls of a store, 0 for success. They come from a thread of the library, one at a time, whose
+ * callers wait for them. Keys are texts without spaces, values any bytes. */
 typedef struct annulus_store_calls {
   void* user; /* passed to all calls */
   /* Stores a value, in place of an earlier one. */

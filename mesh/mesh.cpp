@@ -88,8 +88,7 @@ bool crosses_nodes(const MeshShape& shape, const Topology& topology, const std::
 Mesh::Mesh(const MeshShape& shape, std::unique_ptr<Bootstrap> bootstrap, const Watchdog& watchdog)
     : Mesh([&](int /*ranks*/) { return shape; }, std::move(bootstrap), watchdog) {}
 
-Mesh::Mesh(const std::string& shape, std::unique_ptr<Bootstrap> bootstrap,
-           const Watchdog& watchdog)
+Mesh::Mesh(const std::string& shape, std::unique_ptr<Bootstrap> bootstrap, const Watchdog& watchdog)
     : Mesh([&](int ranks) { return MeshShape::parse(shape, ranks); }, std::move(bootstrap),
            watchdog) {}
 

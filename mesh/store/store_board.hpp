@@ -70,10 +70,10 @@ class StoreBoard final : public Heartbeats {
   int awaited_ = -1;
   double sent_ = kNever;
   double looked_ = kNever;
-  double computed_ = kNever;          // when a rank was last known to compute …
-  std::optional<std::string> sign_;   // … by this value
-  std::map<int, Seen> seen_;          // ranks that this one has waited for …
-  std::vector<int> watched_;          // … and does now
+  double computed_ = kNever;         // when a rank was last known to compute …
+  std::optional<std::string> sign_;  // … by this value
+  std::map<int, Seen> seen_;         // ranks that this one has waited for …
+  std::vector<int> watched_;         // … and does now
 };
 
 }  // namespace annulus

@@ -23,8 +23,8 @@ class StoreBootstrap final : public Bootstrap {
 
   [[nodiscard]] std::shared_ptr<Heartbeats> connect(Watchdog::Seconds interval,
                                                     const Watchdog& /*watchdog*/) override {
-    board_ = std::make_shared<StoreBoard>(store_, prefix_ + "rank/", rank_, size_,
-                                          interval.count());
+    board_ =
+        std::make_shared<StoreBoard>(store_, prefix_ + "rank/", rank_, size_, interval.count());
     return board_;
   }
   [[nodiscard]] std::shared_ptr<Control> control(const Watchdog& watchdog) override {

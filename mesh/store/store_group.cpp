@@ -67,9 +67,8 @@ class StoreExchange final : public HostOperation {
   [[nodiscard]] std::string describe() const override {
     std::string text = "waiting for";
     for (std::size_t i = 0; i < receives_.size(); ++i) {
-      text += fmt::format("{} {} of {} from {}", i == 0 ? "" : ",",
-                          human_bytes(receives_[i].bytes), label_.what,
-                          ranks_.name_of(receives_[i].peer));
+      text += fmt::format("{} {} of {} from {}", i == 0 ? "" : ",", human_bytes(receives_[i].bytes),
+                          label_.what, ranks_.name_of(receives_[i].peer));
     }
     return label_.step < 0 ? text : fmt::format("step {}: {}", label_.step, text);
   }

@@ -182,6 +182,12 @@ def of_torch() -> Store:
                            ) from error
     if dist.is_initialized():
         return store_of(dist.distributed_c10d._get_default_store(), None, None)
+    missing = [name for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+               if name not in os.environ]
+    if missing:
+        raise LibraryError("a launcher has started this process as one of several, which nothing connects: "
+                           "start them by mpirun, srun --mpi=pmix or torchrun, or set the variables that "
+                           f"torch needs and that are missing: {', '.join(missing)}")
     global _rendezvous
     if _rendezvous is None:
         _rendezvous = next(dist.rendezvous("env://"))

@@ -181,6 +181,17 @@ def test_what_is_no_store(comm, arguments, text):
     assert text in str(caught.value)
 
 
+@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch")
+def test_ranks_that_nothing_connects(tmp_path):
+    run(tmp_path, 2, """
+try:
+    annulus.init(device="cpu")
+    raise SystemExit("no error")
+except annulus.LibraryError as error:
+    assert "missing: RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT" in str(error)
+""", environment={"SLURM_PROCID": "{rank}", "SLURM_STEP_NUM_TASKS": "2"})
+
+
 @pytest.mark.parametrize("environment, expected", [
     ({}, 0),
     ({"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "1"}, 1),

@@ -146,8 +146,7 @@ struct Context::Impl {
 
 static_assert(ContextOptions::kDefaultTimeout == Watchdog::kDefault.count());
 
-Context::Context(const ContextOptions& options)
-    : Context(std::unique_ptr<Bootstrap>(), options) {}
+Context::Context(const ContextOptions& options) : Context(std::unique_ptr<Bootstrap>(), options) {}
 Context::Context(std::shared_ptr<KeyValueStore> store, int rank, int size,
                  const ContextOptions& options)
     : Context(make_store_bootstrap(std::move(store), rank, size), options) {}

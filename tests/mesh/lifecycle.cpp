@@ -1,5 +1,6 @@
 // A job from start to end, in which one rank stops or dies on the way, or aborts the job: for
-// lifecycle_test.py. The ranks are mpirun's, or on a store without MPI (tests/support/store_ranks.py).
+// lifecycle_test.py. The ranks are mpirun's, or on a store without MPI
+// (tests/support/store_ranks.py).
 
 #include <csignal>
 #include <cstdio>
@@ -35,8 +36,8 @@ extern "C" int MPI_Comm_split(MPI_Comm communicator, int color, int key, MPI_Com
 }
 
 // lifecycle SECONDS STAGE RANK SIGNAL: the rank sends itself the signal when it reaches the stage;
-// the others wait for it no longer than the seconds. At "abort" it ends the job with code 5. At the stage "split", MPI allows calls of the
-// main thread only.
+// the others wait for it no longer than the seconds. At "abort" it ends the job with code 5. At the
+// stage "split", MPI allows calls of the main thread only.
 int main(int argc, char** argv) {
   if (argc != 5) return 2;
   const Watchdog::Seconds timeout(std::atof(argv[1]));
@@ -65,11 +66,11 @@ int main(int argc, char** argv) {
     }
     {
       reach("mesh");
-      auto ranks = folder != nullptr
-                       ? make_store_bootstrap(std::make_shared<test::FileStore>(folder),
-                                              std::atoi(rank),
-                                              std::atoi(std::getenv("ANNULUS_TEST_SIZE")))
-                       : make_mpi_bootstrap(session.world());
+      auto ranks =
+          folder != nullptr
+              ? make_store_bootstrap(std::make_shared<test::FileStore>(folder), std::atoi(rank),
+                                     std::atoi(std::getenv("ANNULUS_TEST_SIZE")))
+              : make_mpi_bootstrap(session.world());
       Mesh mesh("sp=-1", std::move(ranks), Watchdog(timeout));
       if (std::string(argv[2]) == "abort" && std::string(rank) == argv[3]) mesh.world().abort(5);
       reach("group");

@@ -95,8 +95,7 @@ TEST(Mesh, OverASubCommunicator) {
   if (test::session().world() == MPI_COMM_NULL) GTEST_SKIP() << "no MPI";
   MPI_Comm raw = MPI_COMM_NULL;
   const int parity = test::rank() % 2;
-  check_mpi(MPI_Comm_split(test::session().world(), parity, -test::rank(), &raw),
-            "MPI_Comm_split");
+  check_mpi(MPI_Comm_split(test::session().world(), parity, -test::rank(), &raw), "MPI_Comm_split");
   int size = 0;
   check_mpi(MPI_Comm_size(raw, &size), "MPI_Comm_size");
   // The mesh keeps a duplicate: the original may go.

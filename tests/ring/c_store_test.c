@@ -1,5 +1,5 @@
-/* The C interface without MPI: ranks, processes of this program, find each other on a store whose calls
- * are functions of this program. It keeps values in files of a folder. */
+/* The C interface without MPI: ranks, processes of this program, find each other on a store whose
+ * calls are functions of this program. It keeps values in files of a folder. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>

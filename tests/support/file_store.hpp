@@ -24,7 +24,8 @@ class FileStore final : public KeyValueStore {
   explicit FileStore(std::filesystem::path folder) : folder_(std::move(folder)) {}
 
   void set(const std::string& key, const std::string& value) override {
-    const auto temporary = folder_ / ("." + std::to_string(::getpid()) + path_of(key).filename().string());
+    const auto temporary =
+        folder_ / ("." + std::to_string(::getpid()) + path_of(key).filename().string());
     std::ofstream(temporary, std::ios::binary) << value;
     std::filesystem::rename(temporary, path_of(key));
   }

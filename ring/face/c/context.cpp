@@ -113,9 +113,9 @@ annulus_status annulus_context_gather(annulus_context* context, const void* data
     const std::vector<std::string> texts = ranks.mesh().world().gather_text(mine, "data of ranks");
     for (std::size_t rank = 0; rank < texts.size(); ++rank) {
       if (texts[rank].size() != bytes) {
-        throw annulus::ArgumentError("bytes", std::to_string(bytes),
-                                     std::to_string(texts[rank].size()) + ", as on rank " +
-                                         std::to_string(rank));
+        throw annulus::ArgumentError(
+            "bytes", std::to_string(bytes),
+            std::to_string(texts[rank].size()) + ", as on rank " + std::to_string(rank));
       }
       texts[rank].copy(static_cast<char*>(all) + rank * bytes, bytes);
     }

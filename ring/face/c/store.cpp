@@ -93,21 +93,23 @@ class CallersStore final : public KeyValueStore {
   }
   [[nodiscard]] std::optional<std::string> get(const std::string& key, double seconds) override {
     const auto value = std::make_shared<std::string>();
-    const int status = call("get", key, [calls = calls_, key, seconds, value] {
-      thread_local std::string buffer;
-      buffer.resize(kMaximumBytes);
-      std::size_t bytes = 0;
-      const int found =
-          calls.get(calls.user, key.c_str(), seconds, buffer.data(), buffer.size(), &bytes);
-      if (found == 0) value->assign(buffer, 0, bytes);
-      return found;
-    }, true);
+    const int status = call(
+        "get", key,
+        [calls = calls_, key, seconds, value] {
+          thread_local std::string buffer;
+          buffer.resize(kMaximumBytes);
+          std::size_t bytes = 0;
+          const int found =
+              calls.get(calls.user, key.c_str(), seconds, buffer.data(), buffer.size(), &bytes);
+          if (found == 0) value->assign(buffer, 0, bytes);
+          return found;
+        },
+        true);
     if (status == ANNULUS_STORE_NO_VALUE) return {};
     return *value;
   }
   void remove(const std::string& key) override {
-    call("remove", key,
-         [calls = calls_, key] { return calls.remove(calls.user, key.c_str()); });
+    call("remove", key, [calls = calls_, key] { return calls.remove(calls.user, key.c_str()); });
   }
 
  private:

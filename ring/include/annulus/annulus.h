@@ -41,15 +41,16 @@ const char* annulus_error_argument(void);
 
 /* "0.1.0". */
 const char* annulus_version(void);
-/* The name of the MPI library that this library uses, as MPI_Get_library_version() says it; "" if it
- * cannot be loaded. Callers who pass a communicator of an MPI that something else has loaded can
+/* The name of the MPI library that this library uses, as MPI_Get_library_version() says it; "" if
+ * it cannot be loaded. Callers who pass a communicator of an MPI that something else has loaded can
  * compare. Needs no MPI_Init. */
 const char* annulus_mpi_library(void);
-/* 1 if a launcher has started this process as one of several, which MPI connects (mpirun, srun); 2 if
- * MPI does not (torchrun, or the variables RANK, WORLD_SIZE and MASTER_ADDR); 0 if it is alone. */
+/* 1 if a launcher has started this process as one of several, which MPI connects (mpirun, srun); 2
+ * if MPI does not (torchrun, or the variables RANK, WORLD_SIZE and MASTER_ADDR); 0 if it is alone.
+ */
 int annulus_is_launched(void);
-/* Every long wait for another rank or a device asks `interrupted`, on the thread that waits, about 50
- * times a second; if it returns another number than 0, the call fails with
+/* Every long wait for another rank or a device asks `interrupted`, on the thread that waits, about
+ * 50 times a second; if it returns another number than 0, the call fails with
  * ANNULUS_INTERRUPTED_ERROR. Null, the default: nobody is asked. Of the whole process. */
 void annulus_set_interruption(int (*interrupted)(void));
 
@@ -110,8 +111,8 @@ typedef struct annulus_store_calls {
   int (*remove)(void* user, const char* key);
 } annulus_store_calls;
 #define ANNULUS_STORE_NO_VALUE 1
-/* To be called by a call that fails, before it returns another number than these two: the reason, for the
- * message of the ANNULUS_LIBRARY_ERROR that follows. */
+/* To be called by a call that fails, before it returns another number than these two: the reason,
+ * for the message of the ANNULUS_LIBRARY_ERROR that follows. */
 void annulus_store_set_error(const char* reason);
 
 /* Rank `rank` of `size` ranks on a store. Communicates with nobody. */
@@ -119,8 +120,8 @@ annulus_status annulus_store_create(const annulus_store_calls* calls, int rank, 
                                     annulus_store** store);
 /* After the contexts on it were destroyed. Null: does nothing. */
 void annulus_store_destroy(annulus_store* store);
-/* The ranks of a store. Collective over them: all ranks make their contexts on it in the same order.
- * `options` may be null. */
+/* The ranks of a store. Collective over them: all ranks make their contexts on it in the same
+ * order. `options` may be null. */
 annulus_status annulus_context_create_on_store(annulus_store* store,
                                                const annulus_context_options* options,
                                                annulus_context** context);

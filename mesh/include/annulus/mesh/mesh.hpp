@@ -71,8 +71,8 @@ class Mesh {
   /// a CUDA device. automatic means the first of transports(). The first request for a tuple and a
   /// transport is collective over the mesh; later ones return the same group. A group of one rank
   /// sends nothing, so it is the host's. Throws UnsupportedError with the reason, on all ranks, if
-  /// the transport is not possible, or the ranks cannot exchange data at `place`; and ArgumentError, on this rank, for a CUDA device other than
-  /// the one of earlier calls.
+  /// the transport is not possible, or the ranks cannot exchange data at `place`; and
+  /// ArgumentError, on this rank, for a CUDA device other than the one of earlier calls.
   [[nodiscard]] Group& group(std::span<const std::string> axes, Place place,
                              Transport transport = Transport::automatic);
   /// All ranks of the mesh, likewise.

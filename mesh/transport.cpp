@@ -13,14 +13,13 @@
 #include "nccl/traits.hpp"
 #include "peer/traits.hpp"
 #include "self/traits.hpp"
-#include "store/traits.hpp"
 
 namespace annulus {
 namespace {
 
 // All transports; those between GPUs in order of preference.
-constexpr std::array kTransports{&kSelfTraits, &kMpiTraits,       &kStoreTraits,
-                                 &kPeerTraits, &kCompositeTraits, &kNcclTraits};
+constexpr std::array kTransports{&kSelfTraits, &kMpiTraits, &kPeerTraits, &kCompositeTraits,
+                                 &kNcclTraits};
 constexpr std::string_view kAutomatic = "auto";
 
 // "a, b or c".

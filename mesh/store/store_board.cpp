@@ -32,11 +32,8 @@ StoreBoard::StoreBoard(std::shared_ptr<KeyValueStore> store, std::string prefix,
       interval_(interval) {}
 
 StoreBoard::~StoreBoard() {
-  try {
-    store_->remove(key_of(rank_));
-    if (rank_ == 0) store_->remove(prefix_ + kComputing);
-  } catch (const std::exception&) {  // NOLINT(bugprone-empty-catch): the store has ended before
-  }
+  store_->remove_later(key_of(rank_));
+  if (rank_ == 0) store_->remove_later(prefix_ + kComputing);
 }
 
 std::string StoreBoard::key_of(int rank) const {

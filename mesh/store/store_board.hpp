@@ -22,7 +22,7 @@ class StoreBoard final : public Heartbeats {
   /// `interval`, in seconds, between two heartbeats.
   StoreBoard(std::shared_ptr<KeyValueStore> store, std::string prefix, int rank, int size,
              double interval);
-  /// Takes this rank's state off the store.
+  /// This rank's state is taken off the store with the next mesh.
   ~StoreBoard() override;
 
   void beat(State state) override;

@@ -33,6 +33,7 @@ class StoreBootstrap final : public Bootstrap {
     auto control = std::make_shared<TreeControl>(
         std::make_unique<StoreMessenger>(ranks(std::move(all), "all"), watchdog));
     control->barrier("start of the mesh");
+    store_->remove_now();
     return control;
   }
   [[nodiscard]] std::unique_ptr<Group> group(std::vector<int> members, const std::string& axes,

@@ -3,6 +3,8 @@
 #include <cstddef>
 #include <optional>
 #include <string>
+#include <utility>
+#include <vector>
 
 namespace annulus {
 
@@ -10,8 +12,9 @@ namespace annulus {
 /// service of JAX: it connects ranks without MPI. Calls may come from any thread, several at a
 /// time. They throw LibraryError if the store fails.
 ///
-/// A mesh of P ranks keeps P + 1 short values there, and the messages that nobody has received yet,
-/// at most kAhead from one rank to another. All keys begin with "annulus/".
+/// A mesh of P ranks keeps P + 1 short values there, until all ranks make the next one, and the
+/// messages that nobody has received yet, at most kAhead from one rank to another. All keys begin
+/// with "annulus/".
 class KeyValueStore {
  public:
   /// The longest value.
@@ -37,8 +40,17 @@ class KeyValueStore {
     return "annulus/" + std::to_string(meshes_++) + '/';
   }
 
+  /// For a key that other ranks may still read, where their mesh ends later than this rank's.
+  void remove_later(std::string key) { to_remove_.push_back(std::move(key)); }
+  /// Removes these keys. To be called when all ranks have begun another mesh.
+  void remove_now() {
+    for (const std::string& key : to_remove_) remove(key);
+    to_remove_.clear();
+  }
+
  private:
   int meshes_ = 0;
+  std::vector<std::string> to_remove_;
 };
 
 }  // namespace annulus

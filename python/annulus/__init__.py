@@ -1,7 +1,7 @@
 """Exact attention over sequences that ranks share: NumPy arrays on CPUs, torch tensors anywhere.
 
     import annulus
-    annulus.init()                                   # alone, or under mpirun
+    annulus.init()                                   # alone, under mpirun, or on GPUs under torchrun
     mesh = annulus.mesh({"sp": -1})
     out, lse = annulus.attention(q, k, v, mesh=mesh, causal=True, layout="zigzag")
 """

@@ -13,14 +13,14 @@ namespace annulus {
 /// time. They throw LibraryError if the store fails.
 ///
 /// A mesh of P ranks keeps P + 1 short values there, until all ranks make the next one, and the
-/// messages that nobody has received yet, at most kAhead from one rank to another. All keys begin
+/// messages that nobody has received yet, fewer than kAhead from one rank to another. All keys begin
 /// with "annulus/".
 class KeyValueStore {
  public:
   /// The longest value.
   static constexpr std::size_t kMaximumBytes = std::size_t{64} << 10;
   /// Messages that one rank sends to another ahead of its receiving them.
-  static constexpr int kAhead = 8;
+  static constexpr int kAhead = 16;
 
   virtual ~KeyValueStore() = default;
   KeyValueStore() = default;

@@ -71,7 +71,7 @@ def test_opcheck(sequence, tensors):
     sinks = torch.zeros(HEADS, requires_grad=True)
     for extra in (None, sinks):
         torch.library.opcheck(torch.ops.annulus.attention,
-                              (q, k, v, extra, None, None, None, sequence.text, text))
+                              (q, k, v, extra, *(None,) * 7, sequence.text, text))
 
 
 def test_gradients_of_sinks_bias_and_lse(tensors):

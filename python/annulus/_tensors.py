@@ -99,7 +99,6 @@ class Tensors:
 
     def __init__(self, names: tuple[str, ...]) -> None:
         self.handle = _library.create("tensors_create")
-        self._names = names
         self._said: list[Any] = [None] * len(names)
         self._numbers = (ctypes.c_int * len(names))(*(OPERANDS[name] for name in names))
         self._memory = (ctypes.c_void_p * len(names))()
@@ -107,17 +106,22 @@ class Tensors:
     def fill(self, operands: Mapping[str, Any]) -> None:
         """Hands over the operands, in the order of the names."""
         memory, said = self._memory, self._said
-        for i, array in enumerate(operands.values()):
+        i = 0
+        for name, array in operands.items():
             if isinstance(array, np.ndarray):
                 memory[i] = array.__array_interface__["data"][0]
                 about = (array.dtype, array.shape, array.strides)
             else:
-                check_array(array, self._names[i])
-                memory[i] = array.data_ptr()
+                try:
+                    memory[i] = array.data_ptr()
+                except AttributeError:
+                    check_array(array, name)
+                    raise
                 about = (array.dtype, array.shape, array.stride(), array.device)
             if about != said[i]:
-                self._describe(self._names[i], array, memory[i])
+                self._describe(name, array, memory[i])
                 said[i] = about
+            i += 1
         _set_data(self.handle, len(said), self._numbers, memory)
 
     def _describe(self, name: str, array: Any, address: int | None) -> None:

@@ -165,12 +165,17 @@ torch.library.register_autograd("annulus::attention", _differentiate, setup_cont
 class _Eager(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, made: _attention.Attention, query: Tensor, key: Tensor,  # type: ignore
-                value: Tensor, sinks: Any, bias: Any, mask: Any, seed: Any,
-                *values: Any) -> tuple[Tensor, Tensor]:
-        out, lse = _forward(made, query, key, value, sinks, bias, mask, seed, *values)
+                value: Tensor, sinks: Any, bias: Any, rest: tuple[Any, ...]
+                ) -> tuple[Tensor, Tensor]:
+        out, lse = _forward(made, query, key, value, sinks, bias, *rest)
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(query, key, value, out, lse, sinks, bias, mask, *values)
-        ctx.made, ctx.seed = made, seed
+        ctx.made, ctx.seed = made, rest[1]
+        extras = (sinks, bias, rest[0], *rest[2:])
+        ctx.extras = any(extra is not None for extra in extras)
+        if ctx.extras:
+            ctx.save_for_backward(query, key, value, out, lse, *extras)
+        else:
+            ctx.save_for_backward(query, key, value, out, lse)
         return out, lse
 
     @staticmethod
@@ -180,11 +185,12 @@ class _Eager(torch.autograd.Function):
 
 
 def _gradients(ctx: Any, grad_output: Any, grad_lse: Any) -> tuple[Any, ...]:
-    query, key, value, out, lse, sinks, bias, mask, *values = ctx.saved_tensors
+    query, key, value, out, lse, *extras = ctx.saved_tensors
+    sinks, bias, mask, *values = extras or (None,) * 7
     needs = ctx.needs_input_grad
     found = _backward(ctx.made, grad_output, grad_lse, query, key, value, out, lse, sinks, bias,
                       mask, ctx.seed, *values, needs[4], needs[5])
-    return (None, *found, *(None,) * 6)
+    return (None, *found, None)
 
 
 _once = once_differentiable(_gradients)
@@ -206,7 +212,7 @@ def _eager(made: _attention.Attention, *arguments: Any) -> tuple[Tensor, Tensor]
     if torch.is_grad_enabled():
         for operand in arguments[:5]:
             if operand is not None and operand.requires_grad:
-                return _Eager.apply(made, *arguments)
+                return _Eager.apply(made, *arguments[:5], arguments[5:])
     return _forward(made, *arguments)
 
 

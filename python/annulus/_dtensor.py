@@ -46,7 +46,7 @@ def _mesh_like(device_mesh: "DeviceMesh", given: "AnyMesh") -> Mesh:
     error: Exception | None = None
     if any(on.axes.get(name) != size for name, size in sizes.items()):
         error = refused("mesh", on.text, f"axes {sizes}, as the DeviceMesh has them")
-    elif device_mesh.get_coordinate() != [_coordinates(on)[name] for name in names]:
+    elif list(device_mesh.get_coordinate() or ()) != [_coordinates(on)[name] for name in names]:
         error = refused("mesh", f"a DeviceMesh with rank {on.rank} at "
                         f"{device_mesh.get_coordinate()}",
                         f"ranks in the order of {on.text}, the last axis fastest")
@@ -84,10 +84,12 @@ def _spec(name: str, tensor: DTensor) -> str:
     return ",".join("+".join(axes.get(dimension, ["-"])) for dimension in range(4))
 
 
-def _moved(placements: "Sequence[Placement]", where: Mapping[int, int]) -> "list[Placement]":
-    """Placements of the query as those of an operand that has some of its dimensions."""
-    return [Shard(where[placement.dim]) if isinstance(placement, Shard) and placement.dim in where
-            else Replicate() for placement in placements]
+def _moved(placements: "Sequence[Placement]", where: Mapping[int, int],
+           shape: "Sequence[int]") -> "list[Placement]":
+    """Placements of the query as those of an operand that has some of its dimensions, 1 where
+    broadcast."""
+    return [Shard(where[p.dim]) if isinstance(p, Shard) and shape[where.get(p.dim, 0)] != 1
+            and p.dim in where else Replicate() for p in placements]
 
 
 def _local(name: str, tensor: Any, device_mesh: "DeviceMesh") -> Tensor:
@@ -97,6 +99,18 @@ def _local(name: str, tensor: Any, device_mesh: "DeviceMesh") -> Tensor:
         raise refused(name, str(tensor.device_mesh), f"the query's {device_mesh}")
     # Gradients are complete on every rank that holds the operand.
     return tensor.to_local(grad_placements=tensor.placements)
+
+
+def _unambiguous(bias: DTensor, query: DTensor, placed: "Sequence[Placement]") -> DTensor:
+    """The bias with the dimensions of which a rank's query has one entry and the whole query more:
+    a local size of 1 there does not say that the bias is broadcast."""
+    shape = list(bias.shape)
+    for of_query, dimension in _OF_LSE.items():
+        if query.to_local().shape[of_query] == 1:
+            shape[dimension] = query.shape[of_query]
+    if shape == list(bias.shape):
+        return bias
+    return bias.expand(shape).redistribute(placements=_moved(placed, _OF_LSE, shape))
 
 
 def attention(compute: Callable[..., tuple[Tensor, Tensor]], query: DTensor, key: Any, value: Any,
@@ -120,13 +134,16 @@ def attention(compute: Callable[..., tuple[Tensor, Tensor]], query: DTensor, key
                                 ("mask", mask, _OF_LSE)):
         if tensor is None:
             continue
-        local[name] = _local(name, tensor, device_mesh)
+        if not isinstance(tensor, DTensor):
+            raise refused(name, type(tensor).__name__, "a DTensor, as the query is one")
         _sharded(name, tensor)
-        expected = [Replicate() if isinstance(p, Shard) and tensor.shape[p.dim] == 1 else p
-                    for p in _moved(placed, where)]
+        expected = _moved(placed, where, tensor.shape)
         if [p.dim % tensor.ndim if isinstance(p, Shard) else None for p in tensor.placements] != [
                 p.dim if isinstance(p, Shard) else None for p in expected]:
             raise refused(name, tensor.placements, f"{tuple(expected)}, as the query")
+        if name == "bias":
+            tensor = _unambiguous(tensor, query, placed)
+        local[name] = _local(name, tensor, device_mesh)
     out, lse = compute(**local, mesh=on, seed=seed,
                        **{**options, **specs, "layout": "contiguous", "kv_layout": "contiguous"})
     b, t, n, _ = query.shape
@@ -139,7 +156,8 @@ def attention(compute: Callable[..., tuple[Tensor, Tensor]], query: DTensor, key
         return DTensor.from_local(shard, device_mesh, placements, run_check=False, shape=shape,
                                   stride=tuple(stride))
 
-    return whole(out, sizes, placed), whole(lse, (b, n, t), _moved(placed, _OF_LSE))
+    return whole(out, sizes, placed), whole(lse, (b, n, t), [
+        Shard(_OF_LSE[p.dim]) if isinstance(p, Shard) else p for p in placed])
 
 
 __all__ = ["DTensor", "attention"]

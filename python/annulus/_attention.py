@@ -47,6 +47,8 @@ class Attention:
     bias, mask: shapes of the whole bias and the whole dense mask, [B,N,T,S], 1 where broadcast.
     """
 
+    native: Any = None  # what annulus.torch calls it by
+
     def __init__(self, shape: Sequence[int], dtype: str = "float32", *, mesh: "AnyMesh" = None,
                  sinks: int = 0, bias: Sequence[int] | None = None,
                  mask: Sequence[int] | None = None, **options: "Unpack[Options]") -> None:
@@ -83,7 +85,7 @@ class Attention:
         finally:
             _library.function("attention_options_destroy")(handle)
         self._varies = {call[1] for call in calls if call[0] == "integer" and call[2]}
-        self._drops = any(call[0] == "dropout" for call in calls)
+        self.drops = any(call[0] == "dropout" for call in calls)
         mesh.attention.add(self)
 
     @classmethod
@@ -102,6 +104,8 @@ class Attention:
     def close(self) -> None:
         """Waits for calls under way, and ends the object. Later calls are errors."""
         handle, self._handle = self._handle, None
+        if self.native is not None:
+            self.native.close()
         if handle is not None:
             _library.function("attention_destroy")(handle)
 
@@ -190,7 +194,7 @@ class Attention:
         for name, numbers in values.items():
             if numbers is not None:
                 operands[name] = self._numbers(numbers, name)
-        if seed is None and self._drops:
+        if seed is None and self.drops:
             raise TypeError("seed: expected one in every call with dropout")
         # What describes operands is kept for the next call; calls at the same time need their own.
         names = (*operands, "" if seed is None else type(seed).__name__)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import pathlib
 from typing import TYPE_CHECKING, Any, Mapping, Optional
 
 try:
@@ -15,7 +16,7 @@ except ImportError as error:
 
 import numpy as np
 
-from . import _attention
+from . import _attention, _library
 from ._mesh import Mesh, mesh_of
 from ._options import Options, int32, unknown
 
@@ -159,6 +160,14 @@ def _differentiate(ctx: Any, grad_output: Any, grad_lse: Any) -> tuple[Any, ...]
 torch.library.register_autograd("annulus::attention", _differentiate, setup_context=_save,
                                 lib=_operators)
 
+
+
+def _refuse(_ctx: Any, *_gradients: Any) -> Any:
+    raise RuntimeError("annulus.torch: attention has no second derivative")
+
+
+torch.library.register_autograd("annulus::attention_backward", _refuse, lib=_operators)
+
 # ---- The eager function, which leaves out torch's dispatcher -------------------------------------
 
 
@@ -208,7 +217,31 @@ def _is_eager(*operands: Tensor) -> bool:
         for operand in operands)
 
 
+_operators.define("raise_error(int status) -> ()")
+_operators.impl("raise_error", lambda status: _library.check(status, None, None),
+                "CompositeImplicitAutograd")
+
+
+def _load_calls() -> Any:
+    """The operator of torch_calls.cpp, if it was built for this torch; None: Python does its work."""
+    path = pathlib.Path(_library.path()).with_name(f"libannulus_torch-{torch.__version__}.so")
+    if not path.exists():
+        return None
+    torch.ops.load_library(path)
+    return torch.ops.annulus_calls.attention.default
+
+
+_calls = _load_calls()
+
+
 def _eager(made: _attention.Attention, *arguments: Any) -> tuple[Tensor, Tensor]:
+    if _calls is not None and not made.drops and arguments[4:] == (None,) * 7:
+        if made.native is None:
+            made.native = torch.classes.annulus_calls.Calls(made.handle.value)
+        found = _calls(*arguments[:4], made.native)
+        if found[0].requires_grad:
+            found[0].grad_fn.metadata["annulus"] = made  # lives as long as the node
+        return found
     if torch.is_grad_enabled():
         for operand in arguments[:5]:
             if operand is not None and operand.requires_grad:

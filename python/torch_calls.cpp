@@ -1,16 +1,18 @@
 // Eager attention of torch without Python between the call and the library: an operator with an
 // autograd node, for query, key, value and sinks. annulus/torch.py loads it where it was built for
 // the torch that runs, and computes the same in Python elsewhere.
-#include <optional>
-#include <utility>
-
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros_like.h>
+#include <atomic>
+#include <cstdint>
+#include <optional>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/csrc/autograd/functions/basic_ops.h>
 #include <torch/custom_class.h>
 #include <torch/library.h>
+#include <tuple>
+#include <utility>
 
 #include <annulus/annulus.h>
 
@@ -18,15 +20,36 @@ namespace {
 
 using at::Tensor;
 
-/// An attention object of Python, which closes it: a node may outlive the object.
-struct Calls : torch::CustomClassHolder {
-  explicit Calls(std::int64_t address) : attention(reinterpret_cast<annulus_attention*>(address)) {}
-  void close() { attention = nullptr; }
-
+/// An attention object of Python, which closes it; null from then on. Nodes may outlive it, so
+/// these few bytes are never freed.
+struct Object {
   annulus_attention* attention;
+  std::atomic<std::int64_t> nodes = 0;  // that may still ask for its backward pass
 };
 
-using AttentionPointer = c10::intrusive_ptr<Calls>;
+Object& object_of(std::int64_t object) {
+  return *reinterpret_cast<Object*>(object);
+}
+std::int64_t open_object(std::int64_t attention) {
+  return reinterpret_cast<std::int64_t>(
+      new Object{reinterpret_cast<annulus_attention*>(attention)});
+}
+void close_object(std::int64_t object) {
+  object_of(object).attention = nullptr;
+}
+std::int64_t nodes_of(std::int64_t object) {
+  return object_of(object).nodes;
+}
+
+/// Lives as long as a node does.
+struct Use : torch::CustomClassHolder {
+  explicit Use(Object& used) : object(used) { ++object.nodes; }
+  ~Use() override { --object.nodes; }
+  Use(const Use&) = delete;
+  Use& operator=(const Use&) = delete;
+
+  Object& object;
+};
 
 /// Raises the exception of Python that belongs to the status.
 void check(annulus_status status) {
@@ -96,7 +119,7 @@ class Attention : public torch::autograd::Function<Attention> {
                                                 const Tensor& query, const Tensor& key,
                                                 const Tensor& value,
                                                 const std::optional<Tensor>& sinks,
-                                                const AttentionPointer& calls) {
+                                                std::int64_t object) {
     const auto sizes = query.sizes();
     Tensor output = at::empty({sizes[0], sizes[1], sizes[2], value.size(3)}, query.options());
     Tensor lse = at::empty({sizes[0], sizes[2], sizes[1]}, query.options().dtype(at::kFloat));
@@ -110,19 +133,22 @@ class Attention : public torch::autograd::Function<Attention> {
     operands.set(ANNULUS_OUTPUT, output);
     operands.set(ANNULUS_LSE, lse);
     if (sinks) operands.set(ANNULUS_SINKS, rows(*sinks));
-    check(annulus_attention_run(calls->attention, operands.get(), stream_of(query)));
+    check(annulus_attention_run(object_of(object).attention, operands.get(), stream_of(query)));
     context->set_materialize_grads(false);
     context->save_for_backward({query, key, value, output, lse, sinks.value_or(Tensor())});
-    context->saved_data["calls"] = calls;
+    context->saved_data["use"] =
+        at::IValue::make_capsule(c10::make_intrusive<Use>(object_of(object)));
     return {std::move(output), std::move(lse)};
   }
 
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
                                                  torch::autograd::variable_list gradients) {
     const auto saved = context->get_saved_variables();
-    const auto calls = context->saved_data["calls"].toCustomClass<Calls>();
-    torch::autograd::variable_list found = differentiate(
-        *calls, saved, gradients[0], gradients[1], saved[5].defined() && context->needs_input_grad(3));
+    const auto use = context->saved_data["use"].toCapsule();
+    annulus_attention* attention = static_cast<const Use&>(*use).object.attention;
+    torch::autograd::variable_list found =
+        differentiate(attention, saved, gradients[0], gradients[1],
+                      saved[5].defined() && context->needs_input_grad(3));
     if (at::GradMode::is_enabled()) {  // the gradients are to be differentiated too
       found = torch::autograd::DelayedError("annulus: attention has no second derivative",
                                             static_cast<std::int64_t>(found.size()))
@@ -133,7 +159,7 @@ class Attention : public torch::autograd::Function<Attention> {
   }
 
  private:
-  static torch::autograd::variable_list differentiate(const Calls& calls,
+  static torch::autograd::variable_list differentiate(annulus_attention* attention,
                                                       const torch::autograd::variable_list& saved,
                                                       const Tensor& grad_output,
                                                       const Tensor& grad_lse, bool sinks_too) {
@@ -158,24 +184,26 @@ class Attention : public torch::autograd::Function<Attention> {
     operands.set(ANNULUS_GRAD_VALUE, found[2]);
     if (saved[5].defined()) operands.set(ANNULUS_SINKS, rows(saved[5]));
     if (sinks_too) operands.set(ANNULUS_GRAD_SINKS, rows(found[3]));
-    check(annulus_attention_backward(calls.attention, operands.get(), 0, stream_of(grad)));
+    check(annulus_attention_backward(attention, operands.get(), 0, stream_of(grad)));
     return found;
   }
 };
 
 std::tuple<Tensor, Tensor> attention(const Tensor& query, const Tensor& key, const Tensor& value,
-                                     const std::optional<Tensor>& sinks,
-                                     const AttentionPointer& calls) {
-  auto found = Attention::apply(query, key, value, sinks, calls);
+                                     const std::optional<Tensor>& sinks, std::int64_t object) {
+  auto found = Attention::apply(query, key, value, sinks, object);
   return {std::move(found[0]), std::move(found[1])};
 }
 
 }  // namespace
 
 TORCH_LIBRARY(annulus_calls, library) {
-  library.class_<Calls>("Calls").def(torch::init<std::int64_t>()).def("close", &Calls::close);
+  // `object`: what open() returned for the address of an attention object.
+  library.def("open(int attention) -> int", open_object);
+  library.def("close(int object) -> ()", close_object);
+  library.def("nodes(int object) -> int", nodes_of);
   library.def(
-      "attention(Tensor query, Tensor key, Tensor value, Tensor? sinks, "
-      "__torch__.torch.classes.annulus_calls.Calls calls) -> (Tensor, Tensor)",
+      "attention(Tensor query, Tensor key, Tensor value, Tensor? sinks, int object)"
+      " -> (Tensor, Tensor)",
       attention);
 }

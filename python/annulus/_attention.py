@@ -47,7 +47,13 @@ class Attention:
     bias, mask: shapes of the whole bias and the whole dense mask, [B,N,T,S], 1 where broadcast.
     """
 
-    native: Any = None  # what annulus.torch calls it by
+    native: Any = None  # what torch_calls.cpp calls it by
+    at_close: Any = None
+
+    @staticmethod
+    def nodes() -> int:
+        """The number of calls of torch_calls.cpp that may still ask for their gradients."""
+        return 0
 
     def __init__(self, shape: Sequence[int], dtype: str = "float32", *, mesh: "AnyMesh" = None,
                  sinks: int = 0, bias: Sequence[int] | None = None,
@@ -104,8 +110,8 @@ class Attention:
     def close(self) -> None:
         """Waits for calls under way, and ends the object. Later calls are errors."""
         handle, self._handle = self._handle, None
-        if self.native is not None:
-            self.native.close()
+        if self.at_close is not None:
+            self.at_close()
         if handle is not None:
             _library.function("attention_destroy")(handle)
 

@@ -52,6 +52,7 @@ class Mesh:
         self.attention: weakref.WeakSet[Any] = weakref.WeakSet()  # what close() must end first
         self._kept: collections.OrderedDict[Any, Any] = collections.OrderedDict()
         self._quick: dict[Any, Any] = {}
+        self._dropped: list[Any] = []  # but not before their last gradients
         options = _library.create("context_options_create")
         try:
             set_option = "context_options_set_"
@@ -126,7 +127,8 @@ class Mesh:
         self._kept[key] = (key, attention)
         self._remember(quick, key)
         if len(self._kept) > _MOST_KEPT:
-            self._kept.popitem(last=False)
+            _, (_, dropped) = self._kept.popitem(last=False)
+            self._dropped = [one for one in (*self._dropped, dropped) if one.nodes()]
 
     def _remember(self, quick: Any, key: Any) -> None:
         if quick is not None:
@@ -166,6 +168,7 @@ class Mesh:
             attention.close()
         self._kept.clear()
         self._quick.clear()
+        self._dropped.clear()
         handle, self._handle = self._handle, None
         _meshes.remove(self)
         for key, mesh in list(_by_axes.items()):

@@ -237,11 +237,10 @@ _calls = _load_calls()
 def _eager(made: _attention.Attention, *arguments: Any) -> tuple[Tensor, Tensor]:
     if _calls is not None and not made.drops and arguments[4:] == (None,) * 7:
         if made.native is None:
-            made.native = torch.classes.annulus_calls.Calls(made.handle.value)
-        found = _calls(*arguments[:4], made.native)
-        if found[0].requires_grad:
-            found[0].grad_fn.metadata["annulus"] = made  # lives as long as the node
-        return found
+            made.native = torch.ops.annulus_calls.open(made.handle.value)
+            made.at_close = functools.partial(torch.ops.annulus_calls.close, made.native)
+            made.nodes = functools.partial(torch.ops.annulus_calls.nodes, made.native)
+        return _calls(*arguments[:4], made.native)
     if torch.is_grad_enabled():
         for operand in arguments[:5]:
             if operand is not None and operand.requires_grad:

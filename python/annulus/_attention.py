@@ -47,13 +47,11 @@ class Attention:
     bias, mask: shapes of the whole bias and the whole dense mask, [B,N,T,S], 1 where broadcast.
     """
 
-    native: Any = None  # what torch_calls.cpp calls it by
+    # For torch_calls.cpp: its name of the object, what ends that, and the number of its calls that may
+    # still ask for their gradients.
+    native: Any = None
     at_close: Any = None
-
-    @staticmethod
-    def nodes() -> int:
-        """The number of calls of torch_calls.cpp that may still ask for their gradients."""
-        return 0
+    nodes: Any = None
 
     def __init__(self, shape: Sequence[int], dtype: str = "float32", *, mesh: "AnyMesh" = None,
                  sinks: int = 0, bias: Sequence[int] | None = None,

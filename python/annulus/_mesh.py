@@ -128,7 +128,8 @@ class Mesh:
         self._remember(quick, key)
         if len(self._kept) > _MOST_KEPT:
             _, (_, dropped) = self._kept.popitem(last=False)
-            self._dropped = [one for one in (*self._dropped, dropped) if one.nodes()]
+            self._dropped = [one for one in (*self._dropped, dropped) 
+                             if one.nodes is not None and one.nodes()]
 
     def _remember(self, quick: Any, key: Any) -> None:
         if quick is not None:

@@ -107,6 +107,7 @@ class Tensors:
         """Hands over the operands, in the order of the names."""
         memory, said = self._memory, self._said
         i = 0
+        about: tuple[Any, ...]
         for name, array in operands.items():
             if isinstance(array, np.ndarray):
                 memory[i] = array.__array_interface__["data"][0]

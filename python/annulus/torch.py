@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import pathlib
-from typing import TYPE_CHECKING, Any, Mapping, Optional
+from typing import TYPE_CHECKING, Any, Mapping, Optional, Sequence
 
 try:
     import torch
@@ -99,21 +99,20 @@ def _backward(made: _attention.Attention, grad_output: Optional[Tensor], grad_ls
 # ---- The operators, for compiled code, modes and subclasses of tensors ---------------------------
 
 
-def _made(query: Tensor, key: Tensor, value: Tensor, sinks: Optional[Tensor],
-          bias: Optional[Tensor], mask: Optional[Tensor], mesh: Any,
-          text: str) -> _attention.Attention:
+def _made(operands: Sequence[Any], mesh: Any, text: str) -> _attention.Attention:
+    query, key, value, sinks, bias, mask = operands
     return _attention.attention_for(query, key, value, mesh=mesh, sinks=sinks, bias=bias, mask=mask,
                                     known=text, **_options_of(text))
 
 
 def _operator(*arguments: Any) -> tuple[Tensor, Tensor]:
     *tensors, mesh, text = arguments
-    return _forward(_made(*tensors[:6], mesh, text), *tensors)
+    return _forward(_made(tensors[:6], mesh, text), *tensors)
 
 
 def _backward_operator(*arguments: Any) -> list[Tensor]:
     *tensors, mesh, text = arguments
-    made = _made(*tensors[2:5], *tensors[7:10], mesh, text)
+    made = _made([*tensors[2:5], *tensors[7:10]], mesh, text)
     return [gradient for gradient in _backward(made, *tensors) if gradient is not None]
 
 
@@ -171,9 +170,9 @@ torch.library.register_autograd("annulus::attention_backward", _refuse, lib=_ope
 # ---- The eager function, which leaves out torch's dispatcher -------------------------------------
 
 
-class _Eager(torch.autograd.Function):
+class _Eager(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
-    def forward(ctx: Any, made: _attention.Attention, query: Tensor, key: Tensor,  # type: ignore
+    def forward(ctx: Any, made: _attention.Attention, query: Tensor, key: Tensor,
                 value: Tensor, sinks: Any, bias: Any, rest: tuple[Any, ...]
                 ) -> tuple[Tensor, Tensor]:
         out, lse = _forward(made, query, key, value, sinks, bias, *rest)
@@ -195,10 +194,11 @@ class _Eager(torch.autograd.Function):
 
 def _gradients(ctx: Any, grad_output: Any, grad_lse: Any) -> tuple[Any, ...]:
     query, key, value, out, lse, *extras = ctx.saved_tensors
-    sinks, bias, mask, *values = extras or (None,) * 7
+    sinks, bias, mask, seed_tensor, query_lengths, kv_lengths, offset = extras or (None,) * 7
     needs = ctx.needs_input_grad
     found = _backward(ctx.made, grad_output, grad_lse, query, key, value, out, lse, sinks, bias,
-                      mask, ctx.seed, *values, needs[4], needs[5])
+                      mask, ctx.seed, seed_tensor, query_lengths, kv_lengths, offset, needs[4],
+                      needs[5])
     return (None, *found, None)
 
 
@@ -275,7 +275,7 @@ def run_operator(query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None
     operands = _cast((query, key, value, sinks, bias))
     rest = (mask, seed, None, None, None, None)
     if _is_eager(query, key, value):
-        return _eager(_made(*operands, mask, mesh, options), *operands, *rest)
+        return _eager(_made([*operands, mask], mesh, options), *operands, *rest)
     return torch.ops.annulus.attention(*operands, *rest, mesh, options)
 
 

@@ -12,7 +12,8 @@ from . import _library
 from ._library import argument_error
 from ._mesh import Mesh, mesh_of, read_positions
 from ._options import Call, Options, calls_of, int32, make_options
-from ._tensors import HOST, OPERANDS, Tensors, check_array, dtype_name, dtype_number, empty, place_of
+from ._tensors import (HOST, OPERANDS, Tensors, check_array, dtype_name, dtype_number, empty,
+                       place_of, stream_of)
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -32,14 +33,6 @@ class Gradients(NamedTuple):
     bias: Any = None
 
 
-def _stream_of(array: Any) -> int | None:
-    """torch's current stream."""
-    place = place_of(array, "query")
-    if place == HOST:
-        return None
-    return sys.modules["torch"].cuda.current_stream(place).cuda_stream
-
-
 def _rows(sinks: Any) -> Any:
     """Sinks [n,M] of sinks [n], one per head."""
     return sinks[:, None] if sinks.ndim == 1 else sinks
@@ -53,6 +46,12 @@ class Attention:
     sinks: how many per head come with every call.
     bias, mask: shapes of the whole bias and the whole dense mask, [B,N,T,S], 1 where broadcast.
     """
+
+    # For torch_calls.cpp: its name of the object, what ends that, and the number of its calls that may
+    # still ask for their gradients.
+    native: Any = None
+    at_close: Any = None
+    nodes: Any = None
 
     def __init__(self, shape: Sequence[int], dtype: str = "float32", *, mesh: "AnyMesh" = None,
                  sinks: int = 0, bias: Sequence[int] | None = None,
@@ -83,13 +82,14 @@ class Attention:
         self.mesh = mesh
         self._shapes: dict[str, tuple[int, ...]] = {}
         self._positions: dict[tuple[str, int | None], list[np.ndarray]] = {}
+        self._idle: dict[tuple[str, ...], list[Tensors]] = {}
         handle = make_options(calls)
         try:
             self._handle = _library.create("attention_create", mesh.handle, handle)
         finally:
             _library.function("attention_options_destroy")(handle)
         self._varies = {call[1] for call in calls if call[0] == "integer" and call[2]}
-        self._drops = any(call[0] == "dropout" for call in calls)
+        self.drops = any(call[0] == "dropout" for call in calls)
         mesh.attention.add(self)
 
     @classmethod
@@ -108,6 +108,8 @@ class Attention:
     def close(self) -> None:
         """Waits for calls under way, and ends the object. Later calls are errors."""
         handle, self._handle = self._handle, None
+        if self.at_close is not None:
+            self.at_close()
         if handle is not None:
             _library.function("attention_destroy")(handle)
 
@@ -167,29 +169,49 @@ class Attention:
         assert text.value is not None
         return text.value.decode()
 
-    def _tensors(self, sinks: Any, bias: Any, mask: Any, seed: int | None,
-                 lengths: Mapping[str, Any], offset: Any) -> Tensors:
-        tensors = Tensors()
+    def _numbers(self, values: Any, name: str) -> Any:
+        """Lengths or offsets of this rank's batches; those on a GPU are read there."""
+        if ("call_offsets" if name == "offsets" else "call_lengths") not in self._varies:
+            raise TypeError(f"{name}: call_arguments does not name them")
+        on_gpu = hasattr(values, "data_ptr") and place_of(values, name) != HOST
+        if on_gpu:
+            numbers = values.reshape(-1).to(sys.modules["torch"].int32)
+        else:
+            numbers = np.atleast_1d(int32(values, name))
+        local = self.positions("query")[0]
+        if len(numbers) > 1 and len(local) != len(numbers):
+            # A copy of the positions to the GPU would wait for it.
+            numbers = (numbers[int(local[0]):int(local[-1]) + 1]
+                       if len(local) and local[-1] - local[0] + 1 == len(local)
+                       else numbers[local.tolist()])
+        return numbers
+
+    def _call(self, function: str, operands: dict[str, Any], seed: Any, sinks: Any, bias: Any,
+              mask: Any, values: Mapping[str, Any], *arguments: Any) -> None:
+        """Calls the library with these operands, of which the first is the query."""
         if sinks is not None:
-            tensors.set("sinks", _rows(sinks))
+            operands["sinks"] = _rows(sinks)
         if bias is not None:
-            tensors.set("bias", bias)
+            operands["bias"] = bias
         if mask is not None:
-            tensors.set("mask", mask)
+            operands["mask"] = mask
+        for name, numbers in values.items():
+            if numbers is not None:
+                operands[name] = self._numbers(numbers, name)
+        if seed is None and self.drops:
+            raise TypeError("seed: expected one in every call with dropout")
+        # What describes operands is kept for the next call; calls at the same time need their own.
+        names = (*operands, "" if seed is None else type(seed).__name__)
+        idle = self._idle.setdefault(names, [])
+        try:
+            tensors = idle.pop()
+        except IndexError:
+            tensors = Tensors(names[:-1])
+        tensors.fill(operands)
         if seed is not None:
             tensors.set_seed(seed)
-        elif self._drops:
-            raise TypeError("seed: expected one in every call with dropout")
-        for name, values in (*lengths.items(), ("offsets", offset)):
-            if values is None:
-                continue
-            if ("call_offsets" if name == "offsets" else "call_lengths") not in self._varies:
-                raise TypeError(f"{name}: call_arguments does not name them")
-            numbers = np.atleast_1d(int32(values, name))
-            if len(numbers) > 1:
-                numbers = numbers[self.positions("query")[0]]
-            tensors.set(name, numbers)
-        return tensors
+        _library.function(function)(self.handle, tensors.handle, *arguments)
+        idle.append(tensors)
 
     def run(self, query: Any, key: Any, value: Any, *, sinks: Any = None, bias: Any = None,
             mask: Any = None, seed: int | None = None, query_lengths: Any = None,
@@ -202,18 +224,16 @@ class Attention:
         query_lengths, kv_lengths, offset: of all batches, [B], if they are call_arguments.
         """
         check_array(query, "query")
-        tensors = self._tensors(sinks, bias, mask, seed, {"query_lengths": query_lengths,
-                                                          "kv_lengths": kv_lengths}, offset)
         if out is None:
             out = empty(query, self.shape("output"))
         elif isinstance(out, np.ndarray) and not out.flags.writeable:
             raise argument_error("out", "an array that is read only", "one to write to")
         lse = empty(query, self.shape("lse"), "float32")
-        for name, array in (("query", query), ("key", key), ("value", value), ("output", out),
-                            ("lse", lse)):
-            tensors.set(name, array)
-        _library.function("attention_run")(self.handle, tensors.handle,
-                                           _stream_of(query) if stream is None else stream)
+        self._call("attention_run",
+                   {"query": query, "key": key, "value": value, "output": out, "lse": lse}, seed,
+                   sinks, bias, mask, {"query_lengths": query_lengths, "kv_lengths": kv_lengths,
+                                       "offsets": offset},
+                   stream_of(query) if stream is None else stream)
         return out, lse
 
     def backward(self, grad_output: Any, query: Any, key: Any, value: Any, output: Any, lse: Any, *,
@@ -226,23 +246,21 @@ class Attention:
         grad_sinks: whether those of the sinks are wanted; None: if there are sinks.
         """
         check_array(query, "query")
-        tensors = self._tensors(sinks, bias, mask, seed, {"query_lengths": query_lengths,
-                                                          "kv_lengths": kv_lengths}, offset)
-        found = {"query": empty(query, tuple(query.shape)), "key": empty(key, tuple(key.shape)),
-                 "value": empty(value, tuple(value.shape))}
+        found = {"query": empty(query, query.shape), "key": empty(key, key.shape),
+                 "value": empty(value, value.shape)}
         if sinks is not None if grad_sinks is None else grad_sinks:
             found["sinks"] = empty(query, self.shape("sinks"), "float32")
         if grad_bias:
             found["bias"] = empty(query, self.shape("bias"), "float32")
-        for name, array in (("query", query), ("key", key), ("value", value), ("output", output),
-                            ("lse", lse), ("grad_output", grad_output)):
-            tensors.set(name, array)
+        operands = {"query": query, "key": key, "value": value, "output": output, "lse": lse,
+                    "grad_output": grad_output}
         if grad_lse is not None:
-            tensors.set("grad_lse", grad_lse)
+            operands["grad_lse"] = grad_lse
         for name, array in found.items():
-            tensors.set("grad_" + name, array)
-        _library.function("attention_backward")(self.handle, tensors.handle, 0,
-                                                _stream_of(query) if stream is None else stream)
+            operands["grad_" + name] = array
+        self._call("attention_backward", operands, seed, sinks, bias, mask,
+                   {"query_lengths": query_lengths, "kv_lengths": kv_lengths, "offsets": offset},
+                   0, stream_of(query) if stream is None else stream)
         if "sinks" in found and sinks is not None:
             found["sinks"] = found["sinks"].reshape(tuple(sinks.shape))
         return Gradients(**found)
@@ -266,14 +284,41 @@ def _scores(array: Any, name: str, local: Sequence[int]) -> tuple[int, ...]:
     return (*rows, int(array.shape[3] != 1))
 
 
+_PLAIN = frozenset({int, float, bool, str, type(None)})
+
+
+def _cheap(options: Mapping[str, Any]) -> tuple[Any, ...] | None:
+    """A key that is quickly made; None where values can change, or be long."""
+    for value in options.values():
+        kind = type(value)
+        if kind not in _PLAIN and not (kind is tuple and all(type(x) in _PLAIN for x in value)):
+            return None
+    return tuple(options.items())
+
+
 def attention_for(query: Any, key: Any, value: Any, *, mesh: "AnyMesh" = None, sinks: Any = None,
-                  bias: Any = None, mask: Any = None, **options: Any) -> Attention:
-    """The cached object for calls with such shards and options; collective when it is made."""
+                  bias: Any = None, mask: Any = None, known: Any = None,
+                  **options: Any) -> Attention:
+    """The cached object for calls with such shards and options; collective when it is made.
+
+    known: what stands for the options in a key, if the caller has it.
+    """
     on = mesh_of(mesh)
     error: Exception | None = None
     calls: list[Call] = []
     kinds: Any = None
+    quick: Any = None
     try:
+        if known is None:
+            known = _cheap(options)
+        if known is not None and hasattr(query, "shape") and hasattr(key, "shape") and hasattr(
+                value, "shape"):
+            quick = (known, query.shape, key.shape, value.shape, query.dtype, key.dtype,
+                     value.dtype, None if sinks is None else sinks.shape,
+                     None if bias is None else bias.shape, None if mask is None else mask.shape)
+            found = on.find_quickly(quick)
+            if found is not None:
+                return found
         shapes = []
         for name, array in (("query", query), ("key", key), ("value", value)):
             check_array(array, name)
@@ -291,24 +336,26 @@ def attention_for(query: Any, key: Any, value: Any, *, mesh: "AnyMesh" = None, s
         if mask is not None:
             calls.append(("dense_mask", _scores(mask, "mask", (b, n, t))))
         calls += calls_of(options)
-        found = on.find((tuple(calls), kinds))
+        found = on.find((tuple(calls), kinds), quick)
         if found is not None:
             return found
     except (TypeError, ValueError) as caught:
         error = caught
     on.agree(error)
     made = Attention._of_calls(on, calls)
-    on.keep((tuple(calls), kinds), made)
+    on.keep((tuple(calls), kinds), made, quick)
     return made
 
 
-def _call_values(options: Mapping[str, Any]) -> dict[str, Any]:
+def call_values(options: Mapping[str, Any]) -> dict[str, Any]:
     """The options of the call alone."""
-    varying = options.get("call_arguments") or ()
+    varying = options.get("call_arguments")
+    if not varying:
+        return {}
     values: dict[str, Any] = {}
     if "lengths" in varying:
         values |= {name: options.get(name) for name in _PER_CALL}
-    if "offsets" in varying and options.get("offset") != "bottom-right":
+    if "offsets" in varying and not isinstance(options.get("offset"), str):
         values["offset"] = options.get("offset")
     return values
 
@@ -322,13 +369,15 @@ def _refuse_gradients(**arrays: Any) -> None:
                             "torch.no_grad()")
 
 
-def compute(query: Any, key: Any, value: Any, *, mesh: "AnyMesh" = None, sinks: Any = None,
-            bias: Any = None, mask: Any = None, seed: int | None = None, out: Any = None,
-            stream: int | None = None, **options: Any) -> tuple[Any, Any]:
-    """attention(), for callers that handle gradients themselves."""
-    made = attention_for(query, key, value, mesh=mesh, sinks=sinks, bias=bias, mask=mask, **options)
-    return made.run(query, key, value, sinks=sinks, bias=bias, mask=mask, seed=seed, out=out,
-                    stream=stream, **_call_values(options))
+def prepare(query: Any, key: Any, value: Any, *, mesh: "AnyMesh" = None, sinks: Any = None,
+            bias: Any = None, mask: Any = None, known: Any = None,
+            **options: Any) -> tuple[Attention, dict[str, Any]]:
+    """attention_for(), and the values that come with the call."""
+    values = call_values(options)
+    for name in values:
+        options.pop(name, None)
+    return attention_for(query, key, value, mesh=mesh, sinks=sinks, bias=bias, mask=mask,
+                         known=known, **options), values
 
 
 def attention(query: Any, key: Any, value: Any, *, mesh: "AnyMesh" = None, sinks: Any = None,
@@ -341,8 +390,10 @@ def attention(query: Any, key: Any, value: Any, *, mesh: "AnyMesh" = None, sinks
     A repeated call plans nothing.
     """
     _refuse_gradients(query=query, key=key, value=value, sinks=sinks, bias=bias)
-    return compute(query, key, value, mesh=mesh, sinks=sinks, bias=bias, mask=mask, seed=seed,
-                   out=out, stream=stream, **options)
+    made, values = prepare(query, key, value, mesh=mesh, sinks=sinks, bias=bias, mask=mask,
+                           **options)
+    return made.run(query, key, value, sinks=sinks, bias=bias, mask=mask, seed=seed, out=out,
+                    stream=stream, **values)
 
 
 def attention_backward(grad_output: Any, query: Any, key: Any, value: Any, output: Any, lse: Any, *,
@@ -351,10 +402,11 @@ def attention_backward(grad_output: Any, query: Any, key: Any, value: Any, outpu
                        grad_sinks: bool | None = None, grad_bias: bool = False,
                        stream: int | None = None, **options: "Unpack[Options]") -> Gradients:
     """The gradients of attention() with the same keywords. Collective."""
-    made = attention_for(query, key, value, mesh=mesh, sinks=sinks, bias=bias, mask=mask, **options)
+    made, values = prepare(query, key, value, mesh=mesh, sinks=sinks, bias=bias, mask=mask,
+                           **options)
     return made.backward(grad_output, query, key, value, output, lse, grad_lse=grad_lse, sinks=sinks,
                          bias=bias, mask=mask, seed=seed, grad_sinks=grad_sinks,
-                         grad_bias=grad_bias, stream=stream, **_call_values(options))
+                         grad_bias=grad_bias, stream=stream, **values)
 
 
 def plan(query: Any, key: Any, value: Any, *, ranks: int = 0, **keywords: Any) -> str:

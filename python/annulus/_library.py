@@ -123,7 +123,9 @@ _SIGNATURES: dict[str, list[Any]] = {
     _OPTIONS + "dense_mask": [Handle, _PINT],
     "annulus_tensors_create": [ctypes.POINTER(Handle)],
     "annulus_tensors_set": [Handle, _INT, _DATA, _INT, ctypes.c_int32, _INT, _PI64, _PI64],
+    "annulus_tensors_set_data": [Handle, _INT, _PINT, ctypes.POINTER(_DATA)],
     "annulus_tensors_set_dropout_seed": [Handle, ctypes.c_uint64],
+    "annulus_tensors_set_device_dropout_seed": [Handle, _DATA],
     "annulus_attention_create": [Handle, Handle, ctypes.POINTER(Handle)],
     "annulus_attention_run": [Handle, Handle, _DATA],
     "annulus_attention_backward": [Handle, Handle, _INT, _DATA],
@@ -153,15 +155,18 @@ _OTHERS: dict[str, tuple[Any, list[Any]]] = {
 }
 
 
-def _open() -> ctypes.CDLL:
-    # A build folder's library serves the package in the sources.
-    path = os.environ.get("ANNULUS_PYTHON_LIBRARY") or str(
+def path() -> str:
+    """The library's file; a build folder's serves the package in the sources."""
+    return os.environ.get("ANNULUS_PYTHON_LIBRARY") or str(
         pathlib.Path(__file__).with_name("libannulus.so"))
+
+
+def _open() -> ctypes.CDLL:
     try:
-        return ctypes.CDLL(path)
+        return ctypes.CDLL(path())
     except OSError as error:
         raise ImportError(
-            f"annulus: {error}. The package needs its own library ({path}) and those that this one "
+            f"annulus: {error}. The package needs its own library ({path()}) and those that this one "
             "was built against: OpenBLAS, fmt and Highway, and those of CUDA in a build for "
             "GPUs") from error
 
@@ -169,7 +174,8 @@ def _open() -> ctypes.CDLL:
 _library = _open()
 
 
-def _check(status: int, _function: Any, _arguments: Any) -> None:
+def check(status: int, _function: Any, _arguments: Any) -> None:
+    """Raises the exception of a status."""
     if status == 0:
         return
     if status == _INTERRUPTED:
@@ -197,7 +203,7 @@ for _name, (_result, _parameters) in _OTHERS.items():
     _function.restype, _function.argtypes = _result, _parameters
 for _name, _parameters in _SIGNATURES.items():
     _function = getattr(_library, _name)
-    _function.restype, _function.argtypes, _function.errcheck = _INT, _parameters, _check
+    _function.restype, _function.argtypes, _function.errcheck = _INT, _parameters, check
 
 
 _calls_of_python = (ctypes.c_void_p * 5)(*(

@@ -65,6 +65,8 @@ class Mesh:
         self.text = axes
         self.attention: weakref.WeakSet[Any] = weakref.WeakSet()  # what close() must end first
         self._kept: collections.OrderedDict[Any, Any] = collections.OrderedDict()
+        self._quick: dict[Any, Any] = {}
+        self._dropped: list[Any] = []  # but not before their last gradients
         options = _library.create("context_options_create")
         try:
             set_option = "context_options_set_"
@@ -124,17 +126,33 @@ class Mesh:
         if error is not None:
             raise error
 
-    def find(self, key: Any) -> Any:
-        """The attention that was kept under this key."""
-        found = self._kept.get(key)
-        if found is not None:
-            self._kept.move_to_end(key)
-        return found
+    def find_quickly(self, quick: Any) -> Any:
+        """As find(), by another key of the same attention, which callers make more quickly."""
+        key = self._quick.get(quick)
+        return None if key is None else self.find(key)
 
-    def keep(self, key: Any, attention: Any) -> None:
-        self._kept[key] = attention
+    def find(self, key: Any, quick: Any = None) -> Any:
+        """The attention that was kept under this key."""
+        kept = self._kept.get(key)
+        if kept is None:
+            return None
+        self._kept.move_to_end(key)
+        self._remember(quick, kept[0])
+        return kept[1]
+
+    def keep(self, key: Any, attention: Any, quick: Any = None) -> None:
+        self._kept[key] = (key, attention)
+        self._remember(quick, key)
         if len(self._kept) > _MOST_KEPT:
-            self._kept.popitem(last=False)
+            _, (_, dropped) = self._kept.popitem(last=False)
+            self._dropped = [one for one in (*self._dropped, dropped) 
+                             if one.nodes is not None and one.nodes()]
+
+    def _remember(self, quick: Any, key: Any) -> None:
+        if quick is not None:
+            if len(self._quick) >= 4 * _MOST_KEPT:
+                self._quick.clear()
+            self._quick[quick] = key  # the very key that is kept: long ones are never compared
 
     def positions(self, shape: Sequence[int], spec: str, *, layout: str = "contiguous",
                   sequence: int = 1, granule: int = 1,
@@ -196,6 +214,8 @@ class Mesh:
         for attention in list(self.attention):
             attention.close()
         self._kept.clear()
+        self._quick.clear()
+        self._dropped.clear()
         handle, self._handle = self._handle, None
         _meshes.remove(self)
         for key, mesh in list(_by_axes.items()):

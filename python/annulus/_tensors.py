@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
-from typing import Any, NamedTuple
+import sys
+from typing import Any, Mapping
 
 import numpy as np
 
@@ -19,14 +21,6 @@ OPERANDS = {name: number for number, name in enumerate((
     "query", "key", "value", "output", "lse", "bias", "mask", "maximum", "sum", "weights",
     "query_lengths", "kv_lengths", "offsets", "sinks", "grad_output", "grad_lse", "grad_query",
     "grad_key", "grad_value", "grad_sinks", "grad_bias"))}
-
-
-class View(NamedTuple):
-    address: int
-    dtype: int
-    place: int
-    shape: tuple[int, ...]
-    strides: tuple[int, ...] | None  # in elements; None: contiguous
 
 
 def dtype_number(name: str) -> int:
@@ -68,19 +62,15 @@ def place_of(array: Any, name: str) -> int:
     return array.device.index
 
 
-def view(array: Any, name: str) -> View:
-    """The view of an array or a tensor, without a copy."""
-    check_array(array, name)
-    if not isinstance(array, np.ndarray):
-        return View(array.data_ptr(), _number_of(array.dtype), place_of(array, name),
-                    tuple(array.shape), None if array.is_contiguous() else array.stride())
-    strides = None
-    if not array.flags.c_contiguous:
-        size = array.itemsize
-        if any(stride % size for stride in array.strides):
-            raise argument_error(name, f"strides of {array.strides} bytes", "whole elements")
-        strides = tuple(stride // size for stride in array.strides)
-    return View(array.ctypes.data, _number_of(array.dtype), HOST, array.shape, strides)
+def stream_of(array: Any) -> int | None:
+    """torch's current stream on the device of a tensor."""
+    place = place_of(array, "query")
+    if place == HOST:
+        return None
+    torch = sys.modules["torch"]
+    # The public function makes objects, which takes longer than all of a call's arguments.
+    raw = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+    return torch.cuda.current_stream(place).cuda_stream if raw is None else raw(place)
 
 
 def empty(like: Any, shape: tuple[int, ...], dtype: str | None = None) -> Any:
@@ -89,30 +79,76 @@ def empty(like: Any, shape: tuple[int, ...], dtype: str | None = None) -> Any:
         return np.empty(shape, like.dtype if dtype is None else dtype)
     if dtype is None:
         return like.new_empty(shape)
-    import torch
-
-    return like.new_empty(shape, dtype=getattr(torch, dtype))
+    return like.new_empty(shape, dtype=getattr(sys.modules["torch"], dtype))
 
 
-_set = _library.function("tensors_set")
+def _strides(array: Any, name: str) -> tuple[int, ...] | None:
+    """In elements; None: contiguous."""
+    if not isinstance(array, np.ndarray):
+        return None if array.is_contiguous() else array.stride()
+    if array.flags.c_contiguous:
+        return None
+    size = array.itemsize
+    if any(stride % size for stride in array.strides):
+        raise argument_error(name, f"strides of {array.strides} bytes", "whole elements")
+    return tuple(stride // size for stride in array.strides)
 
 
 class Tensors:
-    """The operands of one call."""
+    """The operands of a call, and of later calls with the same ones: these differ in their memory."""
 
-    def __init__(self) -> None:
+    def __init__(self, names: tuple[str, ...]) -> None:
         self.handle = _library.create("tensors_create")
-        self._kept: list[Any] = []
+        self._said: list[Any] = [None] * len(names)
+        self._numbers = (ctypes.c_int * len(names))(*(OPERANDS[name] for name in names))
+        self._memory = (ctypes.c_void_p * len(names))()
 
-    def set(self, name: str, array: Any) -> None:
-        seen = view(array, name)
-        self._kept.append(array)
-        _set(self.handle, OPERANDS[name], seen.address, seen.dtype, seen.place, len(seen.shape),
-             _library.int64s(seen.shape),
-             None if seen.strides is None else _library.int64s(seen.strides))
+    def fill(self, operands: Mapping[str, Any]) -> None:
+        """Hands over the operands, in the order of the names."""
+        memory, said = self._memory, self._said
+        i = 0
+        about: tuple[Any, ...]
+        for name, array in operands.items():
+            if isinstance(array, np.ndarray):
+                memory[i] = array.__array_interface__["data"][0]
+                about = (array.dtype, array.shape, array.strides)
+            else:
+                try:
+                    memory[i] = array.data_ptr()
+                except AttributeError:
+                    check_array(array, name)
+                    raise
+                about = (array.dtype, array.shape, array.stride(), array.device)
+            if about != said[i]:
+                self._describe(name, array, memory[i])
+                said[i] = about
+            i += 1
+        _set_data(self.handle, len(said), self._numbers, memory)
 
-    def set_seed(self, seed: int) -> None:
-        _library.function("tensors_set_dropout_seed")(self.handle, seed)
+    def _describe(self, name: str, array: Any, address: int | None) -> None:
+        strides = _strides(array, name)
+        _set(self.handle, OPERANDS[name], address, _number_of(array.dtype), place_of(array, name),
+             array.ndim, _library.int64s(array.shape),
+             None if strides is None else _library.int64s(strides))
+
+    def set_seed(self, seed: Any) -> None:
+        """A number, or a tensor of one integer, which is read when the call is computed."""
+        if not hasattr(seed, "data_ptr"):
+            _set_seed(self.handle, seed)
+            return
+        if seed.numel() != 1 or dtype_name(seed) not in ("int64", "uint64"):
+            raise argument_error("seed", f"{dtype_name(seed)} {tuple(seed.shape)}",
+                                 "one number, or an int64 or uint64 tensor of one")
+        if place_of(seed, "seed") == HOST:
+            _set_seed(self.handle, int(seed))
+        else:
+            _set_device_seed(self.handle, seed.data_ptr())
 
     def __del__(self) -> None:
         _library.function("tensors_destroy")(self.handle)
+
+
+_set = _library.function("tensors_set")
+_set_data = _library.function("tensors_set_data")
+_set_seed = _library.function("tensors_set_dropout_seed")
+_set_device_seed = _library.function("tensors_set_device_dropout_seed")

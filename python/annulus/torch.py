@@ -1,25 +1,42 @@
-"""Attention as an operator of torch, with gradients: it can be compiled, and checkpointed."""
+"""Attention as an operator of torch, with gradients: it can be compiled, captured and checkpointed."""
 
 from __future__ import annotations
 
 import functools
 import json
-from typing import TYPE_CHECKING, Any, Mapping, Optional
+import pathlib
+from typing import TYPE_CHECKING, Any, Mapping, Optional, Sequence
 
 try:
     import torch
     from torch import Tensor
+    from torch.autograd.function import once_differentiable
 except ImportError as error:
     raise ImportError(f"annulus.torch needs PyTorch 2.4 or later ({error})") from error
 
 import numpy as np
 
-from . import _attention
+from . import _attention, _library
 from ._mesh import Mesh, mesh_of
-from ._options import Options, unknown
+from ._options import Options, int32, unknown
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
+    AnyMesh = Mesh | Mapping[str, int] | str | None
+
+# What a call adds to the three operands, in the operator's order.
+_EXTRAS = ("Tensor? sinks, Tensor? bias, Tensor? mask, SymInt? seed, Tensor? seed_tensor, "
+           "Tensor? query_lengths, Tensor? kv_lengths, Tensor? offset")
+
+# An operator of the library by itself: what custom_op() puts around one takes longer than the call.
+_operators = torch.library.Library("annulus", "DEF")
+_operators.define(f"attention(Tensor query, Tensor key, Tensor value, {_EXTRAS}, str mesh, "
+                  "str options) -> (Tensor, Tensor)", tags=torch.Tag.pt2_compliant_tag)
+_operators.define("attention_backward(Tensor grad_output, Tensor? grad_lse, Tensor query, "
+                  f"Tensor key, Tensor value, Tensor output, Tensor lse, {_EXTRAS}, "
+                  "bool grad_sinks, bool grad_bias, str mesh, str options) -> Tensor[]",
+                  tags=torch.Tag.pt2_compliant_tag)
 
 
 def _plain(value: Any) -> Any:
@@ -31,11 +48,18 @@ def _plain(value: Any) -> Any:
     raise TypeError(f"got {type(value).__name__}, expected numbers, texts, arrays or tensors")
 
 
+def text_of(options: Mapping[str, Any]) -> str:
+    """The options as the operator takes them."""
+    unknown(options)
+    given = {name: value for name, value in options.items() if value is not None}
+    return json.dumps(given, default=_plain, sort_keys=True)
+
+
 @functools.lru_cache(maxsize=256)
 def _options_of(text: str) -> dict[str, Any]:
     options = json.loads(text)
     ids = options.get("segments")
-    if ids is not None:  # many numbers, which are read in every call
+    if ids is not None:  # many numbers
         options["segments"] = ([np.asarray(part, np.int32) for part in ids] if np.ndim(ids[0]) == 2
                                else np.asarray(ids, np.int32))
     return options
@@ -46,73 +70,185 @@ def _dense(tensor: Tensor) -> Tensor:
     return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
 
 
-@torch.library.custom_op("annulus::attention", mutates_args=())
-def _forward(query: Tensor, key: Tensor, value: Tensor, sinks: Optional[Tensor],
-             bias: Optional[Tensor], mask: Optional[Tensor], seed: Optional[int], mesh: str,
-             options: str) -> tuple[Tensor, Tensor]:
-    return _attention.compute(_dense(query), _dense(key), _dense(value), mesh=mesh, sinks=sinks,
-                              bias=bias, mask=mask, seed=seed, **_options_of(options))
+# ---- What both the operators and the eager function do -------------------------------------------
 
 
-@_forward.register_fake
-def _(query: Tensor, key: Tensor, value: Tensor, *_others: Any) -> tuple[Tensor, Tensor]:
+def _forward(made: _attention.Attention, query: Tensor, key: Tensor, value: Tensor,
+             sinks: Optional[Tensor], bias: Optional[Tensor], mask: Optional[Tensor],
+             seed: Optional[int], seed_tensor: Optional[Tensor], query_lengths: Optional[Tensor],
+             kv_lengths: Optional[Tensor], offset: Optional[Tensor]) -> tuple[Tensor, Tensor]:
+    return made.run(_dense(query), _dense(key), _dense(value), sinks=sinks, bias=bias, mask=mask,
+                    seed=seed if seed_tensor is None else seed_tensor, query_lengths=query_lengths,
+                    kv_lengths=kv_lengths, offset=offset)
+
+
+def _backward(made: _attention.Attention, grad_output: Optional[Tensor], grad_lse: Optional[Tensor],
+              query: Tensor, key: Tensor, value: Tensor, output: Tensor, lse: Tensor,
+              sinks: Optional[Tensor], bias: Optional[Tensor], mask: Optional[Tensor],
+              seed: Optional[int], seed_tensor: Optional[Tensor], query_lengths: Optional[Tensor],
+              kv_lengths: Optional[Tensor], offset: Optional[Tensor], grad_sinks: bool,
+              grad_bias: bool) -> _attention.Gradients:
+    grad_output = torch.zeros_like(output) if grad_output is None else _dense(grad_output)
+    return made.backward(grad_output, _dense(query), _dense(key), _dense(value), output, lse,
+                         grad_lse=grad_lse, sinks=sinks, bias=bias, mask=mask,
+                         seed=seed if seed_tensor is None else seed_tensor,
+                         query_lengths=query_lengths, kv_lengths=kv_lengths, offset=offset,
+                         grad_sinks=grad_sinks, grad_bias=grad_bias)
+
+
+# ---- The operators, for compiled code, modes and subclasses of tensors ---------------------------
+
+
+def _made(operands: Sequence[Any], mesh: Any, text: str) -> _attention.Attention:
+    query, key, value, sinks, bias, mask = operands
+    return _attention.attention_for(query, key, value, mesh=mesh, sinks=sinks, bias=bias, mask=mask,
+                                    known=text, **_options_of(text))
+
+
+def _operator(*arguments: Any) -> tuple[Tensor, Tensor]:
+    *tensors, mesh, text = arguments
+    return _forward(_made(tensors[:6], mesh, text), *tensors)
+
+
+def _backward_operator(*arguments: Any) -> list[Tensor]:
+    *tensors, mesh, text = arguments
+    made = _made([*tensors[2:5], *tensors[7:10]], mesh, text)
+    return [gradient for gradient in _backward(made, *tensors) if gradient is not None]
+
+
+for _device in ("CPU", "CUDA"):
+    _operators.impl("attention", _operator, _device)
+    _operators.impl("attention_backward", _backward_operator, _device)
+
+
+@torch.library.register_fake("annulus::attention", lib=_operators)
+def _(query: Tensor, _key: Tensor, value: Tensor, *_others: Any) -> tuple[Tensor, Tensor]:
     b, t, n, _ = query.shape
     return (query.new_empty((b, t, n, value.shape[3])),
             query.new_empty((b, n, t), dtype=torch.float32))
 
 
-@torch.library.custom_op("annulus::attention_backward", mutates_args=())
-def _backward(grad_output: Tensor, grad_lse: Optional[Tensor], query: Tensor, key: Tensor,
-              value: Tensor, output: Tensor, lse: Tensor, sinks: Optional[Tensor],
-              bias: Optional[Tensor], mask: Optional[Tensor], seed: Optional[int], grad_sinks: bool,
-              grad_bias: bool, mesh: str, options: str) -> list[Tensor]:
-    found = _attention.attention_backward(
-        _dense(grad_output), _dense(query), _dense(key), _dense(value), output, lse, mesh=mesh,
-        grad_lse=grad_lse, sinks=sinks, bias=bias, mask=mask, seed=seed, grad_sinks=grad_sinks,
-        grad_bias=grad_bias, **_options_of(options))
-    return [gradient for gradient in found if gradient is not None]
-
-
-@_backward.register_fake
-def _(_grad_output: Tensor, _grad_lse: Tensor | None, query: Tensor, key: Tensor, value: Tensor,
-      _output: Tensor, _lse: Tensor, sinks: Tensor, bias: Tensor, _mask: Tensor | None,
-      _seed: int | None, grad_sinks: bool, grad_bias: bool, *_texts: str) -> list[Tensor]:
-    found = [torch.empty(operand.shape, dtype=operand.dtype, device=operand.device)
-             for operand in (query, key, value)]
-    for wanted, operand in ((grad_sinks, sinks), (grad_bias, bias)):
-        if wanted:
-            found.append(torch.empty(operand.shape, dtype=operand.dtype, device=operand.device))
-    return found
+@torch.library.register_fake("annulus::attention_backward", lib=_operators)
+def _(_grad_output: Tensor, _grad_lse: Any, query: Tensor, key: Tensor, value: Tensor,
+      _output: Tensor, _lse: Tensor, sinks: Any, bias: Any, *others: Any) -> list[Tensor]:
+    grad_sinks, grad_bias, _, _ = others[-4:]
+    wanted = [query, key, value] + [sinks] * grad_sinks + [bias] * grad_bias
+    return [operand.new_empty(operand.shape) for operand in wanted]
 
 
 def _save(ctx: Any, inputs: Any, output: Any) -> None:
-    query, key, value, sinks, bias, mask, seed, mesh, options = inputs
+    query, key, value, sinks, bias, mask, seed, *values, mesh, text = inputs
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(query, key, value, *output, sinks, bias, mask)
-    ctx.seed, ctx.mesh, ctx.options = seed, mesh, options
+    ctx.save_for_backward(query, key, value, *output, sinks, bias, mask, *values)
+    ctx.seed, ctx.mesh, ctx.text = seed, mesh, text
 
 
 def _differentiate(ctx: Any, grad_output: Any, grad_lse: Any) -> tuple[Any, ...]:
-    query, key, value, output, lse, sinks, bias, mask = ctx.saved_tensors
+    *operands, sinks, bias, mask, seed_tensor, query_lengths, kv_lengths, offset = ctx.saved_tensors
     needs = ctx.needs_input_grad
     if grad_output is None:
-        grad_output = torch.zeros_like(output)
+        grad_output = torch.zeros_like(operands[3])
     found = iter(torch.ops.annulus.attention_backward(
-        grad_output, grad_lse, query, key, value, output, lse, sinks, bias, mask, ctx.seed,
-        needs[3], needs[4], ctx.mesh, ctx.options))
+        grad_output, grad_lse, *operands, sinks, bias, mask, ctx.seed, seed_tensor, query_lengths,
+        kv_lengths, offset, needs[3], needs[4], ctx.mesh, ctx.text))
     gradients = [next(found) for _ in range(3)]
     gradients += [next(found) if needed else None for needed in needs[3:5]]
-    return (*gradients, None, None, None, None)
+    return (*gradients, *(None,) * 8)
 
 
-torch.library.register_autograd("annulus::attention", _differentiate, setup_context=_save)
+torch.library.register_autograd("annulus::attention", _differentiate, setup_context=_save,
+                                lib=_operators)
 
 
-def text_of(options: Mapping[str, Any]) -> str:
-    """The options as the operator takes them."""
-    unknown(options)
-    given = {name: value for name, value in options.items() if value is not None}
-    return json.dumps(given, default=_plain, sort_keys=True)
+
+def _refuse(_ctx: Any, *_gradients: Any) -> Any:
+    raise RuntimeError("annulus.torch: attention has no second derivative")
+
+
+torch.library.register_autograd("annulus::attention_backward", _refuse, lib=_operators)
+
+# ---- The eager function, which leaves out torch's dispatcher -------------------------------------
+
+
+class _Eager(torch.autograd.Function):  # type: ignore[misc]
+    @staticmethod
+    def forward(ctx: Any, made: _attention.Attention, query: Tensor, key: Tensor,
+                value: Tensor, sinks: Any, bias: Any, rest: tuple[Any, ...]
+                ) -> tuple[Tensor, Tensor]:
+        out, lse = _forward(made, query, key, value, sinks, bias, *rest)
+        ctx.set_materialize_grads(False)
+        ctx.made, ctx.seed = made, rest[1]
+        extras = (sinks, bias, rest[0], *rest[2:])
+        ctx.extras = any(extra is not None for extra in extras)
+        if ctx.extras:
+            ctx.save_for_backward(query, key, value, out, lse, *extras)
+        else:
+            ctx.save_for_backward(query, key, value, out, lse)
+        return out, lse
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
+        # once_differentiable() is for gradients that will themselves be differentiated.
+        return (_once if torch.is_grad_enabled() else _gradients)(ctx, *gradients)
+
+
+def _gradients(ctx: Any, grad_output: Any, grad_lse: Any) -> tuple[Any, ...]:
+    query, key, value, out, lse, *extras = ctx.saved_tensors
+    sinks, bias, mask, seed_tensor, query_lengths, kv_lengths, offset = extras or (None,) * 7
+    needs = ctx.needs_input_grad
+    found = _backward(ctx.made, grad_output, grad_lse, query, key, value, out, lse, sinks, bias,
+                      mask, ctx.seed, seed_tensor, query_lengths, kv_lengths, offset, needs[4],
+                      needs[5])
+    return (None, *found, None)
+
+
+_once = once_differentiable(_gradients)
+
+# Without these two functions of torch, which are not public, the operator serves eager calls too.
+_modes = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 1)
+_transforms = getattr(torch._C, "_are_functorch_transforms_active", lambda: True)
+_PLAIN_TENSORS = (Tensor, torch.nn.Parameter)
+
+
+def _is_eager(*operands: Tensor) -> bool:
+    """True if nothing but gradients is to be known of a call."""
+    return not (torch.compiler.is_compiling() or _modes() or _transforms()) and all(
+        type(operand) in _PLAIN_TENSORS and (operand.is_cuda or operand.is_cpu)
+        for operand in operands)
+
+
+_operators.define("raise_error(int status) -> ()")
+_operators.impl("raise_error", lambda status: _library.check(status, None, None),
+                "CompositeImplicitAutograd")
+
+
+def _load_calls() -> Any:
+    """The operator of torch_calls.cpp, if it was built for this torch; None: Python does its work."""
+    path = pathlib.Path(_library.path()).with_name(f"libannulus_torch-{torch.__version__}.so")
+    if not path.exists():
+        return None
+    torch.ops.load_library(path)
+    return torch.ops.annulus_calls.attention.default
+
+
+_calls = _load_calls()
+
+
+def _eager(made: _attention.Attention, *arguments: Any) -> tuple[Tensor, Tensor]:
+    if _calls is not None and not made.drops and arguments[4:] == (None,) * 7:
+        if made.native is None:
+            made.native = torch.ops.annulus_calls.open(made.handle.value)
+            made.at_close = functools.partial(torch.ops.annulus_calls.close, made.native)
+            made.nodes = functools.partial(torch.ops.annulus_calls.nodes, made.native)
+        return _calls(*arguments[:4], made.native)
+    if torch.is_grad_enabled():
+        for operand in arguments[:5]:
+            if operand is not None and operand.requires_grad:
+                return _Eager.apply(made, *arguments[:5], arguments[5:])
+    return _forward(made, *arguments)
+
+
+# ---- The public face -----------------------------------------------------------------------------
 
 
 @torch.compiler.assume_constant_result
@@ -121,30 +257,69 @@ def _texts(mesh: Any, options: dict[str, Any]) -> tuple[str, str]:
     return mesh_of(mesh).text, text_of(options)
 
 
-def run_operator(query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None,
-                 bias: Tensor | None, mask: Tensor | None, seed: int | None, mesh: str,
-                 options: str) -> tuple[Tensor, Tensor]:
-    """The operator, after autocast's casts."""
+def _cast(tensors: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Query, key and value as autocast has them; sinks and bias in float32."""
+    query, key, value, sinks, bias = tensors
     device = query.device.type
     if torch.is_autocast_enabled(device):
         dtype = torch.get_autocast_dtype(device)
         query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
-    return torch.ops.annulus.attention(
-        query, key, value, None if sinks is None else sinks.float(),
-        None if bias is None else bias.float(), mask, seed, mesh, options)
+    return (query, key, value, None if sinks is None else sinks.float(),
+            None if bias is None else bias.float())
 
 
-def attention(query: Tensor, key: Tensor, value: Tensor, *,
-              mesh: "Mesh | Mapping[str, int] | str | None" = None, sinks: Tensor | None = None,
-              bias: Tensor | None = None, mask: Tensor | None = None, seed: int | None = None,
+def run_operator(query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None,
+                 bias: Tensor | None, mask: Tensor | None, seed: int | None, mesh: str,
+                 options: str) -> tuple[Tensor, Tensor]:
+    """attention() with the texts of its mesh and options."""
+    operands = _cast((query, key, value, sinks, bias))
+    rest = (mask, seed, None, None, None, None)
+    if _is_eager(query, key, value):
+        return _eager(_made([*operands, mask], mesh, options), *operands, *rest)
+    return torch.ops.annulus.attention(*operands, *rest, mesh, options)
+
+
+def _value(values: Any, name: str) -> Tensor | None:
+    """Lengths or offsets of a call as a tensor, which the operator takes."""
+    if values is None or isinstance(values, Tensor):
+        return values
+    return torch.from_numpy(np.atleast_1d(int32(values, name)).copy())
+
+
+def attention(query: Tensor, key: Tensor, value: Tensor, *, mesh: "AnyMesh" = None,
+              sinks: Tensor | None = None, bias: Tensor | None = None, mask: Tensor | None = None,
+              seed: int | Tensor | None = None,
               **options: "Unpack[Options]") -> tuple[Tensor, Tensor]:
     """annulus.attention() as a differentiable operator: output [b,t,n,Dv] and LSE [b,n,t].
 
     Collective, as is its backward pass: all ranks ask for the same gradients. The mesh must have
     been made before the operator is compiled. Under autocast, query, key and value are cast.
+
+    DTensors are read as they are placed and answered by DTensors; all operands are some then. The
+    rows of a DTensor lie in order, so the layout is contiguous. mesh: theirs, if it is given.
+
+    seed: a number, or a tensor with one, which captured graphs read at every replay; as do tensors
+    for the lengths and offsets that call_arguments names.
     """
+    if type(query) not in _PLAIN_TENSORS:
+        from . import _dtensor
+
+        if isinstance(query, _dtensor.DTensor):
+            return _dtensor.attention(attention, query, key, value, mesh, sinks, bias, mask, seed,
+                                      options)
+    values = _attention.call_values(options)
+    for name in values:
+        options.pop(name, None)  # type: ignore[misc]
+    operands = _cast((query, key, value, sinks, bias))
+    number, tensor = (None, seed) if isinstance(seed, Tensor) else (seed, None)
+    rest = (mask, number, tensor, *(_value(values.get(name), name)
+                                    for name in ("query_lengths", "kv_lengths", "offset")))
+    if _is_eager(query, key, value):
+        made = _attention.attention_for(*operands[:3], mesh=mesh, sinks=operands[3],
+                                        bias=operands[4], mask=mask, **options)
+        return _eager(made, *operands, *rest)
     on, text = _texts(mesh, options)
-    return run_operator(query, key, value, sinks, bias, mask, seed, on, text)
+    return torch.ops.annulus.attention(*operands, *rest, on, text)
 
 
 __all__ = ["attention"]

@@ -105,6 +105,70 @@ def test_a_captured_graph_serves_other_values(sequence):
         assert torch.equal(out, expected) and torch.equal(lse, right)
 
 
+def test_a_captured_graph_reads_seeds_and_lengths(sequence):
+    """Tensors on the GPU, whose numbers change between replays."""
+    q, k, v, _ = on_gpu(sequence, whole(64, torch.bfloat16))
+    seed = torch.tensor(1, device="cuda")
+    lengths = torch.tensor([LENGTH, 300], dtype=torch.int32, device="cuda")
+
+    def call(seed, lengths):
+        with torch.no_grad():
+            return annulus.torch.attention(
+                q, k, v, mesh=sequence, causal=True, layout="zigzag", dropout=0.5, seed=seed,
+                call_arguments=("lengths",), kv_lengths=lengths,
+                schedule="ring" if sequence.size > 1 else "local")[0]
+
+    call(seed, lengths)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        out = call(seed, lengths)
+    found = []
+    for number, shorter in ((1, 300), (2, 300), (2, 77)):
+        seed.fill_(number)
+        lengths[1] = shorter
+        graph.replay()
+        assert torch.equal(out, call(number, [LENGTH, shorter]))
+        assert all(not torch.equal(out, other) for other in found)
+        found.append(out.clone())
+
+
+def test_eager_calls_in_python_and_in_cpp_are_the_same(sequence, monkeypatch):
+    if annulus.torch._calls is None:
+        pytest.skip("torch_calls.cpp was not built for this torch")
+    results = []
+    for _ in range(2):
+        q, k, v, grad = on_gpu(sequence, whole(64, torch.float16))
+        leaves = [x.requires_grad_() for x in (q, k, v)]
+        with torch.cuda.stream(torch.cuda.Stream()):
+            out, lse = annulus.torch.attention(*leaves, mesh=sequence, causal=True, layout="zigzag")
+            out.backward(grad)
+        torch.cuda.synchronize()
+        results.append([out.detach(), lse.detach(), *(x.grad for x in leaves)])
+        monkeypatch.setattr(annulus.torch, "_calls", None)
+    assert torch.equal(results[0][0], results[1][0]) and torch.equal(results[0][1], results[1][1])
+    for one, other in zip(*results):
+        torch.testing.assert_close(one, other, atol=4e-3, rtol=4e-3)
+
+
+@pytest.mark.parametrize("packed", [False, True], ids=["whole", "packed"])
+@pytest.mark.parametrize("name", ["Llama", "Gemma 2", "gpt-oss", "Mistral"])
+def test_models_of_transformers(sequence, name, packed):
+    """Sharded on GPUs, against the unsharded model with eager attention on the CPU, in float32."""
+    hf = pytest.importorskip("test_hf")
+    batch = hf.make_batch(packed)
+    expected = hf.whole_step(hf.make_model(name, "eager"), batch,
+                             hf.LENGTHS if packed else [hf.LENGTH])
+    model = hf.make_model(name, "annulus").cuda()
+    logits, loss, gradients, rows = hf.sharded_step(
+        model, {key: x.cuda() for key, x in batch.items()}, sequence)
+    torch.testing.assert_close(logits.cpu(), hf.of_rows(expected[0], rows), atol=1e-4, rtol=1e-4)
+    assert loss == pytest.approx(expected[1], rel=1e-4)
+    for parameter, gradient in gradients.items():
+        torch.testing.assert_close(gradient.cpu(), expected[2][parameter], atol=1e-4, rtol=1e-3,
+                                   msg=parameter)
+
+
 def test_compiled_code_computes_the_same(sequence):
     tensors = whole(64, torch.bfloat16)
     results = []

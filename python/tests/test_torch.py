@@ -41,28 +41,111 @@ def sdpa(tensors):
     return out.detach(), q.grad, k.grad, v.grad
 
 
-def test_like_sdpa(sequence, tensors):
-    expected = sdpa(tensors)
+@pytest.fixture(params=["python", "C++", "operator"])
+def face(request, monkeypatch):
+    """Who leads an eager call to the library."""
+    if request.param == "C++" and annulus.torch._calls is None:
+        pytest.skip("torch_calls.cpp was not built for this torch")
+    if request.param != "C++":
+        monkeypatch.setattr(annulus.torch, "_calls", None)
+    if request.param == "operator":
+        monkeypatch.setattr(annulus.torch, "_is_eager", lambda *_: False)
+    return request.param
+
+
+def compare(leaves, out, expected, mesh):
+    for found, right in zip((out.detach(), *(x.grad for x in leaves)), expected):
+        torch.testing.assert_close(found, right[:, rows(mesh)], atol=2e-5, rtol=2e-5)
+
+
+def test_like_sdpa(sequence, tensors, face):
+    q, k, v, grad = shards(sequence, tensors)
+    out, lse = annulus.torch.attention(q, k, v, mesh=sequence, causal=True, layout="zigzag")
+    names = {"python": "_Eager", "C++": "Attention", "operator": "GeneratedBackwardFor_annulus"}
+    assert names[face] in out.grad_fn.name()
+    out.backward(grad)
+    compare((q, k, v), out, sdpa(tensors), sequence)
+    with torch.no_grad():
+        again, other = annulus.torch.attention(q, k, v, mesh=sequence, causal=True, layout="zigzag")
+    assert torch.equal(again, out) and torch.equal(other, lse) and not again.requires_grad
+
+
+class Layer(torch.nn.Module):
+    """A layer of a model; its weights make the attention of test_like_sdpa() of scaled operands."""
+
+    def __init__(self, **options):
+        super().__init__()
+        self.options = options
+        self.scales = torch.nn.Parameter(torch.tensor([2.0, 1.0, 0.5]))
+
+    def forward(self, q, k, v):
+        q, k, v = (scale * x for scale, x in zip(self.scales, (q, k, v)))
+        return annulus.torch.attention(q, k, v, mesh="sp=-1", scale=DIM**-0.5 / 2, **self.options)[0] * 2
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_compiled_and_checkpointed(sequence, tensors, reentrant, compiled):
+    q, k, v, grad = shards(sequence, tensors)
+    layer = Layer(causal=True, layout="zigzag")
+    if compiled:
+        layer = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    out = torch.utils.checkpoint.checkpoint(layer, q, k, v, use_reentrant=reentrant)
+    out.backward(grad)
+    compare((q, k, v), out, sdpa(tensors), sequence)
+
+
+def test_what_calls_change_needs_no_new_plan(sequence, tensors, face):
+    """Seeds, sinks and lengths; and of compiled code, no new compilation."""
+    q, k, v, _ = (x.detach() for x in shards(sequence, tensors))
+    options = {"mesh": "sp=-1", "causal": True, "layout": "zigzag", "dropout": 0.5,
+               "call_arguments": ("lengths",)}
+    compilations = []
+
+    def counting(graph, inputs):
+        compilations.append(graph)
+        return graph.forward
+
+    def call(seed, sinks, lengths):
+        return annulus.torch.attention(q, k, v, seed=seed, sinks=sinks, kv_lengths=lengths,
+                                       **options)[0]
+
+    compiled = torch.compile(call, fullgraph=True, backend=counting)
+    plans, found = set(), []
+    for seed, height, lengths in ((1, 0.0, [5, 32]), (2, 0.0, [5, 32]), (2, 9.0, [5, 32]),
+                                  (2, 9.0, [32, 7])):
+        sinks = torch.full((HEADS,), height)
+        lengths = torch.tensor(lengths, dtype=torch.int32)
+        out = call(seed, sinks, lengths)
+        plans.add(frozenset(map(id, sequence.attention)))
+        assert all(not torch.equal(out, other) for other in found)
+        found.append(out)
+        assert torch.equal(out, call(torch.tensor(seed), sinks, lengths.tolist()))
+        if face == "operator":
+            assert torch.equal(out, compiled(torch.tensor(seed), sinks, lengths))
+    assert len(plans) == 1 and len(compilations) <= 1
+
+
+def test_no_second_derivatives(sequence, tensors, face):
     q, k, v, grad = shards(sequence, tensors)
     out, _ = annulus.torch.attention(q, k, v, mesh=sequence, causal=True, layout="zigzag")
-    out.backward(grad)
-    for found, right in zip((out.detach(), q.grad, k.grad, v.grad), expected):
-        torch.testing.assert_close(found, right[:, rows(sequence)], atol=2e-5, rtol=2e-5)
+    first, = torch.autograd.grad(out, q, grad, create_graph=True)
+    with pytest.raises(RuntimeError):
+        first.sum().backward()
 
 
-def test_compiled_and_checkpointed(sequence, tensors):
-    expected = sdpa(tensors)
-    q, k, v, grad = shards(sequence, tensors)
-
-    def block(q, k, v):
-        return annulus.torch.attention(2 * q, k, v / 2, mesh="sp=-1", causal=True, layout="zigzag",
-                                       scale=DIM**-0.5 / 2)[0] * 2
-
-    out = torch.utils.checkpoint.checkpoint(
-        torch.compile(block, fullgraph=True, backend="aot_eager"), q, k, v, use_reentrant=False)
-    out.backward(grad)
-    for found, right in zip((out.detach(), q.grad, k.grad, v.grad), expected):
-        torch.testing.assert_close(found, right[:, rows(sequence)], atol=2e-5, rtol=2e-5)
+def test_errors_of_both_passes(tensors, face):
+    """Each with its own exception, from whichever layer it comes."""
+    mesh = annulus.Mesh("copies=-1", annulus.mesh().comm, device="cpu")
+    q, k, v, grad = (x.clone().requires_grad_() for x in tensors)
+    with pytest.raises(annulus.ArgumentError) as caught:
+        annulus.torch.attention(q, k, v, mesh=mesh, sinks=torch.zeros(HEADS + 1))
+    assert caught.value.argument == "sinks"
+    out, _ = annulus.torch.attention(q, k, v, mesh=mesh)
+    mesh.close()
+    if face != "operator":  # which knows the mesh by its text, and makes it again
+        with pytest.raises(annulus.UserError):
+            out.backward(grad.detach())
 
 
 def test_opcheck(sequence, tensors):
@@ -71,7 +154,7 @@ def test_opcheck(sequence, tensors):
     sinks = torch.zeros(HEADS, requires_grad=True)
     for extra in (None, sinks):
         torch.library.opcheck(torch.ops.annulus.attention,
-                              (q, k, v, extra, None, None, None, sequence.text, text))
+                              (q, k, v, extra, *(None,) * 7, sequence.text, text))
 
 
 def test_gradients_of_sinks_bias_and_lse(tensors):

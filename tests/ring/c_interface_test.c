@@ -58,6 +58,9 @@ static void compute(annulus_context* context) {
   int64_t count = 0;
   const char* text = NULL;
   float* memory[9];
+  const annulus_operand results = ANNULUS_OUTPUT;
+  const annulus_operand missing = ANNULUS_GRAD_BIAS;
+  void* other = calloc(LENGTH * HEADS * DIM, sizeof(float));
 
   SUCCEEDS(annulus_attention_create(context, options, &attention));
   annulus_attention_options_destroy(options);
@@ -74,8 +77,13 @@ static void compute(annulus_context* context) {
   for (int64_t i = 0; i < rows * KV_HEADS * DIM; ++i) {
     memory[2][i] = (float)positions[i / (KV_HEADS * DIM)];
   }
+  /* Results go to other memory than was set at first. */
+  SUCCEEDS(annulus_tensors_set_data(tensors, 1, &results, &other));
+  CHECK(annulus_tensors_set_data(tensors, 1, &missing, &other) == ANNULUS_ARGUMENT_ERROR);
   SUCCEEDS(annulus_attention_run(attention, tensors, NULL));
   SUCCEEDS(annulus_attention_wait(attention));
+  free(memory[3]);
+  memory[3] = other;
   for (int64_t i = 0; i < rows * HEADS * DIM; ++i) {
     CHECK(fabs(memory[3][i] - (double)positions[i / (HEADS * DIM)] / 2) < 1e-4);
   }

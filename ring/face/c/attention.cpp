@@ -147,6 +147,22 @@ annulus_status annulus_tensors_set(annulus_tensors* tensors, annulus_operand ope
                                          annulus::c::place_of_c(place)));
   });
 }
+annulus_status annulus_tensors_set_data(annulus_tensors* tensors, int count,
+                                        const annulus_operand* operands, void* const* data) {
+  return guarded([&] {
+    auto& views = checked(tensors, "tensors").views;
+    for (int i = 0; i < count; ++i) {
+      const annulus_operand operand = (&checked(operands, "operands"))[i];
+      const auto found = views.find(operand);
+      if (found == views.end()) {
+        throw annulus::ArgumentError("operand", std::to_string(operand), "one that was set before");
+      }
+      const annulus::TensorView& old = found->second;
+      found->second = annulus::TensorView((&checked(data, "data"))[i], old.dtype(), old.shape(),
+                                          old.strides(), old.place());
+    }
+  });
+}
 annulus_status annulus_tensors_set_dropout_seed(annulus_tensors* tensors, uint64_t seed) {
   return guarded([&] { checked(tensors, "tensors").dropout_seed = seed; });
 }

@@ -266,6 +266,10 @@ void annulus_tensors_destroy(annulus_tensors* tensors);
 annulus_status annulus_tensors_set(annulus_tensors* tensors, annulus_operand operand, void* data,
                                    annulus_dtype dtype, annulus_place place, int dimensions,
                                    const int64_t* shape, const int64_t* strides);
+/* Other memory for `count` operands that were set before, of the same dtype, shape and strides at
+ * the same place: less work for a call that is repeated. */
+annulus_status annulus_tensors_set_data(annulus_tensors* tensors, int count,
+                                        const annulus_operand* operands, void* const* data);
 annulus_status annulus_tensors_set_dropout_seed(annulus_tensors* tensors, uint64_t seed);
 /* The seed, in the memory of the device. */
 annulus_status annulus_tensors_set_device_dropout_seed(annulus_tensors* tensors,

@@ -1,0 +1,209 @@
+// Eager attention of torch without Python between the call and the library: an operator with an
+// autograd node, for query, key, value and sinks. annulus/torch.py loads it where it was built for
+// the torch that runs, and computes the same in Python elsewhere.
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros_like.h>
+#include <atomic>
+#include <cstdint>
+#include <optional>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/csrc/autograd/functions/basic_ops.h>
+#include <torch/custom_class.h>
+#include <torch/library.h>
+#include <tuple>
+#include <utility>
+
+#include <annulus/annulus.h>
+
+namespace {
+
+using at::Tensor;
+
+/// An attention object of Python, which closes it; null from then on. Nodes may outlive it, so
+/// these few bytes are never freed.
+struct Object {
+  annulus_attention* attention;
+  std::atomic<std::int64_t> nodes = 0;  // that may still ask for its backward pass
+};
+
+Object& object_of(std::int64_t object) {
+  return *reinterpret_cast<Object*>(object);
+}
+std::int64_t open_object(std::int64_t attention) {
+  return reinterpret_cast<std::int64_t>(
+      new Object{reinterpret_cast<annulus_attention*>(attention)});
+}
+void close_object(std::int64_t object) {
+  object_of(object).attention = nullptr;
+}
+std::int64_t nodes_of(std::int64_t object) {
+  return object_of(object).nodes;
+}
+
+/// Lives as long as a node does.
+struct Use : torch::CustomClassHolder {
+  explicit Use(Object& used) : object(used) { ++object.nodes; }
+  ~Use() override { --object.nodes; }
+  Use(const Use&) = delete;
+  Use& operator=(const Use&) = delete;
+
+  Object& object;
+};
+
+/// Raises the exception of Python that belongs to the status.
+void check(annulus_status status) {
+  if (status == ANNULUS_SUCCESS) return;
+  static const auto raise = c10::Dispatcher::singleton()
+                                .findSchemaOrThrow("annulus::raise_error", "")
+                                .typed<void(std::int64_t)>();
+  raise.call(status);
+  TORCH_CHECK(false, "annulus: status ", static_cast<int>(status));
+}
+
+annulus_dtype dtype_of(const Tensor& tensor) {
+  switch (tensor.scalar_type()) {
+    case at::kHalf:
+      return ANNULUS_FLOAT16;
+    case at::kBFloat16:
+      return ANNULUS_BFLOAT16;
+    case at::kFloat:
+      return ANNULUS_FLOAT32;
+    case at::kDouble:
+      return ANNULUS_FLOAT64;
+    default:
+      TORCH_CHECK_TYPE(false, "dtype ", tensor.scalar_type(),
+                       ": expected float16, bfloat16, float32 or float64");
+  }
+}
+
+/// The operands of one call.
+class Operands {
+ public:
+  Operands() { check(annulus_tensors_create(&tensors_)); }
+  ~Operands() { annulus_tensors_destroy(tensors_); }
+  Operands(const Operands&) = delete;
+  Operands& operator=(const Operands&) = delete;
+
+  void set(annulus_operand operand, const Tensor& tensor) {
+    check(annulus_tensors_set(tensors_, operand, tensor.data_ptr(), dtype_of(tensor),
+                              tensor.is_cpu() ? ANNULUS_HOST : tensor.device().index(),
+                              static_cast<int>(tensor.dim()), tensor.sizes().data(),
+                              tensor.strides().data()));
+  }
+  [[nodiscard]] const annulus_tensors* get() const { return tensors_; }
+
+ private:
+  annulus_tensors* tensors_ = nullptr;
+};
+
+void* stream_of(const Tensor& tensor) {
+  if (tensor.is_cpu()) return nullptr;
+  const c10::Device device = tensor.device();
+  return c10::impl::VirtualGuardImpl(device.type()).getStream(device).native_handle();
+}
+
+/// The library needs a last dimension that is contiguous.
+Tensor dense(const Tensor& tensor) {
+  return tensor.stride(-1) == 1 ? tensor : tensor.contiguous();
+}
+
+/// Sinks [n,M] of sinks [n], one per head.
+Tensor rows(const Tensor& sinks) {
+  return sinks.dim() == 1 ? sinks.unsqueeze(1) : sinks;
+}
+
+class Attention : public torch::autograd::Function<Attention> {
+ public:
+  static torch::autograd::variable_list forward(torch::autograd::AutogradContext* context,
+                                                const Tensor& query, const Tensor& key,
+                                                const Tensor& value,
+                                                const std::optional<Tensor>& sinks,
+                                                std::int64_t object) {
+    const auto sizes = query.sizes();
+    Tensor output = at::empty({sizes[0], sizes[1], sizes[2], value.size(3)}, query.options());
+    Tensor lse = at::empty({sizes[0], sizes[2], sizes[1]}, query.options().dtype(at::kFloat));
+    const Tensor q = dense(query);
+    const Tensor k = dense(key);
+    const Tensor v = dense(value);
+    Operands operands;
+    operands.set(ANNULUS_QUERY, q);
+    operands.set(ANNULUS_KEY, k);
+    operands.set(ANNULUS_VALUE, v);
+    operands.set(ANNULUS_OUTPUT, output);
+    operands.set(ANNULUS_LSE, lse);
+    if (sinks) operands.set(ANNULUS_SINKS, rows(*sinks));
+    check(annulus_attention_run(object_of(object).attention, operands.get(), stream_of(query)));
+    context->set_materialize_grads(false);
+    context->save_for_backward({query, key, value, output, lse, sinks.value_or(Tensor())});
+    context->saved_data["use"] =
+        at::IValue::make_capsule(c10::make_intrusive<Use>(object_of(object)));
+    return {std::move(output), std::move(lse)};
+  }
+
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 torch::autograd::variable_list gradients) {
+    const auto saved = context->get_saved_variables();
+    const auto use = context->saved_data["use"].toCapsule();
+    annulus_attention* attention = static_cast<const Use&>(*use).object.attention;
+    torch::autograd::variable_list found =
+        differentiate(attention, saved, gradients[0], gradients[1],
+                      saved[5].defined() && context->needs_input_grad(3));
+    if (at::GradMode::is_enabled()) {  // the gradients are to be differentiated too
+      found = torch::autograd::DelayedError("annulus: attention has no second derivative",
+                                            static_cast<std::int64_t>(found.size()))
+                  .apply(std::move(found));
+    }
+    found.emplace_back();
+    return found;
+  }
+
+ private:
+  static torch::autograd::variable_list differentiate(annulus_attention* attention,
+                                                      const torch::autograd::variable_list& saved,
+                                                      const Tensor& grad_output,
+                                                      const Tensor& grad_lse, bool sinks_too) {
+    const at::NoGradGuard no_grad;
+    const Tensor grad = grad_output.defined() ? dense(grad_output) : at::zeros_like(saved[3]);
+    const Tensor q = dense(saved[0]);
+    const Tensor k = dense(saved[1]);
+    const Tensor v = dense(saved[2]);
+    torch::autograd::variable_list found;
+    for (int i = 0; i < 3; ++i) found.push_back(at::empty(saved[i].sizes(), saved[i].options()));
+    found.push_back(sinks_too ? at::empty(saved[5].sizes(), saved[5].options()) : Tensor());
+    Operands operands;
+    operands.set(ANNULUS_QUERY, q);
+    operands.set(ANNULUS_KEY, k);
+    operands.set(ANNULUS_VALUE, v);
+    operands.set(ANNULUS_OUTPUT, saved[3]);
+    operands.set(ANNULUS_LSE, saved[4]);
+    operands.set(ANNULUS_GRAD_OUTPUT, grad);
+    if (grad_lse.defined()) operands.set(ANNULUS_GRAD_LSE, grad_lse);
+    operands.set(ANNULUS_GRAD_QUERY, found[0]);
+    operands.set(ANNULUS_GRAD_KEY, found[1]);
+    operands.set(ANNULUS_GRAD_VALUE, found[2]);
+    if (saved[5].defined()) operands.set(ANNULUS_SINKS, rows(saved[5]));
+    if (sinks_too) operands.set(ANNULUS_GRAD_SINKS, rows(found[3]));
+    check(annulus_attention_backward(attention, operands.get(), 0, stream_of(grad)));
+    return found;
+  }
+};
+
+std::tuple<Tensor, Tensor> attention(const Tensor& query, const Tensor& key, const Tensor& value,
+                                     const std::optional<Tensor>& sinks, std::int64_t object) {
+  auto found = Attention::apply(query, key, value, sinks, object);
+  return {std::move(found[0]), std::move(found[1])};
+}
+
+}  // namespace
+
+TORCH_LIBRARY(annulus_calls, library) {
+  // `object`: what open() returned for the address of an attention object.
+  library.def("open(int attention) -> int", open_object);
+  library.def("close(int object) -> ()", close_object);
+  library.def("nodes(int object) -> int", nodes_of);
+  library.def(
+      "attention(Tensor query, Tensor key, Tensor value, Tensor? sinks, int object)"
+      " -> (Tensor, Tensor)",
+      attention);
+}

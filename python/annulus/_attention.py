@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from typing import TYPE_CHECKING, Any, Mapping, NamedTuple, Sequence
+from typing import TYPE_CHECKING, Any, Callable, Mapping, NamedTuple, Sequence
 
 import numpy as np
 
@@ -83,6 +83,7 @@ class Attention:
         self.mesh = mesh
         self._shapes: dict[str, tuple[int, ...]] = {}
         self._positions: dict[tuple[str, int | None], list[np.ndarray]] = {}
+        self.at_close: list[Callable[[], None]] = []  # called before the object ends
         handle = make_options(calls)
         try:
             self._handle = _library.create("attention_create", mesh.handle, handle)
@@ -109,6 +110,8 @@ class Attention:
         """Waits for calls under way, and ends the object. Later calls are errors."""
         handle, self._handle = self._handle, None
         if handle is not None:
+            for ending in self.at_close:
+                ending()
             _library.function("attention_destroy")(handle)
 
     def __del__(self) -> None:

@@ -1,7 +1,8 @@
 """Every test runs alike on all ranks of mpirun. Tests run on the CPU; with ANNULUS_TEST_DEVICE=cuda,
-only test_cuda.py runs, on a GPU for each rank, or on GPUs that ranks share."""
+only the tests in test_*cuda.py run, on a GPU for each rank, or on GPUs that ranks share."""
 
 import os
+import socket
 
 import numpy as np
 import pytest
@@ -9,17 +10,37 @@ import pytest
 import annulus
 
 ON_GPUS = os.environ.get("ANNULUS_TEST_DEVICE") == "cuda"
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # torch and other ranks need memory
 
 
 def pytest_ignore_collect(collection_path):
     if collection_path.suffix == ".py" and collection_path.name.startswith("test_"):
-        return (collection_path.name == "test_cuda.py") != ON_GPUS
+        return collection_path.stem.endswith("_cuda") != ON_GPUS
     return None
+
+
+def connect_jax():
+    """Makes one mesh of JAX out of the CPUs of all processes."""
+    try:
+        import jax
+        from mpi4py import MPI
+    except ImportError:
+        return
+    jax.config.update("jax_platforms", "cpu")
+    if MPI.COMM_WORLD.size == 1:
+        return
+    with socket.socket() as probe:
+        probe.bind(("localhost", 0))
+        address = f"localhost:{probe.getsockname()[1]}"
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    jax.distributed.initialize(MPI.COMM_WORLD.bcast(address), MPI.COMM_WORLD.size,
+                               MPI.COMM_WORLD.rank)
 
 
 @pytest.fixture(scope="session", autouse=True)
 def ranks():
     if not ON_GPUS:
+        connect_jax()
         annulus.init(device="cpu", threads=1, timeout=60)
         return
     import torch

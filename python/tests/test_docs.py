@@ -15,7 +15,7 @@ def test_there_are_programs():
 
 @pytest.mark.parametrize("number", range(len(PROGRAMS)))
 def test_program(number):
-    for module in ("torch", "transformers"):
+    for module in ("torch", "transformers", "jax"):
         if f"import {module}" in PROGRAMS[number]:
             pytest.importorskip(module)
     exec(compile(PROGRAMS[number], f"program {number + 1} of {DOCUMENT.name}", "exec"), {})  # noqa: S102

@@ -21,6 +21,7 @@ def pytest_ignore_collect(collection_path):
 
 def connect_jax():
     """Makes one mesh of JAX out of the CPUs of all processes."""
+    os.environ.setdefault("PJRT_NPROC", "8")  # threads, for calls at the same time on any machine
     try:
         import jax
         from mpi4py import MPI

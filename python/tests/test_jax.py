@@ -2,6 +2,7 @@
 of them in one jax.shard_map."""
 
 import functools
+import time
 
 import numpy as np
 import pytest
@@ -142,21 +143,25 @@ def test_donated_checkpointed_and_in_loops(sequence, whole):
         np.testing.assert_allclose(found, plain, atol=1e-5, rtol=1e-5)
 
 
-def test_independent_calls_take_turns(sequence, whole):
-    """XLA may run them at the same time, and in another order on every rank."""
-    q, k, v, _ = shards(sequence, whole)
-    calls = 8
+def test_independent_calls_take_turns(sequence, random):
+    """XLA would run them as their operands come, which here is another order on every rank."""
+    x = random.standard_normal((1, 64, 4, 64)).astype(np.float32)
+    calls = range(8)
+
+    def late(x, i):
+        time.sleep(0.05 * ((int(i) + 3 * sequence.rank) % len(calls)))
+        return np.asarray(x) * (int(i) + 1)
 
     @jax.jit
-    def many(q, k, v):
-        return [annulus.jax.attention(jnp.sin(q * i), k, v * i, mesh=sequence, causal=True)[0]
-                for i in range(1, calls + 1)]
+    def many(x):
+        shape = jax.ShapeDtypeStruct(x.shape, x.dtype)
+        return [annulus.jax.attention(jax.pure_callback(late, shape, x, i), x, x, mesh=sequence)[0]
+                for i in calls]
 
-    first, second = many(q, k, v), many(-q, k, v)  # two programs that do not wait for each other
-    for i, (found, other) in enumerate(zip(first, second), 1):
-        for sign, out in ((1, found), (-1, other)):
-            expected, _ = annulus.attention(np.asarray(jnp.sin(sign * q * i)), np.asarray(k),
-                                            np.asarray(v * i), mesh=sequence, causal=True,
+    results = [many(sign * jnp.asarray(x)) for sign in (1, -1)]  # neither waits for the other
+    for sign, found in zip((1, -1), results):
+        for i, out in zip(calls, found):
+            expected, _ = annulus.attention(sign * x * (i + 1), sign * x, sign * x, mesh=sequence,
                                             layout="contiguous")
             np.testing.assert_allclose(out, expected, atol=1e-5)
 

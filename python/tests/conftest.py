@@ -19,23 +19,28 @@ def pytest_ignore_collect(collection_path):
     return None
 
 
-def connect_jax():
-    """Makes one mesh of JAX out of the CPUs of all processes."""
-    os.environ.setdefault("PJRT_NPROC", "8")  # threads, for calls at the same time on any machine
+def connect_jax(gpus=None):
+    """Makes one mesh of JAX out of the devices of all processes, one each."""
     try:
         import jax
         from mpi4py import MPI
     except ImportError:
         return
-    jax.config.update("jax_platforms", "cpu")
-    if MPI.COMM_WORLD.size == 1:
+    options = {}
+    if ON_GPUS:
+        options["local_device_ids"] = [int(os.environ.get("OMPI_COMM_WORLD_LOCAL_RANK", 0))]
+    else:
+        os.environ.setdefault("PJRT_NPROC", "8")  # threads, for calls at the same time anywhere
+        jax.config.update("jax_platforms", "cpu")
+    ranks = MPI.COMM_WORLD
+    if ranks.size == 1 or gpus is not None and ranks.size > gpus:
         return
+    if not ON_GPUS:
+        jax.config.update("jax_cpu_collectives_implementation", "gloo")
     with socket.socket() as probe:
         probe.bind(("localhost", 0))
         address = f"localhost:{probe.getsockname()[1]}"
-    jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    jax.distributed.initialize(MPI.COMM_WORLD.bcast(address), MPI.COMM_WORLD.size,
-                               MPI.COMM_WORLD.rank)
+    jax.distributed.initialize(ranks.bcast(address), ranks.size, ranks.rank, **options)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -47,6 +52,7 @@ def ranks():
     import torch
     rank = int(os.environ.get("OMPI_COMM_WORLD_LOCAL_RANK", 0))
     gpus = torch.cuda.device_count()
+    connect_jax(gpus)
     torch.cuda.set_device(rank % gpus)
     annulus.init(timeout=60,
                  share_gpus=int(os.environ.get("OMPI_COMM_WORLD_LOCAL_SIZE", 1)) > gpus)

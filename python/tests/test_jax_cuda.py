@@ -1,5 +1,6 @@
 """annulus.jax on GPUs, against attention in float64 on the CPU. See conftest.py."""
 
+import functools
 import os
 
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 jax = pytest.importorskip("jax")
 
 import jax.numpy as jnp  # noqa: E402
+from jax.sharding import NamedSharding, PartitionSpec as P  # noqa: E402
 
 import annulus  # noqa: E402
 import annulus.jax  # noqa: E402
@@ -129,3 +131,36 @@ def test_a_mesh_of_another_device(sequence, whole):
     q, k, v, _ = (jax.device_put(x, jax.devices("cpu")[0]) for x in shards(sequence, whole, "float32"))
     with pytest.raises(annulus.UnsupportedError, match="computes on cuda"):
         jax.jit(lambda *x: annulus.jax.attention(*x, mesh=sequence)[0])(q, k, v)
+
+
+def test_in_shard_map(whole):
+    """Among XLA's own collectives, each of which depends on the attention before it."""
+    ranks = annulus.mesh().size
+    if jax.process_count() != ranks:
+        pytest.skip("ranks share GPUs")
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:ranks]), ("sp",))
+    spec = P(None, "sp")
+    q, k, v, grad = (jax.make_array_from_callback(
+        x.shape, NamedSharding(mesh, spec), lambda index, x=x: x[index]) for x in whole)
+
+    @functools.partial(jax.shard_map, mesh=mesh, in_specs=(spec, spec, spec, P()), out_specs=spec)
+    def attend(q, k, v, w):
+        for _ in range(2):
+            q = annulus.jax.attention(q, k, v, causal=True)[0] @ w
+            q -= jax.lax.pmean(q.mean(1, keepdims=True), "sp")
+        return q
+
+    def plain(q, k, v, w):
+        for _ in range(2):
+            q = jax.nn.dot_product_attention(q, k, v, is_causal=True) @ w
+            q -= q.mean(1, keepdims=True)
+        return q
+
+    w = np.eye(DIM, dtype=np.float32) + 0.1
+    found = jax.jit(lambda *x: jax.vjp(attend, *x)[1](grad))(q, k, v, w)
+    with jax.default_device(jax.local_devices()[0]):
+        expected = jax.jit(lambda *x: jax.vjp(plain, *x)[1](whole[3]))(*whole[:3], w)
+    share = slice(annulus.mesh().rank * LENGTH // ranks, (annulus.mesh().rank + 1) * LENGTH // ranks)
+    for one, right in zip(found[:3], expected[:3]):
+        np.testing.assert_allclose(one.addressable_data(0), right[:, share], atol=2e-3, rtol=2e-3)
+    np.testing.assert_allclose(found[3].addressable_data(0), expected[3], atol=2e-2, rtol=2e-3)

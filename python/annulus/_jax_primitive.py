@@ -35,7 +35,7 @@ def _register() -> None:
 _register()
 
 
-class _Order(effects.Effect):
+class _Order(effects.Effect):  # type: ignore[misc]
     """Calls on CPUs run in the order of the program on every rank.
 
     XLA runs independent calls in any order, and at the same time, but ranks must call alike.

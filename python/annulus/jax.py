@@ -24,9 +24,9 @@ from ._mesh import Mesh, mesh_of
 from ._options import Options, unknown
 
 if TYPE_CHECKING:
-    from typing_extensions import Unpack
+    from typing_extensions import TypeAlias, Unpack
 
-    AnyMesh = Mesh | jax.sharding.Mesh | Mapping[str, int] | str | None
+    AnyMesh: TypeAlias = Mesh | jax.sharding.Mesh | Mapping[str, int] | str | None
 
 # Keywords whose values may come with every call, the operand of each, and their call_arguments.
 _PER_CALL = {"query_lengths": ("query_lengths", "lengths"), "kv_lengths": ("kv_lengths", "lengths"),

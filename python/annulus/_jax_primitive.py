@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import threading
 from typing import Any, NamedTuple, Sequence
 
 import jax
@@ -79,13 +80,20 @@ def keep(key: str, attention: Attention) -> None:
     attention.at_close.append(drop)
 
 
-def finish_calls() -> None:
+def finish_calls(device: str) -> None:
     """Returns when no program that was started calls the library any more."""
     jax.effects_barrier()
-    with jax.ensure_compile_time_eval():  # a device starts its programs one after the other
-        for device in jax.local_devices():
-            if device.platform != "cpu":
-                jax.block_until_ready(jax.device_put(np.zeros(()), device) + 1)
+
+    def run_last() -> None:  # a GPU starts its programs one after the other
+        for gpu in jax.local_devices():
+            if f"cuda:{gpu.local_hardware_id}" == device:
+                jax.block_until_ready(jax.device_put(np.zeros(()), gpu) + 1)
+
+    if device != "cpu":
+        # On a thread of its own, which is not tracing.
+        thread = threading.Thread(target=run_last)
+        thread.start()
+        thread.join()
 
 
 def _aval(result: Result, arguments: Sequence[Any]) -> Any:

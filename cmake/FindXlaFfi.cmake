@@ -1,5 +1,6 @@
-# The headers of XLA's foreign function interface, which every jaxlib carries: XlaFfi::headers. Looks
-# into XlaFfi_ROOT, the tests' environment in the build folder, then the active virtual environment.
+# The headers of XLA's foreign function interface, which every jaxlib carries: XlaFfi::headers.
+# Looks into XlaFfi_ROOT, the tests' environment in the build folder, then the active virtual
+# environment.
 file(GLOB _xla_ffi_places ${PROJECT_BINARY_DIR}/venv/lib/python3*/site-packages/jaxlib
   $ENV{VIRTUAL_ENV}/lib/python3*/site-packages/jaxlib)
 find_path(XlaFfi_INCLUDE_DIR xla/ffi/api/ffi.h HINTS ${_xla_ffi_places} PATH_SUFFIXES include)

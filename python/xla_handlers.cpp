@@ -1,6 +1,6 @@
-// Handlers of XLA's foreign function interface: what programs compiled by JAX call. annulus.jax says
-// which attention a call means by a text, since an address would outlive neither its object nor,
-// in a cache of compiled programs, its process.
+// Handlers of XLA's foreign function interface: what programs compiled by JAX call. annulus.jax
+// says which attention a call means by a text, since an address would outlive neither its object
+// nor, in a cache of compiled programs, its process.
 #include <cstdint>
 #include <cstring>
 #include <mutex>
@@ -9,9 +9,9 @@
 #include <string_view>
 #include <unordered_map>
 #include <utility>
+#include <xla/ffi/api/ffi.h>
 
 #include <annulus/annulus.h>
-#include <xla/ffi/api/ffi.h>
 
 extern "C" {
 void annulus_jax_keep(const char* key, annulus_attention* attention, annulus_place place);
@@ -57,12 +57,13 @@ std::mutex mutex;
 std::unordered_map<std::string, Kept> kept;
 
 constexpr auto kUnknownDtype = static_cast<annulus_dtype>(7);  // annulus_tensors_set() refuses it
-constexpr std::int64_t kSeed = -1;  // in place of an operand: two halves of 32 bits, the lower first
+constexpr std::int64_t kSeed =
+    -1;  // in place of an operand: two halves of 32 bits, the lower first
 
 ffi::Error error_of(annulus_status status) {
   const ffi::ErrorCode code = status == ANNULUS_UNSUPPORTED_ERROR ? ffi::ErrorCode::kUnimplemented
-                              : status < ANNULUS_LIBRARY_ERROR ? ffi::ErrorCode::kInvalidArgument
-                                                               : ffi::ErrorCode::kInternal;
+                              : status < ANNULUS_LIBRARY_ERROR    ? ffi::ErrorCode::kInvalidArgument
+                                                                  : ffi::ErrorCode::kInternal;
   return {code, annulus_error_message()};
 }
 
@@ -89,7 +90,8 @@ annulus_dtype dtype_of(ffi::DataType dtype) {
 
 class Tensors {
  public:
-  explicit Tensors(annulus_place place) : place_(place), status_(annulus_tensors_create(&handle_)) {}
+  explicit Tensors(annulus_place place)
+      : place_(place), status_(annulus_tensors_create(&handle_)) {}
   ~Tensors() { annulus_tensors_destroy(handle_); }
   Tensors(const Tensors&) = delete;
   Tensors& operator=(const Tensors&) = delete;
@@ -132,9 +134,10 @@ ffi::Error call(void* stream, annulus_place device, std::string_view key, bool b
   const std::lock_guard lock(mutex);
   const auto found = kept.find(std::string(key));
   if (found == kept.end()) {
-    return {ffi::ErrorCode::kFailedPrecondition,
-            "annulus.jax: the mesh that this program was traced for was closed, or it was traced in "
-            "another process: trace it again, after jax.clear_caches() say"};
+    return {
+        ffi::ErrorCode::kFailedPrecondition,
+        "annulus.jax: the mesh that this program was traced for was closed, or it was traced in "
+        "another process: trace it again, after jax.clear_caches() say"};
   }
   const auto [attention, place] = found->second;
   if (place != device) {
@@ -192,7 +195,6 @@ void annulus_jax_drop(const char* key) {
 }
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(annulus_jax_cpu, call_on_cpu, with_arguments(ffi::Ffi::Bind()));
-XLA_FFI_DEFINE_HANDLER_SYMBOL(annulus_jax_cuda, call,
-                              with_arguments(ffi::Ffi::Bind()
-                                                 .Ctx<ffi::PlatformStream<void*>>()
-                                                 .Ctx<DeviceOrdinal>()));
+XLA_FFI_DEFINE_HANDLER_SYMBOL(
+    annulus_jax_cuda, call,
+    with_arguments(ffi::Ffi::Bind().Ctx<ffi::PlatformStream<void*>>().Ctx<DeviceOrdinal>()));

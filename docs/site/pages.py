@@ -1,7 +1,7 @@
 """A hook of MkDocs: pages for what lies outside of docs/, and links that lead to them.
 
-The documents link to files of the repository. Markdown files become pages of their own, other files pages
-with their text under source/; links to folders lose their link.
+The documents link to files of the repository. Markdown files become pages of their own, other files
+pages with their text under source/; links to folders lose their link.
 """
 
 import posixpath
@@ -72,13 +72,15 @@ def declared(header: str) -> str:
 
 
 def cpp_reference() -> str:
-    lines = ["# C and C++", "", "Every header that is installed. `annulus/annulus.hpp` includes all that most programs need, and "
-             "`annulus/annulus.h` is the interface for C. The comments of each header say shapes, units, errors, and "
-             "which calls are collective.", ""]
+    lines = ["# C and C++", "",
+             "Every header that is installed. `annulus/annulus.hpp` includes all that most programs "
+             "need, and `annulus/annulus.h` is the interface for C. The comments of each header say "
+             "shapes, units, errors, and which calls are collective.", ""]
     for room, headers in public_headers().items():
         lines += [f"## {ROOMS[room]}", "", "| header | declares |", "|---|---|"]
-        lines += [f"| [`{header.partition('include/')[2]}`](../{page_of(header)}) | {declared(header)} |"
-                  for header in headers]
+        for header in headers:
+            shown = header.partition("include/")[2]
+            lines.append(f"| [`{shown}`](../{page_of(header)}) | {declared(header)} |")
         lines.append("")
     return "\n".join(lines)
 

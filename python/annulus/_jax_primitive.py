@@ -111,14 +111,15 @@ def _evaluate(*arguments: Any, results: Sequence[Result], on_cpu: bool,
 def _check_place(context: Any, mesh: Any, platform: str) -> None:
     """Refuses programs whose devices are not the ranks of the mesh, one by one."""
     if mesh.device.split(":")[0] != platform:
-        raise UnsupportedError(f"mesh {mesh.text}: it computes on {mesh.device}, and the program on "
-                               f'{platform}: annulus.init(device="{platform}"), or other arrays')
+        raise UnsupportedError(
+            f"mesh {mesh.text}: it computes on {mesh.device}, and the program on {platform}: "
+            f'annulus.init(device="{platform}"), or other arrays')
     devices = getattr(context, "num_devices", None)
     if devices is not None:
         if devices > 1:
             raise UnsupportedError(
-                f"annulus.jax.attention: got a program for {devices} devices, expected jax.shard_map "
-                "around the call, or arrays of this process alone")
+                f"annulus.jax.attention: got a program for {devices} devices, expected "
+                "jax.shard_map around the call, or arrays of this process alone")
         return
     array = getattr(context.mesh, "devices", None)
     if isinstance(array, np.ndarray) and array.size > 1:
@@ -133,7 +134,8 @@ def _lower(platform: str, context: Any, *arguments: Any, key: str, backward: boo
            operands: tuple[int, ...], results: tuple[Result, ...], on_cpu: bool) -> Any:
     attention = _kept.get(key)
     if attention is None:
-        raise _library.UserError("annulus.jax: the mesh that this program was traced for was closed")
+        raise _library.UserError("annulus.jax: the mesh that this program was traced for was "
+                                 "closed")
     _check_place(context.module_context.axis_context, attention.mesh, platform)
     attributes = {"attention": key, "backward": backward,
                   "operands": np.array(operands, np.int64),
@@ -156,8 +158,8 @@ def _refuse_vmap(*_arguments: Any, **_parameters: Any) -> Any:
 
 
 def _refuse_derivatives(*_arguments: Any, **_parameters: Any) -> Any:
-    raise UnsupportedError("annulus.jax.attention: derivatives of its gradients, or by jax.jvp; only "
-                           "the gradients themselves are supported, by jax.grad and jax.vjp")
+    raise UnsupportedError("annulus.jax.attention: derivatives of its gradients, or by jax.jvp; "
+                           "only the gradients are supported, by jax.grad and jax.vjp")
 
 
 _primitive = jax.extend.core.Primitive("annulus_attention")

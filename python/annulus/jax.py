@@ -123,7 +123,8 @@ def _check_operands(made: Attention, arrays: Mapping[str, Any]) -> None:
 
 def _plan(on: Mesh, arrays: dict[str, Any], options: dict[str, Any]) -> tuple[str, Attention]:
     """The object for a call with such operands, and its key. Collective when it is made."""
-    described = [on.text, str(on.size), *(f"{name}:{x.dtype}{list(x.shape)}" for name, x in arrays.items()),
+    described = [on.text, str(on.size),
+                 *(f"{name}:{x.dtype}{list(x.shape)}" for name, x in arrays.items()),
                  *(f"{name}={_text(value)}" for name, value in sorted(options.items()))]
     key = f"annulus {on.text} " + hashlib.sha256(" ".join(described).encode()).hexdigest()[:32]
     made = primitive.find(key)
@@ -166,7 +167,7 @@ def _copies(made: Attention, operand: str, axes: Sequence[str]) -> dict[str, int
 
 
 def _shared(call: _Call, operand: str, x: Any) -> dict[str, int]:
-    """The axes along which ranks hold the same part while JAX takes the parts for different ones."""
+    """The axes along which ranks hold one part which JAX takes for different ones."""
     axes = [axis for axis in call.manual if not call.tracked or axis in _varying(x)]
     return {axis: copies for axis, copies in _copies(call.attention, operand, axes).items()
             if copies > 1}
@@ -273,12 +274,12 @@ def attention(query: jax.Array, key: jax.Array, value: jax.Array, *, mesh: "AnyM
     """annulus.attention() in JAX, with gradients: output [b,t,n,Dv] and LSE [b,n,t].
 
     Each process calls it on its own arrays, or all call it in one jax.shard_map, whose mesh is the
-    default. Collective where it is traced for new shapes or options, and where it runs; all ranks run
-    the same programs in the same order.
+    default. Collective where it is traced for new shapes or options, and where it runs; all ranks
+    run the same programs in the same order.
 
     layout: "contiguous" unless named otherwise, as arrays of jax.shard_map are.
-    query_lengths, kv_lengths, offset: as jax.Array, [b] of the rank's batches or one number for all,
-    they may change from call to call; other values belong to the plan.
+    query_lengths, kv_lengths, offset: as jax.Array, [b] of the rank's batches or one number for
+    all, they may change from call to call; other values belong to the plan.
     seed: an integer or a key, the same on all ranks.
     """
     unknown(options)

@@ -1,5 +1,5 @@
-"""annulus.jax against JAX's own attention, on CPU ranks: every process on arrays of its own, and all
-of them in one jax.shard_map."""
+"""annulus.jax against JAX's own attention, on CPU ranks: every process on arrays of its own, and
+all of them in one jax.shard_map."""
 
 import functools
 import time
@@ -47,7 +47,8 @@ def with_gradients(function, grad):
 @pytest.mark.parametrize("dtype, theirs, ours", [
     ("float32", {}, {}),
     ("bfloat16", {"is_causal": True}, {"causal": True, "layout": "zigzag"}),
-    ("float32", {"is_causal": True, "local_window_size": (9, 0)}, {"causal": True, "window": (9, 0)}),
+    ("float32", {"is_causal": True, "local_window_size": (9, 0)},
+     {"causal": True, "window": (9, 0)}),
     ("bfloat16", {"local_window_size": (3, 11), "scale": 0.3}, {"window": (3, 11), "scale": 0.3}),
     ("float32", {"key_value_seq_lengths": (17, T)}, {"kv_lengths": [17, T]}),
 ], ids=["full", "causal", "causal+window", "window", "lengths"])
@@ -68,8 +69,8 @@ def test_like_jax(sequence, whole, dtype, theirs, ours):
         if right is not None:
             assert one.dtype == jnp.dtype(dtype)
             np.testing.assert_allclose(
-                np.asarray(one, np.float64), np.asarray(right, np.float64)[:, rows(sequence, layout)],
-                atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+                np.asarray(one, np.float64),
+                np.asarray(right, np.float64)[:, rows(sequence, layout)], atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
 
 
 def test_sinks_bias_mask_and_gradient_of_lse(sequence, whole, random):

@@ -96,7 +96,8 @@ def test_late_operands_and_other_values(sequence, whole):
         expected = q
         for _ in range(4):
             expected = annulus.jax.attention(expected, k, v, mesh=sequence, layout="zigzag",
-                                             kv_lengths=jnp.array(length), dropout=0.1, seed=seed)[0]
+                                             kv_lengths=jnp.array(length), dropout=0.1,
+                                             seed=seed)[0]
         assert jnp.array_equal(found, expected)
     assert len(traces) == 1
 
@@ -128,7 +129,8 @@ def test_a_training_step_lowers_the_loss(sequence, whole):
 
 
 def test_a_mesh_of_another_device(sequence, whole):
-    q, k, v, _ = (jax.device_put(x, jax.devices("cpu")[0]) for x in shards(sequence, whole, "float32"))
+    q, k, v, _ = (jax.device_put(x, jax.devices("cpu")[0])
+                  for x in shards(sequence, whole, "float32"))
     with pytest.raises(annulus.UnsupportedError, match="computes on cuda"):
         jax.jit(lambda *x: annulus.jax.attention(*x, mesh=sequence)[0])(q, k, v)
 
@@ -160,7 +162,8 @@ def test_in_shard_map(whole):
     found = jax.jit(lambda *x: jax.vjp(attend, *x)[1](grad))(q, k, v, w)
     with jax.default_device(jax.local_devices()[0]):
         expected = jax.jit(lambda *x: jax.vjp(plain, *x)[1](whole[3]))(*whole[:3], w)
-    share = slice(annulus.mesh().rank * LENGTH // ranks, (annulus.mesh().rank + 1) * LENGTH // ranks)
+    rank = annulus.mesh().rank
+    share = slice(rank * LENGTH // ranks, (rank + 1) * LENGTH // ranks)
     for one, right in zip(found[:3], expected[:3]):
         np.testing.assert_allclose(one.addressable_data(0), right[:, share], atol=2e-3, rtol=2e-3)
     np.testing.assert_allclose(found[3].addressable_data(0), expected[3], atol=2e-2, rtol=2e-3)

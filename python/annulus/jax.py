@@ -77,7 +77,7 @@ def _mesh(given: "AnyMesh") -> Mesh:
     elif isinstance(given, jax.sharding.Mesh):
         given = dict(given.shape)
     if not isinstance(given, Mesh) and meshes._settings is None:
-        device = jax.local_devices()[0]
+        device = jax.config.jax_default_device or jax.local_devices()[0]
         meshes.init(device="cpu" if device.platform == "cpu" else device.local_hardware_id)
     on = mesh_of(given)
     if manual:

@@ -54,7 +54,7 @@ def ranks():
     gpus = torch.cuda.device_count()
     connect_jax(gpus)
     torch.cuda.set_device(rank % gpus)
-    annulus.init(timeout=60,
+    annulus.init(device=rank % gpus, timeout=60,  # JAX makes another device current
                  share_gpus=int(os.environ.get("OMPI_COMM_WORLD_LOCAL_SIZE", 1)) > gpus)
 
 

@@ -159,7 +159,7 @@ def test_in_shard_map(whole):
         return q
 
     w = np.eye(DIM, dtype=np.float32) + 0.1
-    found = jax.jit(lambda *x: jax.vjp(attend, *x)[1](grad))(q, k, v, w)
+    found = jax.jit(lambda grad, *x: jax.vjp(attend, *x)[1](grad))(grad, q, k, v, w)
     with jax.default_device(jax.local_devices()[0]):
         expected = jax.jit(lambda *x: jax.vjp(plain, *x)[1](whole[3]))(*whole[:3], w)
     rank = annulus.mesh().rank

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from typing import TYPE_CHECKING, Any, Mapping, NamedTuple, Sequence
+from typing import TYPE_CHECKING, Any, Callable, Mapping, NamedTuple, Sequence
 
 import numpy as np
 
@@ -47,10 +47,9 @@ class Attention:
     bias, mask: shapes of the whole bias and the whole dense mask, [B,N,T,S], 1 where broadcast.
     """
 
-    # For torch_calls.cpp: its name of the object, what ends that, and the number of its calls that may
-    # still ask for their gradients.
+    # For torch_calls.cpp: its name of the object, and the number of its calls that may still ask for
+    # their gradients.
     native: Any = None
-    at_close: Any = None
     nodes: Any = None
 
     def __init__(self, shape: Sequence[int], dtype: str = "float32", *, mesh: "AnyMesh" = None,
@@ -83,6 +82,7 @@ class Attention:
         self._shapes: dict[str, tuple[int, ...]] = {}
         self._positions: dict[tuple[str, int | None], list[np.ndarray]] = {}
         self._idle: dict[tuple[str, ...], list[Tensors]] = {}
+        self.at_close: list[Callable[[], None]] = []  # called before the object ends
         handle = make_options(calls)
         try:
             self._handle = _library.create("attention_create", mesh.handle, handle)
@@ -108,8 +108,8 @@ class Attention:
     def close(self) -> None:
         """Waits for calls under way, and ends the object. Later calls are errors."""
         handle, self._handle = self._handle, None
-        if self.at_close is not None:
-            self.at_close()
+        for ending in getattr(self, "at_close", ()):  # none where it was never opened
+            ending()
         if handle is not None:
             _library.function("attention_destroy")(handle)
 

@@ -238,7 +238,7 @@ def _eager(made: _attention.Attention, *arguments: Any) -> tuple[Tensor, Tensor]
     if _calls is not None and not made.drops and arguments[4:] == (None,) * 7:
         if made.native is None:
             made.native = torch.ops.annulus_calls.open(made.handle.value)
-            made.at_close = functools.partial(torch.ops.annulus_calls.close, made.native)
+            made.at_close.append(functools.partial(torch.ops.annulus_calls.close, made.native))
             made.nodes = functools.partial(torch.ops.annulus_calls.nodes, made.native)
         return _calls(*arguments[:4], made.native)
     if torch.is_grad_enabled():

@@ -1,7 +1,9 @@
-"""Every test runs alike on all ranks of mpirun, or of torchrun on GPUs. Tests run on the CPU; with ANNULUS_TEST_DEVICE=cuda,
-only test_cuda.py runs, on a GPU for each rank, or on GPUs that ranks share."""
+"""Every test runs alike on all ranks of mpirun, or of torchrun on GPUs. Tests run on the CPU; with
+ANNULUS_TEST_DEVICE=cuda, only the tests in test_*cuda.py run, on a GPU for each rank, or on GPUs that
+ranks share."""
 
 import os
+import socket
 
 import numpy as np
 import pytest
@@ -9,17 +11,43 @@ import pytest
 import annulus
 
 ON_GPUS = os.environ.get("ANNULUS_TEST_DEVICE") == "cuda"
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # torch and other ranks need memory
 
 
 def pytest_ignore_collect(collection_path):
     if collection_path.suffix == ".py" and collection_path.name.startswith("test_"):
-        return (collection_path.name == "test_cuda.py") != ON_GPUS
+        return collection_path.stem.endswith("_cuda") != ON_GPUS
     return None
+
+
+def connect_jax(gpus=None):
+    """Makes one mesh of JAX out of the devices of all processes, one each."""
+    try:
+        import jax
+        from mpi4py import MPI
+    except ImportError:
+        return
+    options = {}
+    if ON_GPUS:
+        options["local_device_ids"] = [int(os.environ.get("OMPI_COMM_WORLD_LOCAL_RANK", 0))]
+    else:
+        os.environ.setdefault("PJRT_NPROC", "8")  # threads, for calls at the same time anywhere
+        jax.config.update("jax_platforms", "cpu")
+    ranks = MPI.COMM_WORLD
+    if ranks.size == 1 or gpus is not None and ranks.size > gpus:
+        return
+    if not ON_GPUS:
+        jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    with socket.socket() as probe:
+        probe.bind(("localhost", 0))
+        address = f"localhost:{probe.getsockname()[1]}"
+    jax.distributed.initialize(ranks.bcast(address), ranks.size, ranks.rank, **options)
 
 
 @pytest.fixture(scope="session", autouse=True)
 def ranks():
     if not ON_GPUS:
+        connect_jax()
         annulus.init(device="cpu", threads=1, timeout=60)
         return
     import torch
@@ -27,8 +55,10 @@ def ranks():
         int(os.environ.get(f"OMPI_COMM_WORLD_LOCAL_{name}", os.environ.get(torchrun, default)))
         for name, torchrun, default in (("RANK", "LOCAL_RANK", 0), ("SIZE", "LOCAL_WORLD_SIZE", 1)))
     gpus = torch.cuda.device_count()
+    connect_jax(gpus)
     torch.cuda.set_device(rank % gpus)
-    annulus.init(timeout=60, share_gpus=ranks_here > gpus)
+    annulus.init(device=rank % gpus, timeout=60,  # JAX makes another device current
+                 share_gpus=ranks_here > gpus)
 
 
 @pytest.fixture

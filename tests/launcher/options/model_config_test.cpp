@@ -123,7 +123,6 @@ TEST(ModelConfig, BidirectionalGemmaHalvesItsWindow) {
     const ModelLayer layer = with(value);
     EXPECT_FALSE(layer.causal);
     EXPECT_EQ(layer.window, (ModelWindow{256, 256}));
-    EXPECT_THAT(layer.warnings, IsEmpty());
   }
   for (const char* value : {"false", R"("vision")"}) {
     const ModelLayer layer = with(value);
@@ -131,7 +130,7 @@ TEST(ModelConfig, BidirectionalGemmaHalvesItsWindow) {
     EXPECT_EQ(layer.window, (ModelWindow{511, 511}));
   }
   const ModelLayer unsaid = with("null");
-  EXPECT_THAT(unsaid.warnings, ElementsAre(HasSubstr("--causal if it is")));
+  EXPECT_FALSE(unsaid.causal.has_value());
   EXPECT_EQ(unsaid.window, (ModelWindow{511, 512}));
   const auto error = [&](const char* value) {
     return test::message_of<UserError>([&] { static_cast<void>(with(value)); });
@@ -153,7 +152,10 @@ TEST(ModelConfig, TheWindowFollowsTheFinalValueOfCausal) {
   EXPECT_THAT(window(mistral, {}), ElementsAre(15, 0));
   EXPECT_THAT(window(mistral, {"--causal=false"}), ElementsAre(15, 15));
   EXPECT_THAT(window(mistral, {"--causal=false", "--window", "7,3"}), ElementsAre(7, 3));
-  EXPECT_THAT(window("", {}), ElementsAre(16, 16));
+  EXPECT_THAT(window("", {"--causal=false"}), ElementsAre(16, 16));
+  EXPECT_THAT(test::message_of<UserError>([&] { window("", {}); }),
+              HasSubstr("does not say whether its attention is causal (it has no architectures): "
+                        "give --causal, or --causal=false"));
   EXPECT_THAT(window("", {"--causal"}), ElementsAre(15, 0));
   const Variable causal("ANNULUS_CAUSAL", "true");
   EXPECT_THAT(window("", {}), ElementsAre(15, 0));
@@ -177,8 +179,6 @@ TEST(ModelConfig, WhatIsNotUnderstoodIsRefused) {
               HasSubstr("sliding_window is missing"));
   EXPECT_THAT(error_of_config(R"({"num_attention_heads": 8, "head_dim": 8, "dtype": "int3"})"),
               HasSubstr("dtype = 'int3'"));
-  EXPECT_THAT(layer_of(R"({"num_attention_heads": 8, "head_dim": 8})").warnings,
-              ElementsAre(HasSubstr("--causal if it is")));
 }
 
 TEST(ModelConfig, GivesOptionsThatTheCommandLineOverrides) {

@@ -110,24 +110,6 @@ TEST(Prices, OfBlocksparseAreThoseOfTheFlashKernel) {
   EXPECT_EQ(prices.knowledge(), "blocksparse measured, native assumed");
 }
 
-TEST(Prices, AsTextHoldAllThatPlansAreMadeFrom) {
-  const auto text = [](const auto& change) {
-    Prices prices = make_prices(CostModel::cpu_core(), causal_problem(64),
-                                {&registry().get("native")}, Place::host());
-    change(prices);
-    return prices.to_text();
-  };
-  const std::string same = text([](Prices&) {});
-  EXPECT_EQ(text([](Prices&) {}), same);
-  EXPECT_NE(text([](Prices& p) { p.model.merge_bytes_per_second *= 1 + 1e-15; }), same);
-  EXPECT_NE(text([](Prices& p) { set_rate(p, "native", 1e9); }), same);
-  EXPECT_NE(text([](Prices& p) { p.kernels.at("native").call_latency *= 1 + 1e-15; }), same);
-  EXPECT_NE(text([](Prices& p) { p.kernels.at("native").row_tile += 1; }), same);
-  EXPECT_NE(text([](Prices& p) { p.kernels.at("native").few_rows.most += 1; }), same);
-  EXPECT_NE(text([](Prices& p) { p.model.read_bytes_per_second = 1e9; }), same);
-  EXPECT_NE(text([](Prices& p) { p.kernels.emplace("sdpa", p.kernels.at("native")); }), same);
-}
-
 TEST(Prices, FallBackOnTheNearestClassThatWasMeasured) {
   // Which of the measured ones is the nearest to D = 64 with a band.
   const auto nearest = [](const std::vector<ProblemClass>& measured, std::size_t expected) {

@@ -129,7 +129,7 @@ TEST(FaceLayout, AllRanksGetTheChoiceOfRank0) {
   const std::string text = std::string(name_of(choice.layout)) + " " + choice.why;
   EXPECT_FALSE(context.mesh().world().first_difference(text, "layout of this test").has_value());
   AttentionOptions named = options;
-  named.schedule = context.size() == 1 ? "local" : "allgather";
+  named.schedule = context.size() == 1 ? "local" : "ulysses";
   const std::string why_named = ring::choose_layout(named, context).why;
   if (context.size() > 2) {
     EXPECT_NE(why_named, choice.why);

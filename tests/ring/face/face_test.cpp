@@ -423,10 +423,9 @@ TEST(Face, AScheduleIsKeptFromMaskToMask) {
   attention.set_mask(options.mask);
   attention.prepare_backward();
   const std::pair chosen(forward(), backward());
-  if (context.size() > 1) {
+  if (context.size() > 2) {
     EXPECT_NE(first, chosen) << "nothing is kept that would not be chosen";
   }
-  Attention other(context, causal(std::int64_t{64} * context.size()));
   for (const std::int64_t window : {3, 5}) {
     options.mask.set_window(window, window);
     attention.set_mask(causal(1).mask);

@@ -37,9 +37,9 @@ struct Step {
 std::array<Step, 2> steps;
 std::atomic<std::size_t> current = 0;
 std::atomic<bool> speaking = false;
-std::atomic<bool> keeps_rows = false;
-/// Where they are; complete before `keeps_rows` says so.
-Step kept_rows;
+/// As with `steps`, the next text is made beside the current one.
+std::array<Step, 2> kept_rows;
+std::atomic<std::size_t> kept = 0;
 static_assert(std::atomic<bool>::is_always_lock_free);
 
 /// As with `steps`, the next text is made beside the current one.
@@ -85,9 +85,9 @@ extern "C" void interrupt(int signal) {
     const Step& step = steps[current];
     if (step.size > 0) line.add(" while ");
     line.add({step.text.data(), step.size});
-    line.add(keeps_rows ? "; finished rows are kept" : "; no unfinished file is left");
-    if (keeps_rows && kept_rows.size > 0) line.add(" ");
-    if (keeps_rows) line.add({kept_rows.text.data(), kept_rows.size});
+    const Step& rows = kept_rows[kept];
+    line.add(rows.size > 0 ? "; finished rows are " : "; no unfinished file is left");
+    line.add({rows.text.data(), rows.size});
     line.add("\n");
     line.print();
   }
@@ -128,10 +128,10 @@ void print_when_interrupted(std::string text) {
   last_word = next.empty() ? nullptr : &next;
 }
 
-void rows_are_kept(std::string_view where) noexcept {
-  if (keeps_rows) return;
-  kept_rows.set(where);
-  keeps_rows = true;
+void rows_are_kept(std::string_view how) noexcept {
+  const std::size_t next = 1 - kept;
+  kept_rows[next].set(how);
+  kept = next;
 }
 
 void end_steps() noexcept {

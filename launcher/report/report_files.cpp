@@ -171,9 +171,9 @@ void ReportFiles::keep(const Report& report, std::ostream& out) {
   if (json_) {
     unfinished_ = json_path_ + ".unfinished";
     as_option(json_shown_, [&] { files::TextFile(unfinished_).commit(unfinished_text(report)); });
-    rows_are_kept("in " + unfinished_);
-  } else if (csv_ || replace_table()) {
-    rows_are_kept("");
+    rows_are_kept("kept in " + unfinished_);
+  } else {
+    rows_are_kept(csv_ || replace_table() ? "kept" : "");
   }
 }
 

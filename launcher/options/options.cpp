@@ -449,10 +449,11 @@ std::optional<Options> parse_options(const std::vector<std::string>& words, std:
   values.merge(model.values);
   const GivenValue* const causal = first_of("causal", {&values, &environment, &config});
   if (model.sizes && !model.says_causal && causal == nullptr) {
-    throw UserError(fmt::format(
-        "--model-config {}: does not say whether its attention is causal (it has no architectures): "
-        "give --causal, or --causal=false",
-        first_of("model-config", {&values, &environment, &config})->text));
+    throw UserError(
+        fmt::format("--model-config {}: does not say whether its attention is causal (it has no "
+                    "architectures): "
+                    "give --causal, or --causal=false",
+                    first_of("model-config", {&values, &environment, &config})->text));
   }
   const bool is_causal = causal != nullptr && parse_flag(causal->option, causal->text);
   if (const auto& window = is_causal ? model.causal_window : model.two_sided_window) {

@@ -157,9 +157,12 @@ void simulate_plan(const PlannedCase& planned, const Options& options, std::ostr
   for (std::size_t r = 0; r < timelines.size(); ++r) {
     const ring::RankTimeline& timeline = timelines[r];
     const int rank = simulated[r];
-    const Row row{std::to_string(rank),           std::to_string(input.prices.node_of(rank)),
-                  predicted_cell(timeline.compute), predicted_cell(timeline.transfer),
-                  predicted_cell(timeline.exposed), predicted_cell(timeline.finish)};
+    const Row row{std::to_string(rank),
+                  std::to_string(input.prices.node_of(rank)),
+                  predicted_cell(timeline.compute),
+                  predicted_cell(timeline.transfer),
+                  predicted_cell(timeline.exposed),
+                  predicted_cell(timeline.finish)};
     if (r < listed) shown.add_row(row);
     report.add_row(row);
   }

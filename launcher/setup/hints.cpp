@@ -51,8 +51,8 @@ std::vector<std::string> hints(const Options& options, const AttentionShape& sha
                             "that of --layout",
                             shape.kv_heads, shape.kv_length));
     if (options.given_value("layout") == nullptr) {
-      throw UserError(fmt::format("--query/--key: {} (--layout bthd computes them as they are)",
-                                  text));
+      throw UserError(
+          fmt::format("--query/--key: {} (--layout bthd computes them as they are)", text));
     }
     hints.push_back(text);
   }

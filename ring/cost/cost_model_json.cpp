@@ -235,9 +235,8 @@ CostModel parse_cost_model(std::string_view text, const std::string& path) {
   });
   model.merge_bytes_per_second = number(file, "merge_bytes_per_second", kRates);
   if (file.has(kReading)) model.read_bytes_per_second = number(file, kReading, kRates);
-  model.threads = file.has(kThreads)
-                      ? static_cast<int>(file.integer(kThreads, 1, kMaximumThreads))
-                      : 0;
+  model.threads =
+      file.has(kThreads) ? static_cast<int>(file.integer(kThreads, 1, kMaximumThreads)) : 0;
   const JsonObject transports = file.object("transports");
   const std::vector<std::string_view> possible = transports_of(model.device);
   for (const auto& item : file.at("transports").items()) {

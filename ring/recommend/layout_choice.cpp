@@ -161,9 +161,8 @@ LayoutChoice choose_layout(const AttentionOptions& problem, Context& context) {
   Mesh& mesh = context.mesh();
   Control& world = mesh.world();
   AttentionOptions asked = on_context(problem, context);
-  const AxisNames axes = collectively(world, "sequence layout", [&] {
-    return default_layout(problem, mesh.shape(), asked).kv[1];
-  });
+  const AxisNames axes = collectively(
+      world, "sequence layout", [&] { return default_layout(problem, mesh.shape(), asked).kv[1]; });
   const std::string carrier = mesh.group(axes, context.place(), asked.transport).transport();
   for (const Transport transport : device_transports()) {
     if (carrier == annulus::name_of(transport)) asked.transport = transport;

@@ -226,8 +226,8 @@ class Search {
     candidate.backward = made.backward->first;
     candidate.backward_run = made.backward->second;
     PredictedRun& run = candidate.run;
-    for (const auto bytes : {&PredictedRun::shard_bytes, &PredictedRun::buffer_bytes,
-                             &PredictedRun::memory_bytes}) {
+    for (const auto bytes :
+         {&PredictedRun::shard_bytes, &PredictedRun::buffer_bytes, &PredictedRun::memory_bytes}) {
       run.*bytes = std::max(run.*bytes, candidate.backward_run.*bytes);
     }
     for (const auto bytes : {&PredictedRun::received_bytes, &PredictedRun::across_bytes}) {

@@ -73,9 +73,8 @@ TEST(Prices, KnowTheThreadsOfARank) {
     CostModel used = parse_cost_model(to_json(model), "model.json");
     used.use_threads(threads);
     EXPECT_EQ(rate(used), threads * 2e9);
-    EXPECT_EQ(used.source, threads == 4
-                               ? "measured: here"
-                               : "measured: here; kernels scaled from 4 to 2 threads");
+    EXPECT_EQ(used.source, threads == 4 ? "measured: here"
+                                        : "measured: here; kernels scaled from 4 to 2 threads");
   }
   // Older files do not say how many there were.
   model.threads = 0;

@@ -111,8 +111,8 @@ TEST(Recommend, AnswersForBothPasses) {
     if (!one.backward || one.run.seconds == 0) continue;
     EXPECT_LE(best.total(), one.total() * kTie) << one.mesh;
     const Registry registry = Registry::standard();
-    const PlannedProblem backward(options, registry, Place::host(), Presence::assumed,
-                                  {0, 0, 1, 1}, BackwardRequest{});
+    const PlannedProblem backward(options, registry, Place::host(), Presence::assumed, {0, 0, 1, 1},
+                                  BackwardRequest{});
     LayoutOptions asked = options;
     asked.layout = one.layout;
     const LaidOut laid_out = backward.lay_out(MeshShape::parse(one.mesh, 0), asked);

@@ -36,9 +36,9 @@ struct Prices {
   }
 };
 
-/// Gives ranks that plan together the same prices of kernels, the highest of all ranks, so that they
-/// plan alike where their CPUs or their threads differ. Collective; ranks must agree on the cost model,
-/// but for its threads, and on the implementations.
+/// Gives ranks that plan together the same prices of kernels, the highest of all ranks, so that
+/// they plan alike where their CPUs or their threads differ. Collective; ranks must agree on the
+/// cost model, but for its threads, and on the implementations.
 void share_prices(Prices& prices, Control& ranks);
 
 /// The prices of these implementations for the class of a pass of `problem` (class_of()). Each

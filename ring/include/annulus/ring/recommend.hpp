@@ -71,8 +71,8 @@ struct Recommendation {
 /// first. The first of these is the fastest or, if several tie with it, the one with fewest head
 /// shards. Then come the candidates that tie with one of the best, then the others, with the
 /// reason. Ranks of sp, or else of tp, are neighbours. Specs of the problem are not used. Throws
-/// UserErrors for errors on every mesh, such as an unknown implementation. The backward pass takes the
-/// fastest schedule on the same mesh and layout.
+/// UserErrors for errors on every mesh, such as an unknown implementation. The backward pass takes
+/// the fastest schedule on the same mesh and layout.
 [[nodiscard]] std::vector<Recommendation> recommend(const AttentionOptions& problem,
                                                     const WantedRanks& wanted,
                                                     const Registry& registry);

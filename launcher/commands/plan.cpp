@@ -287,7 +287,9 @@ Report ranks_report(const PlannedCase& planned, const ring::Plan& plan, const ri
 
 void print(const PlannedCase& planned, const ring::Plan& plan, const ring::Prices& prices,
            const Report& layouts, const Options& options, std::ostream& out) {
-  if (assumes_cpu(options)) out << "# " << kAssumesCpu[0] << ": " << kAssumesCpu[1] << '\n';
+  if (const std::string device = assumed_device(options); !device.empty()) {
+    out << "# device: " << device << '\n';
+  }
   print_plan(plan, options.show_ranks, out);
   layouts.write_table(out);
   out << '\n';

@@ -48,9 +48,6 @@
 namespace annulus::launcher {
 namespace {
 
-// The most ranks whose steps --explain prints; more would bury the rest.
-constexpr int kExplainedRanks = 8;
-
 /// The measurements of the median call of --repeat, over all ranks; the same on every rank.
 struct Measurement {
   double seconds = 0;          ///< of the slowest rank
@@ -316,10 +313,10 @@ ExitCode run_command(const CommandContext& context) {
       if (!leader) return;
       if (!report_files->replace_table()) {
         report.write_table(context.out);
-        if (options.explain) {
+        if (options.show_ranks > 0) {
           const Computing computing = world.computing();
           print_plan(ring::make_plan(attention.plan_input(), attention.schedule().schedule),
-                     kExplainedRanks, context.out);
+                     options.show_ranks, context.out);
         }
       }
       report_files->write(report, context.out);

@@ -104,10 +104,10 @@ class Effects {
     for (const auto& [form, option] :
          {std::pair(o.scaling, "--scaling"), std::pair(o.recommend, "--recommend")}) {
       refuse(form, option, "compares many plans", {"explain", "show-ranks"});
-      refuse(form, option, "is for forward passes", {"backward"});
       refuse(form, option, "makes its own meshes", {"query-spec", "kv-spec"});
     }
     refuse(o.scaling, "--scaling", "makes its own meshes", {"mesh"});
+    refuse(o.scaling, "--scaling", "is for forward passes", {"backward"});
     refuse(!o.forward_output.empty(), "--forward-output", "computes no forward pass",
            {"output", "lse", "maximum", "sum", "weights"});
     refuse(o.dry_run, "--dry-run", "computes nothing", {"repeat", "trace", "csv"});
@@ -180,6 +180,7 @@ class Effects {
     need_form("max-tp", o.recommend, "--recommend");
     need("max-tp", !asks_for_mesh(), "with --mesh", "no --mesh");
     need_form("memory", o.recommend, "--recommend");
+    need("threads", !plan || o.device != "cuda", "with --device cuda", "--device cpu");
     need_form("tokens-per-rank", o.scaling, "--scaling");
     const bool cuts = has("window") || has("chunk");
     need("causal-offset", has("causal") || cuts, "without --causal, --window or --chunk",

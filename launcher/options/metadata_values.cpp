@@ -99,7 +99,8 @@ ModelValues read_model(const GivenValue* file, const GivenValue* layer, bool wan
     result.values[option] = {fmt::format("{} in {}", key, file->text), std::move(text)};
   };
   if (wants_dtype && model.dtype) add("dtype", "dtype", text_of(*model.dtype));
-  if (model.causal) add("causal", "architectures", "true");
+  if (model.causal == true) add("causal", "architectures", "true");
+  result.says_causal = model.causal.has_value();
   if (model.window) {
     const auto window = [&](std::int64_t left, std::int64_t right) {
       return GivenValue{fmt::format("sliding_window in {}", file->text),
@@ -113,9 +114,6 @@ ModelValues read_model(const GivenValue* file, const GivenValue* layer, bool wan
   if (model.soft_cap) add("soft-cap", "attn_logit_softcapping", text_of(*model.soft_cap));
   result.sizes = model.sizes;
   result.has_sinks = model.has_sinks;
-  for (const std::string& warning : model.warnings) {
-    result.warnings.push_back(fmt::format("{} {}", shown, warning));
-  }
   return result;
 }
 

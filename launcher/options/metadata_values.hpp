@@ -34,8 +34,8 @@ struct ModelValues {
   std::optional<GivenValue> causal_window;
   std::optional<GivenValue> two_sided_window;
   std::optional<ModelSizes> sizes;
-  bool has_sinks = false;  ///< the model has sinks, which the file does not hold
-  std::vector<std::string> warnings;
+  bool has_sinks = false;    ///< the model has sinks, which the file does not hold
+  bool says_causal = false;  ///< the file says whether the attention is causal
 };
 
 /// `file` and `layer` are the values of --model-config and --layer, or null. `wants_dtype`: the

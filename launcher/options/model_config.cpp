@@ -210,7 +210,7 @@ void set_kind(ModelLayer& result, const Config& config, const std::string& kind)
   if (kind == kSliding) {
     const auto window = config.integer("sliding_window");
     if (!window) config.fail("a layer is sliding_attention, but sliding_window is missing");
-    result.window = window_of(config, *window, result.causal);
+    result.window = window_of(config, *window, result.causal.value_or(false));
   } else if (kind == kChunked) {
     result.chunk = config.integer("attention_chunk_size");
     if (!result.chunk) {
@@ -223,7 +223,7 @@ void set_kind(ModelLayer& result, const Config& config, const std::string& kind)
 }
 
 // Models that generate text are causal; a configuration says so by the names of its architectures.
-bool is_causal(const Config& config, std::vector<std::string>& warnings) {
+std::optional<bool> is_causal(const Config& config) {
   const std::optional<bool> bidirectional = is_bidirectional(config);
   if (bidirectional == true) return false;
   if (const auto causal = config.flag("is_causal")) return *causal;
@@ -235,8 +235,7 @@ bool is_causal(const Config& config, std::vector<std::string>& warnings) {
       if (name.get<std::string>().find(known) != std::string::npos) return true;
     }
   }
-  warnings.emplace_back("does not say whether its attention is causal: give --causal if it is");
-  return false;
+  return std::nullopt;
 }
 
 }  // namespace
@@ -265,7 +264,7 @@ ModelLayer read_model_config(std::string_view text, const std::string& source,
       config.fail(fmt::format("{} = {}, expected {}", key, error.value(), error.expected()));
     }
   }
-  result.causal = is_causal(config, result.warnings);
+  result.causal = is_causal(config);
   set_kind(result, config, kind_of(config, layer));
   result.soft_cap = config.positive("attn_logit_softcapping");
   if (const auto scalar = config.positive("query_pre_attn_scalar")) {

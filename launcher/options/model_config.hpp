@@ -4,7 +4,6 @@
 #include <optional>
 #include <string>
 #include <string_view>
-#include <vector>
 
 #include <annulus/core/dtype.hpp>
 
@@ -37,13 +36,12 @@ struct ModelWindow {
 struct ModelLayer {
   ModelSizes sizes;
   std::optional<DType> dtype;
-  bool causal = false;
+  std::optional<bool> causal;  ///< absent if the configuration does not say
   std::optional<ModelWindow> window;
   std::optional<std::int64_t> chunk;
   std::optional<double> scale;
   std::optional<double> soft_cap;
-  bool has_sinks = false;             ///< one for each head, among the weights of the model
-  std::vector<std::string> warnings;  ///< parts of the layer that the configuration lacks
+  bool has_sinks = false;  ///< one for each head, among the weights of the model
 };
 
 /// Reads a config.json of Hugging Face's transformers: num_attention_heads, num_key_value_heads,

@@ -315,8 +315,8 @@ void add_sharding(TableBuilder& table) {
             "peer where all GPUs can access each other, composite where some can, else nccl)");
   table.add("share-gpus", "", with_hops(kComputing), flag_into(&Options::share_gpus),
             "let several ranks share a GPU, with transport peer by default");
-  table.add("threads", "N", kComputing, int_into(&Options::threads, 0, 4096),
-            "CPU threads per rank; 0: an equal share of the node's cores (default: 0)");
+  table.add("threads", "N", kPlanned, int_into(&Options::threads, 0, 4096),
+            "CPU threads per rank; 0: an equal share of the node's cores; plan: one (default: 0)");
 }
 
 void add_problem(TableBuilder& table) {
@@ -542,12 +542,12 @@ void add_running(TableBuilder& table) {
       "measure a cost model for --cost-model instead: merges, reads, hops, and every kernel that "
       "computes the problem (heads of --shape, rows of --sweep); FILE keeps its entries of other "
       "dtypes, head dimensions and masks, and of the other pass");
-  table.add("show-ranks", "N", {{Command::plan}}, int_into(&Options::show_ranks, 0),
-            fmt::format(
-                "print every step of the first N ranks, and list N ranks if that is more than 32; "
-                "if N is the number of ranks, --simulate simulates all of a large mesh "
-                "(default: {})",
-                defaults.show_ranks));
+  table.add(
+      "show-ranks", "N", {{Command::run, Command::plan}}, int_into(&Options::show_ranks, 0),
+      fmt::format("print every step of the first N ranks; plan also lists N ranks if that is more "
+                  "than 32, and if N is the number of ranks, --simulate simulates all of a large "
+                  "mesh (default: {})",
+                  defaults.show_ranks));
   table.add("simulate", "", {{Command::plan}}, flag_into(&Options::simulate),
             "simulate the plan of all ranks, up to 4096, with shared links, overlapped transfers "
             "and slower ranks, and show what each rank does");

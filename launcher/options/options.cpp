@@ -340,6 +340,16 @@ void check_together(const Options& options) {
   }
 }
 
+}  // namespace
+
+const std::string* Options::given_value(std::string_view name) const {
+  const auto found =
+      std::ranges::find(given_values, name, &std::pair<std::string, std::string>::first);
+  return found == given_values.end() ? nullptr : &found->second;
+}
+
+namespace {
+
 Options options_from(const GivenValues& values, Command command) {
   Options options;
   options.command = command;
@@ -438,6 +448,13 @@ std::optional<Options> parse_options(const std::vector<std::string>& words, std:
   values.merge(metadata.file);
   values.merge(model.values);
   const GivenValue* const causal = first_of("causal", {&values, &environment, &config});
+  if (model.sizes && !model.says_causal && causal == nullptr) {
+    throw UserError(
+        fmt::format("--model-config {}: does not say whether its attention is causal (it has no "
+                    "architectures): "
+                    "give --causal, or --causal=false",
+                    first_of("model-config", {&values, &environment, &config})->text));
+  }
   const bool is_causal = causal != nullptr && parse_flag(causal->option, causal->text);
   if (const auto& window = is_causal ? model.causal_window : model.two_sided_window) {
     values.emplace("window", *window);
@@ -449,9 +466,7 @@ std::optional<Options> parse_options(const std::vector<std::string>& words, std:
   Options options = options_from(values, command);
   if (model.sizes && options.shape) check_sizes(*options.shape, *model.sizes);
   options.model_sizes = model.sizes;
-  for (const auto* more : {&metadata.warnings, &model.warnings}) {
-    warnings.insert(warnings.end(), more->begin(), more->end());
-  }
+  warnings.insert(warnings.end(), metadata.warnings.begin(), metadata.warnings.end());
   if (model.has_sinks && options.sinks.empty()) {
     warnings.push_back("--model-config " + options.model_config +
                        ": lacks the sinks of the heads, which are among the model's weights: give "

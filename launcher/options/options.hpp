@@ -169,6 +169,8 @@ struct Options {
   std::string given;
   /// The same, by name.
   std::vector<std::pair<std::string, std::string>> given_values;
+  /// Null if the option was not given.
+  [[nodiscard]] const std::string* given_value(std::string_view name) const;
   /// The options of the command line, without dashes. Unlike options of environment and files, they
   /// must have an effect.
   std::set<std::string, std::less<>> named;

@@ -23,8 +23,15 @@ Place planned_place(const Options& options) {
   return options.device == "cuda" ? Place::cuda(0) : Place::host();
 }
 
-bool assumes_cpu(const Options& options) {
-  return options.device == "auto";
+std::string assumed_device(const Options& options) {
+  if (options.device != "auto") return {};
+  const std::string cores =
+      !options.cost_model.empty() && options.threads == 0
+          ? ""
+          : fmt::format(", {} per rank",
+                        options.threads > 1 ? counted(options.threads, "thread") : "one core");
+  return fmt::format("cpu{}, assumed as --device is not given (--device cuda plans for GPUs)",
+                     cores);
 }
 
 Options with_ranks(Options options) {

@@ -1,6 +1,5 @@
 #pragma once
 
-#include <array>
 #include <optional>
 #include <set>
 #include <string>
@@ -38,11 +37,9 @@ struct PlannedCase {
 /// The place of ranks that need not exist; the user says which.
 [[nodiscard]] Place planned_place(const Options& options);
 
-/// The first line of plans that assume CPUs because nothing else was said: key and value.
-inline constexpr std::array kAssumesCpu{
-    "device",
-    "cpu, one core per rank, assumed as --device is not given (--device cuda plans for GPUs)"};
-[[nodiscard]] bool assumes_cpu(const Options& options);
+/// The value of the first line, "device", of plans that assume CPUs because nothing else was said;
+/// empty for others.
+[[nodiscard]] std::string assumed_device(const Options& options);
 
 /// Completes --ranks, --nodes, --ranks-per-node and --mesh from each other. The results have the
 /// number of ranks and the ranks per node, if they follow, and a mesh with all sizes. Throws

@@ -68,7 +68,7 @@ std::string ties_cell(const Recommendation& best, const std::vector<Recommendati
   return fmt::format("{}{}", fmt::join(names, "; "), more > 0 ? fmt::format("; +{}", more) : "");
 }
 
-std::vector<Column> columns(bool of_all) {
+std::vector<Column> columns(bool of_all, bool backward) {
   std::vector<Column> all{
       {"mesh", "", 18},
       {"layout", "", 10},
@@ -83,6 +83,11 @@ std::vector<Column> columns(bool of_all) {
       {"buffers", "MiB/rank, most", 0, 4, "of transfers and partial results"},
       {"moved", "MiB, total", 10, 5, "received by all ranks"},
       {"across", "MiB, total", 10, 2, "the part of moved that comes from other nodes"}};
+  if (backward) {
+    const Column schedule{"backward", "", 11, 0, "the schedule of the backward pass"};
+    const Column time{"backward time", "ms, predicted", 10, 0, "likewise"};
+    all.insert(all.begin() + 5, {schedule, time});
+  }
   if (of_all) {
     all.push_back({"why not", "", 10, 5, "why it is not recommended"});
   } else {
@@ -92,7 +97,7 @@ std::vector<Column> columns(bool of_all) {
   return all;
 }
 
-Row row_of(const Recommendation& one, std::string last) {
+Row row_of(const Recommendation& one, bool backward, std::string last) {
   const ring::PredictedRun& run = one.run;
   const auto known = [](bool is_known, std::string text) {
     return is_known ? std::move(text) : std::string(kNothing);
@@ -102,19 +107,19 @@ Row row_of(const Recommendation& one, std::string last) {
   const auto memory = [&](double bytes) { return known(run.memory_bytes > 0, mib(bytes)); };
   const ring::ScheduleVariant variant = one.variant.value_or(ring::ScheduleVariant{});
   const int split = std::max(variant.ulysses_degree, variant.inner_size);
-  return {one.mesh,
-          layout_cell(one),
-          schedule_cell(one),
+  Row row{one.mesh, layout_cell(one), schedule_cell(one),
           split > 0 ? std::to_string(split) : kNothing,
-          known(simulated, predicted_cell(run.seconds)),
-          known(one.projection > 0, predicted_cell(one.projection)),
-          known(simulated, fmt::format("{:.3g}", one.rate * 1e-12)),
-          memory(run.memory_bytes),
-          memory(run.shard_bytes),
-          memory(run.buffer_bytes),
-          known(simulated, mib(run.received_bytes)),
-          known(simulated, mib(run.across_bytes)),
-          std::move(last)};
+          known(simulated, predicted_cell(run.seconds))};
+  if (backward) {
+    row.push_back(one.backward ? variant_text(*one.backward) : kNothing);
+    row.push_back(known(one.backward.has_value(), predicted_cell(one.backward_run.seconds)));
+  }
+  row.insert(row.end(), {known(one.projection > 0, predicted_cell(one.projection)),
+                         known(simulated, fmt::format("{:.3g}", one.rate * 1e-12)),
+                         memory(run.memory_bytes), memory(run.shard_bytes),
+                         memory(run.buffer_bytes), known(simulated, mib(run.received_bytes)),
+                         known(simulated, mib(run.across_bytes)), std::move(last)});
+  return row;
 }
 
 // A word, quoted for the shell if need be.
@@ -152,11 +157,13 @@ std::string command_of(const Recommendation& one, const Options& options) {
       command += "," + options.kv_sequence_layout;
     }
   }
-  command += fmt::format(" --schedule {}", ring::name_of(one.variant->schedule));
-  if (one.variant->ulysses_degree > 0) {
+  // Options name one schedule for both passes; left open, each pass takes its own.
+  const bool same = !one.backward || *one.backward == *one.variant;
+  if (same) command += fmt::format(" --schedule {}", ring::name_of(one.variant->schedule));
+  if (same && one.variant->ulysses_degree > 0) {
     command += fmt::format(" --ulysses-degree {}", one.variant->ulysses_degree);
   }
-  if (one.variant->inner_size > 0) {
+  if (same && one.variant->inner_size > 0) {
     command += fmt::format(" --inner-size {}", one.variant->inner_size);
   }
   for (const auto& [name, value] : options.given_values) {
@@ -173,6 +180,10 @@ std::string command_of(const Recommendation& one, const Options& options) {
 
 std::string why(const Recommendation& best, const std::vector<Recommendation>& all) {
   std::string text = fmt::format("predicted {} ms", predicted_cell(best.run.seconds));
+  if (best.backward) {
+    text += fmt::format(" forward by {} and {} ms backward by {}", variant_text(*best.variant),
+                        predicted_cell(best.backward_run.seconds), variant_text(*best.backward));
+  }
   if (best.projection > 0) {
     text +=
         fmt::format(" and {} ms for the sums of the projection", predicted_cell(best.projection));
@@ -238,7 +249,7 @@ void refuse(const Options& options, const std::vector<Recommendation>& candidate
     if (least == nullptr || one.run.memory_bytes < least->run.memory_bytes) least = &one;
   }
   if (least != nullptr) {
-    throw ArgumentError("--memory", fmt::format("{:.0f} MiB", options.memory_bytes / kMiB),
+    throw ArgumentError("--memory", *options.given_value("memory"),
                         fmt::format("at least {:.0f} MiB per rank, which {} needs",
                                     std::ceil(least->run.memory_bytes / kMiB), name_of(*least)));
   }
@@ -263,6 +274,7 @@ ring::WantedRanks wanted_ranks(const Options& options) {
                            planned_place(options), options.sequence_axis};
   if (options.mesh) wanted.mesh = MeshShape::parse(*options.mesh, options.ranks);
   wanted.most_head_shards = options.most_head_shards;
+  wanted.backward = options.backward.value_or(false);
   return wanted;
 }
 
@@ -288,9 +300,10 @@ void recommend(const Options& given, const Registry& registry, std::ostream& out
   const Options options = with_nodes(given);
   const ring::CostModel model = cost_model_of(options, planned_place(options));
   const ProblemSetup setup = problem_of(options, model);
-  Report report("plan.recommend", planned_record(options, setup.problem), columns(true),
+  const bool backward = options.backward.value_or(false);
+  Report report("plan.recommend", planned_record(options, setup.problem), columns(true, backward),
                 {options.wide, options.legend});
-  Report table("plan.recommend", {}, columns(false), {options.wide, options.legend});
+  Report table("plan.recommend", {}, columns(false, backward), {options.wide, options.legend});
   ReportFiles files(options.json, options.csv, report);
   const std::vector<Recommendation> all =
       ring::recommend(setup.problem, wanted_ranks(options), registry);
@@ -303,15 +316,17 @@ void recommend(const Options& given, const Registry& registry, std::ostream& out
   // Steps of decoding differ so little between meshes that one row is the answer.
   const bool decodes = setup.problem.shape.query_length == 1;
   for (const Recommendation& one : all) {
-    report.add_row(row_of(one, one.why_not.empty() ? kNothing : one.why_not));
+    report.add_row(row_of(one, backward, one.why_not.empty() ? kNothing : one.why_not));
     if (!one.why_not.empty() || (decodes && recommended > 0)) continue;
     ++recommended;
     transports.insert(one.transport);
     has_projection = has_projection || one.projection > 0;
-    table.add_row(row_of(one, ties_cell(one, all)));
+    table.add_row(row_of(one, backward, ties_cell(one, all)));
   }
   for (Report* one : {&report, &table}) {
-    if (assumes_cpu(options)) one->add_meta(kAssumesCpu[0], kAssumesCpu[1]);
+    if (const std::string device = assumed_device(options); !device.empty()) {
+      one->add_meta("device", device);
+    }
     one->add_meta("run", command_of(best, options));
     one->add_meta("why", why(best, all));
     add_meta(*one, options, setup.problem, predictor_text(model, transports, options.nodes > 1),

@@ -110,7 +110,7 @@ Row scaling_row(const ScalingPoint& point) {
       std::to_string(point.kv_length),
       point.schedule,
       point.transport.empty() ? milliseconds_cell(point.seconds) : predicted_cell(point.seconds),
-      rate ? fmt::format("{:.6f}", *rate * 1e-12) : kNothing,
+      rate ? fmt::format("{:.4g}", *rate * 1e-12) : kNothing,
       point.efficiency ? fmt::format("{:.1f}", *point.efficiency * 100) : kNothing};
 }
 
@@ -120,7 +120,9 @@ void predict_scaling(const Options& options, const Registry& registry, std::ostr
   const std::string problem = problem_text(scaled);
   Report report = make_scaling_report("plan.scaling", "ms, predicted", options, problem,
                                       planned_record(options, scaled));
-  if (assumes_cpu(options)) report.add_meta(kAssumesCpu[0], kAssumesCpu[1]);
+  if (const std::string device = assumed_device(options); !device.empty()) {
+    report.add_meta("device", device);
+  }
   ReportFiles files(options.json, options.csv, report);
   // Refuses ranks that do not fill their nodes before the work.
   static_cast<void>(planned_nodes(options, MeshShape({{options.sequence_axis, options.ranks}})));

@@ -28,10 +28,6 @@ namespace {
 // The most rows of the table unless --show-ranks asks for more.
 constexpr int kListedRanks = 32;
 
-std::string milliseconds(double seconds) {
-  return fmt::format("{:.3f}", seconds * 1e3);
-}
-
 std::string stragglers_text(const ring::Stragglers& stragglers) {
   return fmt::format("each rank computes up to {:g} % longer, seed {}", stragglers.most * 100,
                      stragglers.seed);
@@ -47,7 +43,9 @@ Report make_report(const PlannedCase& planned, const ring::Stragglers& straggler
                  {"wait", "ms", 10, 0, "for messages, with nothing to compute"},
                  {"finish", "ms", 10, 0, "when the rank is done"}},
                 {options.wide, options.legend});
-  if (assumes_cpu(options)) report.add_meta(kAssumesCpu[0], kAssumesCpu[1]);
+  if (const std::string device = assumed_device(options); !device.empty()) {
+    report.add_meta("device", device);
+  }
   if (planned.backward) report.add_meta("pass", "backward");
   report.add_meta("query", to_string(planned.operands.query));
   report.add_meta("key", to_string(planned.operands.key));
@@ -86,10 +84,10 @@ void add_summary(Report& report, const std::vector<ring::RankTimeline>& timeline
         ranks);
   }
   report.add_meta("simulated", text);
-  report.add_meta("finish", milliseconds(most.finish) + " ms, of the slowest rank");
+  report.add_meta("finish", predicted_cell(most.finish) + " ms, of the slowest rank");
   report.add_meta("compute", fmt::format("{} ms at most, {} ms on average",
-                                         milliseconds(most.compute), milliseconds(mean)));
-  report.add_meta("wait", milliseconds(most.exposed) + " ms at most");
+                                         predicted_cell(most.compute), predicted_cell(mean)));
+  report.add_meta("wait", predicted_cell(most.exposed) + " ms at most");
 }
 
 // At most `most` of the numbers from 0 to `count` − 1, in order: the first, the last, and others at
@@ -159,9 +157,12 @@ void simulate_plan(const PlannedCase& planned, const Options& options, std::ostr
   for (std::size_t r = 0; r < timelines.size(); ++r) {
     const ring::RankTimeline& timeline = timelines[r];
     const int rank = simulated[r];
-    const Row row{std::to_string(rank),           std::to_string(input.prices.node_of(rank)),
-                  milliseconds(timeline.compute), milliseconds(timeline.transfer),
-                  milliseconds(timeline.exposed), milliseconds(timeline.finish)};
+    const Row row{std::to_string(rank),
+                  std::to_string(input.prices.node_of(rank)),
+                  predicted_cell(timeline.compute),
+                  predicted_cell(timeline.transfer),
+                  predicted_cell(timeline.exposed),
+                  predicted_cell(timeline.finish)};
     if (r < listed) shown.add_row(row);
     report.add_row(row);
   }

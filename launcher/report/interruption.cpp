@@ -28,11 +28,18 @@ constexpr std::array kSignals{HandledSignal{SIGINT, "SIGINT"}, HandledSignal{SIG
 struct Step {
   std::array<char, 200> text{};
   std::size_t size = 0;
+
+  void set(std::string_view what) noexcept {
+    size = std::min(what.size(), text.size());
+    std::memcpy(text.data(), what.data(), size);
+  }
 };
 std::array<Step, 2> steps;
 std::atomic<std::size_t> current = 0;
 std::atomic<bool> speaking = false;
-std::atomic<bool> keeps_rows = false;
+/// As with `steps`, the next text is made beside the current one.
+std::array<Step, 2> kept_rows;
+std::atomic<std::size_t> kept = 0;
 static_assert(std::atomic<bool>::is_always_lock_free);
 
 /// As with `steps`, the next text is made beside the current one.
@@ -78,7 +85,10 @@ extern "C" void interrupt(int signal) {
     const Step& step = steps[current];
     if (step.size > 0) line.add(" while ");
     line.add({step.text.data(), step.size});
-    line.add(keeps_rows ? "; finished rows are kept\n" : "; no unfinished file is left\n");
+    const Step& rows = kept_rows[kept];
+    line.add(rows.size > 0 ? "; finished rows are " : "; no unfinished file is left");
+    line.add({rows.text.data(), rows.size});
+    line.add("\n");
     line.print();
   }
   ::raise(signal);  // SA_RESETHAND has restored the default action
@@ -103,9 +113,7 @@ void handle_interruptions(bool speaks) {
 
 void begin_step(std::string_view what) noexcept {
   const std::size_t next = 1 - current;
-  Step& step = steps[next];
-  step.size = std::min(what.size(), step.text.size());
-  std::memcpy(step.text.data(), what.data(), step.size);
+  steps[next].set(what);
   current = next;
 }
 
@@ -120,8 +128,10 @@ void print_when_interrupted(std::string text) {
   last_word = next.empty() ? nullptr : &next;
 }
 
-void rows_are_kept(bool kept) noexcept {
-  keeps_rows = kept;
+void rows_are_kept(std::string_view how) noexcept {
+  const std::size_t next = 1 - kept;
+  kept_rows[next].set(how);
+  kept = next;
 }
 
 void end_steps() noexcept {

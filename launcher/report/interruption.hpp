@@ -19,9 +19,9 @@ void begin_step(std::string_view what) noexcept;
 /// From now on, a signal prints this text on standard output before it ends the process. The text
 /// replaces an earlier one; "" for none.
 void print_when_interrupted(std::string text);
-/// From now on, the message of an interruption says that the finished rows of a report are kept or,
-/// if not `kept`, that no unfinished file is left.
-void rows_are_kept(bool kept) noexcept;
+/// From now on, the message of an interruption says that the finished rows of a report are "kept",
+/// or "kept in a.json.unfinished", as `how` says; if it is empty, that no unfinished file is left.
+void rows_are_kept(std::string_view how) noexcept;
 
 /// From now on a signal ends the process without a message. (mpirun sends SIGTERM to ranks that
 /// leave later than one with an error.)

@@ -169,12 +169,12 @@ void ReportFiles::keep(const Report& report, std::ostream& out) {
   write_csv(report, out);
   out.flush();
   if (json_) {
-    as_option(json_shown_, [&] {
-      json_->commit(unfinished_text(report));
-      json_.emplace(json_path_);
-    });
+    unfinished_ = json_path_ + ".unfinished";
+    as_option(json_shown_, [&] { files::TextFile(unfinished_).commit(unfinished_text(report)); });
+    rows_are_kept("kept in " + unfinished_);
+  } else {
+    rows_are_kept(csv_ || replace_table() ? "kept" : "");
   }
-  rows_are_kept(json_ || csv_ || replace_table());
 }
 
 void ReportFiles::write(const Report& report, std::ostream& out) {
@@ -185,6 +185,8 @@ void ReportFiles::write(const Report& report, std::ostream& out) {
   write_csv(report, out);
   out.flush();
   if (json_) as_option(json_shown_, [&] { json_->commit(text_of(report.to_json())); });
+  std::error_code error;  // the report is written, whatever happens to the other file
+  if (!unfinished_.empty()) std::filesystem::remove(unfinished_, error);
 }
 
 }  // namespace annulus::launcher

@@ -40,11 +40,12 @@ class ReportFiles {
   ReportFiles(const std::string& json_path, const std::string& csv_path, const Report& report);
   /// True if standard output is not for the table.
   [[nodiscard]] bool replace_table() const noexcept { return json_to_output_ || csv_to_output_; }
-  /// Writes the rows so far, for a report that takes long. The files are valid, and the verdict
-  /// says that they are unfinished. Standard output gets rows of CSV at once, but JSON only if a
-  /// signal ends the program. Throws UserError or LibraryError naming the option.
+  /// Writes the rows so far, for a report that takes long: those of JSON to NAME.unfinished, so
+  /// that NAME is always complete, with a verdict that says so. Standard output gets rows of CSV at
+  /// once, but JSON only if a signal ends the program. Throws UserError or LibraryError naming the
+  /// option.
   void keep(const Report& report, std::ostream& out);
-  /// Writes the whole report; to be called once. Throws as keep() does.
+  /// Writes the whole report and removes NAME.unfinished; to be called once. Throws as keep() does.
   void write(const Report& report, std::ostream& out);
 
  private:
@@ -57,6 +58,7 @@ class ReportFiles {
   std::string csv_shown_;
   std::size_t csv_rows_ = 0;  // already written
   std::optional<files::TextFile> json_;
+  std::string unfinished_;  // the name of unfinished JSON; empty before there is any
   std::optional<CsvFile> csv_;
 };
 

@@ -19,6 +19,7 @@ ring::CostModel cost_model_of(const Options& options, Place place) {
     });
   };
   ring::CostModel model = chosen();
+  if (options.threads > 0) model.use_threads(options.threads);
   if (!place.is_host() && options.transport != Transport::automatic) {
     as_option("--transport", [&] { model.use_transport(annulus::name_of(options.transport)); });
   }

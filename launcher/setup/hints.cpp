@@ -42,14 +42,19 @@ std::vector<std::string> hints(const Options& options, const AttentionShape& sha
   if (options.command == Command::run && looks_swapped(shape)) {
     // If query and key have different orders, --layout does not help.
     const bool both = shape.kv_heads > shape.kv_length || shape.kv_heads > kMostHeads;
-    hints.push_back(
+    const std::string text =
         fmt::format("{} heads and {} positions of query look swapped", shape.heads,
                     shape.query_length) +
         (both ? fmt::format(": files of [B,{}] need --layout {}", options.bhtd ? "T,N,D" : "N,T,D",
                             options.bhtd ? "bthd" : "bhtd")
               : fmt::format(", unlike {} heads and {} positions of key: all files need one order, "
                             "that of --layout",
-                            shape.kv_heads, shape.kv_length)));
+                            shape.kv_heads, shape.kv_length));
+    if (options.given_value("layout") == nullptr) {
+      throw UserError(
+          fmt::format("--query/--key: {} (--layout bthd computes them as they are)", text));
+    }
+    hints.push_back(text);
   }
   return hints;
 }

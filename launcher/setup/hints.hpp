@@ -16,7 +16,7 @@ namespace annulus::launcher {
 
 /// Hints about legal but suspicious options: axes that shard nothing, a causal mask that hides the
 /// last keys from every query, files whose heads and positions look swapped. One sentence each,
-/// with a remedy.
+/// with a remedy. Throws UserError for such files unless --layout names their order.
 [[nodiscard]] std::vector<std::string> hints(const Options& options, const AttentionShape& shape,
                                              const MeshShape& mesh,
                                              const ring::OperandLayout& layout);

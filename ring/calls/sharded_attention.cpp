@@ -38,7 +38,8 @@ std::string exact_modifiers(AttentionProblem problem) {
 
 // All that ranks must agree on, a line each. Ranks that differ would exchange mismatched messages,
 // or compute one tensor in two ways.
-std::string fingerprint(const PlanInput& input, const ShardedAttentionOptions& options) {
+std::string fingerprint(const PlanInput& input, const ShardedAttentionOptions& options,
+                        const std::optional<ScheduleVariant>& kept) {
   const AttentionProblem& problem = input.problem;
   const PlanOptions& plan = input.options;
   std::string candidates;
@@ -49,38 +50,33 @@ std::string fingerprint(const PlanInput& input, const ShardedAttentionOptions& o
       "shape {}\n{}\nmodifiers {}\nmask {} ({:016x})\nquery {}\nkey/value {}\nschedule {}\n"
       "implementations {}\npreferred {}\nulysses degree {}\ninner size {}\ngather bytes {}\n"
       "head group bytes {}\nresult bytes {}\nprefetch bytes {}\n{}\n{}\nLSE {}\n"
-      "gradients sent in {}\ncosts by CPU or cost model {:016x}\ntransport "
+      "gradients sent in {}\ncost model {:016x}\ntransport "
       "{}\n{}\n{}\n{}",
       to_string(problem.shape), annulus::name_of(problem.dtype), exact_modifiers(problem),
       to_string(problem.mask), problem.mask.digest(), to_string(input.operands.query),
-      to_string(input.operands.key), options.schedule, candidates,
-      plan.preferred.empty() ? "none" : plan.preferred, plan.ulysses_degree, plan.inner_size,
-      plan.gather_bytes, plan.head_group_bytes, plan.result_bytes, plan.prefetch_bytes,
-      plan.direct ? "direct" : "from neighbours",
+      to_string(input.operands.key), kept ? "kept: " + variant_text(*kept) : options.schedule,
+      candidates, plan.preferred.empty() ? "none" : plan.preferred, plan.ulysses_degree,
+      plan.inner_size, plan.gather_bytes, plan.head_group_bytes, plan.result_bytes,
+      plan.prefetch_bytes, plan.direct ? "direct" : "from neighbours",
       plan.await_columns ? "awaiting columns" : "awaiting none", annulus::name_of(plan.lse_dtype),
-      annulus::name_of(plan.grad_wire), std::hash<std::string>()(input.prices.to_text()),
+      annulus::name_of(plan.grad_wire),
+      options.cost_model ? std::hash<std::string>()(to_json(*options.cost_model)) : 0,
       name_of(options.transport), options.runner.replay ? "replayed" : "not replayed",
       options.runner.tracer == nullptr ? "not traced" : "traced",
       input.backward ? "backward, " + request_text(*input.backward) : "forward");
 }
 
-// The lines in which two fingerprints differ. Costs also follow from the problem, so they are named
-// only if nothing else differs.
+// The lines in which two fingerprints differ.
 std::pair<std::string, std::string> differences(const std::string& mine, const std::string& other) {
   std::pair<std::string, std::string> differ;
-  std::pair<std::string, std::string> costs;
   std::istringstream lines(mine);
   std::istringstream others(other);
   for (std::string a, b; std::getline(lines, a) && std::getline(others, b);) {
     if (a == b) continue;
-    if (a.starts_with("costs ")) {
-      costs = {a, b};
-      continue;
-    }
     differ.first += (differ.first.empty() ? "" : ", ") + a;
     differ.second += (differ.second.empty() ? "" : ", ") + b;
   }
-  return differ.first.empty() ? costs : differ;
+  return differ;
 }
 
 void check_same_plan(Control& control, const std::string& mine) {
@@ -185,7 +181,7 @@ std::vector<Group*> ShardedAttention::groups_of(const RankPlan& plan) {
 }
 
 std::unique_ptr<ShardedAttention::Planning> ShardedAttention::make_planning(
-    AttentionProblem problem) const {
+    AttentionProblem problem, const std::optional<ScheduleVariant>& kept) const {
   Control& control = mesh_.world();
   PlanOptions plan = options_.plan.value_or(PlanOptions::for_place(device_.place()));
   const bool own_gpu = !device_.place().is_host() && !mesh_.ranks_on_one_gpu(device_.place());
@@ -196,6 +192,7 @@ std::unique_ptr<ShardedAttention::Planning> ShardedAttention::make_planning(
     if (options_.backward) check_has_gradients(problem, *options_.backward);
     const Place place = device_.place();
     CostModel model = options_.cost_model.value_or(CostModel::for_place(place));
+    model.use_threads(options_.runner.threads);
     Selection selection =
         registry_.select(options_.implementation, problem, place, Presence::required,
                          options_.backward ? Pass::backward : Pass::forward);
@@ -203,14 +200,17 @@ std::unique_ptr<ShardedAttention::Planning> ShardedAttention::make_planning(
                                            place, std::move(model), plan, options_.backward);
     const Topology& topology = mesh_.topology();
     if (topology.nodes() > 1) made->input.prices.node_of_rank = topology.node_of_rank;
+    made->kept = kept;
     return made;
   });
-  check_same_plan(control, fingerprint(planning->input, options_));
+  check_same_plan(control, fingerprint(planning->input, options_, kept));
+  share_prices(planning->input.prices, control);
   return planning;
 }
 
 // Rank 0 chooses for all: choosing examines other ranks' plans, and all ranks must choose alike.
 void ShardedAttention::choose() {
+  if (planning_->kept) return planning_->settle(ScheduleChoice{*planning_->kept, 0, {}});
   Control& control = mesh_.world();
   planning_->settle({});  // undoes an earlier choice
   ScheduleChoice choice = collectively(control, "choice of a schedule", [&] {
@@ -402,12 +402,14 @@ AttentionProblem ShardedAttention::problem_of(const CallValues& values) const {
   return problem;
 }
 
-bool ShardedAttention::set_mask(const Mask& mask) {
+bool ShardedAttention::set_mask(const Mask& mask, NextSchedule next_schedule) {
   check_usable();
   if (set_values(mask)) return false;
   AttentionProblem problem = planning_->problem;
   problem.mask = mask;
-  std::unique_ptr<Planning> next = make_planning(std::move(problem));
+  const bool keeps = next_schedule == NextSchedule::kept;
+  std::unique_ptr<Planning> next = make_planning(
+      std::move(problem), keeps ? std::optional<ScheduleVariant>(schedule()) : std::nullopt);
   collectively(mesh_.world(), "end of earlier calls", [&] { runner_->wait(); });
   drop_runner();  // before the next one takes memory
   prepared_ = false;

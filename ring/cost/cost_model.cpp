@@ -24,6 +24,11 @@ std::string key_of(std::string_view transport) {
   return {};
 }
 
+std::string assumed_cores(int threads) {
+  return threads == 1 ? "assumed: one CPU core per rank"
+                      : fmt::format("assumed: {} CPU threads per rank", threads);
+}
+
 }  // namespace
 
 std::string_view name_of(Knowledge knowledge) noexcept {
@@ -39,7 +44,7 @@ std::string_view name_of(Knowledge knowledge) noexcept {
 }
 
 CostModel CostModel::cpu_core() {
-  return {.source = "assumed: one CPU core per rank, ranks of one node",
+  return {.source = assumed_cores(1) + ", ranks of one node",
           .device = Place::Kind::host,
           .kernels = {},
           .merge_bytes_per_second = 8e9,
@@ -111,6 +116,7 @@ void CostModel::refresh(const CostModel& newer, bool prefers) {
     assumed.erase("transports");
   }
   if (prefers) transport = newer.transport;
+  threads = newer.threads;
   const auto take = [&](const char* name, auto CostModel::*field) {
     if (newer.assumed.contains(name)) return;
     this->*field = newer.*field;
@@ -134,6 +140,22 @@ void CostModel::use_transport(std::string_view name) {
                         fmt::format("'{}'", name), "one that it knows: " + known);
   }
   transport = name;
+}
+
+void CostModel::use_threads(int count) {
+  if (device != Place::Kind::host || count == threads) return;
+  if (const std::string before = assumed_cores(threads); source.starts_with(before)) {
+    source.replace(0, before.size(), assumed_cores(count));
+  } else if (threads > 0) {
+    source += fmt::format("; kernels scaled from {} to {} threads", threads, count);
+  }
+  for (auto& [name, classes] : kernels) {
+    if (threads == 0) break;
+    for (auto& [problem, cost] : classes) {
+      cost.rate = cost.rate.scaled(static_cast<double>(count) / threads);
+    }
+  }
+  threads = count;
 }
 
 void CostModel::adopt_transport(std::string_view name) {

@@ -32,6 +32,8 @@ constexpr int kVersionWithoutPass = 6;
 constexpr int kVersionWithoutReading = 5;
 constexpr const char* kReading = "read_bytes_per_second";
 constexpr const char* kPass = "pass";
+constexpr const char* kThreads = "threads";
+constexpr std::int64_t kMaximumThreads = 4096;
 
 std::string_view name_of(Place::Kind device) {
   return device == Place::Kind::host ? "cpu" : "cuda";
@@ -201,6 +203,7 @@ std::string to_json(const CostModel& model) {
             {"launch_seconds", model.launch_seconds},
             {"assumed", model.assumed}};
   if (model.read_bytes_per_second) data[kReading] = *model.read_bytes_per_second;
+  if (model.device == Place::Kind::host && model.threads > 0) data[kThreads] = model.threads;
   return data.dump(2);
 }
 
@@ -223,7 +226,7 @@ CostModel parse_cost_model(std::string_view text, const std::string& path) {
   file.expect_no_others({"schema", "version", "source", "device", "kernels",
                          "merge_bytes_per_second", "transport", "transports", "transfer_share",
                          "network_hops", "node_bytes_per_second", "launch_seconds", "assumed",
-                         knows_reading ? kReading : "source"});
+                         kThreads, knows_reading ? kReading : "source"});
   CostModel model;
   model.source = file.text("source");
   model.device = file.parsed("device", parse_device);
@@ -232,6 +235,8 @@ CostModel parse_cost_model(std::string_view text, const std::string& path) {
   });
   model.merge_bytes_per_second = number(file, "merge_bytes_per_second", kRates);
   if (file.has(kReading)) model.read_bytes_per_second = number(file, kReading, kRates);
+  model.threads =
+      file.has(kThreads) ? static_cast<int>(file.integer(kThreads, 1, kMaximumThreads)) : 0;
   const JsonObject transports = file.object("transports");
   const std::vector<std::string_view> possible = transports_of(model.device);
   for (const auto& item : file.at("transports").items()) {

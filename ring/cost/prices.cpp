@@ -7,6 +7,7 @@
 #include <fmt/ranges.h>
 
 #include <annulus/core/error.hpp>
+#include <annulus/mesh/control.hpp>
 #include <annulus/ring/prices.hpp>
 
 namespace annulus::ring {
@@ -38,7 +39,12 @@ Classes::const_iterator nearest(const Classes& measured, const ProblemClass& wan
 
 KernelCost price_of(const Implementation& candidate, const ProblemClass& wanted,
                     const CostModel& model, Place place) {
-  const double assumed = candidate.assumed_rate(wanted, place);
+  // Of the whole rank.
+  const auto rate_of = [&](const ProblemClass& problem) {
+    return candidate.assumed_rate(problem, place) *
+           (place.is_host() ? std::max(1, model.threads) : 1);
+  };
+  const double assumed = rate_of(wanted);
   const auto known = model.kernels.find(candidate.kernel_name());
   if (known != model.kernels.end() && !known->second.empty()) {
     const auto& [shape, cost] = *nearest(known->second, wanted);
@@ -46,7 +52,7 @@ KernelCost price_of(const Implementation& candidate, const ProblemClass& wanted,
       return {fmt::format("measured for {} ({})", to_string(shape), cost.source), cost.rate,
               cost.call_latency, Knowledge::measured};
     }
-    const double factor = assumed / candidate.assumed_rate(shape, place);
+    const double factor = assumed / rate_of(shape);
     return {fmt::format("nearest measured class: {} ({}), times {:.2f} for {}", to_string(shape),
                         cost.source, factor, to_string(wanted)),
             cost.rate.scaled(factor), cost.call_latency, Knowledge::nearest};
@@ -61,21 +67,6 @@ std::string Prices::knowledge() const {
   std::string text;
   for (const auto& [name, cost] : kernels) {
     text += fmt::format("{}{} {}", text.empty() ? "" : ", ", name, name_of(cost.knowledge));
-  }
-  return text;
-}
-
-std::string Prices::to_text() const {
-  std::string text = fmt::format("{}\nnodes {}", to_json(model), fmt::join(node_of_rank, ","));
-  for (const auto& [name, cost] : kernels) {
-    const FewRows& few = cost.few_rows;
-    text += fmt::format("\n{}: {}, {} s, tiles of {} rows, {}few rows {} {} {} {} {} {}", name,
-                        cost.source, cost.call_latency, cost.row_tile,
-                        cost.joins_query_heads ? "joined heads, " : "", few.most, few.always,
-                        few.tiles, few.columns, few.rate, few.banded);
-    for (const CostCurve::Point& point : cost.rate.points()) {
-      text += fmt::format(", {}: {}", point.size, point.value);
-    }
   }
   return text;
 }
@@ -102,6 +93,22 @@ Prices make_prices(CostModel model, const AttentionProblem& problem,
     prices.kernels.emplace(candidate->names().front(), std::move(price));
   }
   return prices;
+}
+
+void share_prices(Prices& prices, Control& ranks) {
+  std::vector<double> highest;  // rates are negative, as the lowest is wanted
+  for (const auto& [name, cost] : prices.kernels) {
+    highest.push_back(cost.call_latency);
+    for (const CostCurve::Point& point : cost.rate.points()) highest.push_back(-point.value);
+  }
+  highest = ranks.max(highest, "prices of kernels");
+  auto next = highest.begin();
+  for (auto& [name, cost] : prices.kernels) {
+    cost.call_latency = *next++;
+    std::vector<CostCurve::Point> points = cost.rate.points();
+    for (CostCurve::Point& point : points) point.value = -*next++;
+    cost.rate = CostCurve(std::move(points), "rates of all ranks");
+  }
 }
 
 }  // namespace annulus::ring

@@ -323,12 +323,12 @@ class Attention::Impl {
   }
 
   // The policy applies to later masks too.
-  void set_mask(const Mask& mask) {
+  void set_mask(const Mask& mask, ring::NextSchedule next) {
     const Mask applied = operands_.bias ? mask_beside_bias(policy_, mask) : mask;
     if (sharded_.set_values(applied)) return backward_.set_values(applied);
     collectively(context_.mesh().world(), "end of earlier calls", [&] { wait(); });
-    sharded_.set_mask(applied);
-    backward_.drop();
+    sharded_.set_mask(applied, next);
+    backward_.drop(next);
   }
 
   [[nodiscard]] Context& context() const noexcept { return context_; }
@@ -511,9 +511,9 @@ const ring::ShardedAttention* Attention::backward_pass(
     const ring::BackwardRequest& request) const noexcept {
   return impl_->backward_pass(request);
 }
-void Attention::set_mask(const Mask& mask) {
+void Attention::set_mask(const Mask& mask, ring::NextSchedule next) {
   const auto call = impl_->begin_call("Attention::set_mask");
-  impl_->set_mask(mask);
+  impl_->set_mask(mask, next);
 }
 void Attention::wait() {
   const auto call = impl_->begin_call("Attention::wait");

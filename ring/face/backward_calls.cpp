@@ -22,6 +22,10 @@ ring::ShardedAttention& BackwardCalls::of(const AttentionProblem& problem, const
   if (!one) {
     ring::ShardedAttentionOptions options = options_;
     options.backward = request;
+    if (const auto& kept = kept_[index(request)]) {
+      options.schedule = ring::name_of(kept->schedule);
+      options.plan = ring::with_variant(*options.plan, *kept);
+    }
     one = std::make_unique<ring::ShardedAttention>(problem, operands_, context_.mesh(),
                                                    context_.registry(), context_.device(), options);
     one->set_values(mask);
@@ -40,9 +44,15 @@ ring::ShardedAttention* BackwardCalls::planned(
   return planned_[index(request)].get();
 }
 
-void BackwardCalls::drop() {
+void BackwardCalls::drop(ring::NextSchedule next) {
   std::erase_if(captured_, [](const auto& one) { return !one->is_captured(); });
-  for (auto& one : planned_) {
+  for (std::size_t i = 0; i < kKinds; ++i) {
+    std::unique_ptr<ring::ShardedAttention>& one = planned_[i];
+    if (next == ring::NextSchedule::chosen) {
+      kept_[i].reset();
+    } else if (one) {
+      kept_[i] = one->schedule();
+    }
     if (one && one->is_captured()) captured_.push_back(std::move(one));
     one.reset();
   }

@@ -2,6 +2,7 @@
 
 #include <array>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include <annulus/mesh/mesh.hpp>
@@ -26,8 +27,9 @@ class BackwardCalls {
   /// Null before the first use.
   [[nodiscard]] ring::ShardedAttention* planned(
       const ring::BackwardRequest& request) const noexcept;
-  /// Drops the plans when no call is under way: the next use is a first one.
-  void drop();
+  /// Drops the plans when no call is under way: the next use is a first one. Schedules that are
+  /// kept are those of the plans, or else those that were kept before.
+  void drop(ring::NextSchedule next);
   /// True if a graph of the caller holds calls.
   [[nodiscard]] bool is_captured();
   void wait();
@@ -45,6 +47,7 @@ class BackwardCalls {
   const ring::ShardedOperands& operands_;
   ring::ShardedAttentionOptions options_;
   std::array<std::unique_ptr<ring::ShardedAttention>, kKinds> planned_;
+  std::array<std::optional<ring::ScheduleVariant>, kKinds> kept_;  // of plans that were dropped
   // Passes for earlier masks that the caller's graphs still hold.
   std::vector<std::unique_ptr<ring::ShardedAttention>> captured_;
 };

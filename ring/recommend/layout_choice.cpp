@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <limits>
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
@@ -10,8 +11,10 @@
 
 #include <annulus/core/error.hpp>
 #include <annulus/mesh/agreement.hpp>
+#include <annulus/mesh/group.hpp>
 #include <annulus/mesh/mesh.hpp>
 #include <annulus/mesh/topology.hpp>
+#include <annulus/mesh/transport_traits.hpp>
 #include <annulus/ring/balance.hpp>
 #include <annulus/ring/context.hpp>
 #include <annulus/ring/layout_choice.hpp>
@@ -54,44 +57,13 @@ std::string why_default(const AttentionProblem& problem, const MeshShape& mesh,
 
 constexpr double kEndless = std::numeric_limits<double>::infinity();
 
-// Seconds of the fastest schedule; `limit` if none takes less.
-double fastest_schedule(const PlanInput& input, const std::string& schedule, double limit) {
-  Predictor predictor(input);
-  const auto with = [&](const ScheduleVariant& variant) {
-    PlanInput named = input;
-    named.options = with_variant(input.options, variant);
-    return named;
-  };
-  std::vector<std::pair<double, ScheduleVariant>> variants;  // with their lower bounds
-  for (const ConsideredVariant& one : variants_for(input, schedule)) {
-    if (!one.obstacle.empty() || !one.pointless.empty()) continue;
-    try {
-      const PredictedRun least = predictor.least(with(one.variant), one.variant);
-      variants.emplace_back(least.seconds, one.variant);
-    } catch (const UnsupportedError&) {
-      continue;  // kernels refuse it
-    }
-  }
-  std::stable_sort(variants.begin(), variants.end(),
-                   [](const auto& a, const auto& b) { return a.first < b.first; });
-  for (const auto& [least, variant] : variants) {
-    if (least > limit) break;
-    try {
-      const std::optional<PredictedRun> run = predictor.run(with(variant), variant, limit);
-      if (run) limit = std::min(limit, run->seconds);
-    } catch (const UnsupportedError&) {
-      continue;  // kernels refuse blocks of a rank with less work
-    }
-  }
-  return limit;
-}
-
 double predicted_seconds(const PlannedProblem& planned, const MeshShape& mesh, LayoutKind layout,
                          double limit) {
   LayoutOptions asked = planned.options();
   asked.layout = layout;
   const LaidOut laid_out = planned.lay_out(mesh, asked);
-  return fastest_schedule(planned.input(laid_out), planned.schedule(), limit);
+  const auto fastest = fastest_run(planned.input(laid_out), planned.schedule(), limit);
+  return fastest ? fastest->second.seconds : limit;
 }
 
 struct PricedLayout {
@@ -169,17 +141,39 @@ LayoutChoice choose_layout(const AttentionOptions& options, const MeshShape& mes
   return choose(PlannedProblem(options, registry, place, presence, node_of_rank), mesh);
 }
 
+namespace {
+
+// The options as Attention takes them on this context: under its overlays, and with a model of its
+// threads.
+AttentionOptions on_context(AttentionOptions options, const Context& context) {
+  if (options.transport == Transport::automatic) options.transport = context.transport();
+  static_cast<Choice&>(options) = nested(context.overlay(), options);
+  CostModel model =
+      options.cost_model ? *options.cost_model : CostModel::for_place(context.place());
+  model.use_threads(context.threads());
+  options.cost_model = std::make_shared<CostModel>(std::move(model));
+  return options;
+}
+
+}  // namespace
+
 LayoutChoice choose_layout(const AttentionOptions& problem, Context& context) {
-  Control& world = context.mesh().world();
+  Mesh& mesh = context.mesh();
+  Control& world = mesh.world();
+  AttentionOptions asked = on_context(problem, context);
+  const AxisNames axes = collectively(
+      world, "sequence layout", [&] { return default_layout(problem, mesh.shape(), asked).kv[1]; });
+  const std::string carrier = mesh.group(axes, context.place(), asked.transport).transport();
+  for (const Transport transport : device_transports()) {
+    if (carrier == annulus::name_of(transport)) asked.transport = transport;
+  }
   LayoutChoice choice = collectively(world, "sequence layout", [&] {
     const Computing computing = world.computing();
-    const Topology& topology = context.mesh().topology();
-    AttentionOptions asked = problem;
-    if (asked.transport == Transport::automatic) asked.transport = context.transport();
+    const Topology& topology = mesh.topology();
     // By every rank, so that all have the errors of all alike.
     const PlannedProblem planned(asked, context.registry(), context.place(), Presence::required,
                                  topology.nodes() > 1 ? topology.node_of_rank : std::vector<int>());
-    return context.rank() == 0 ? choose(planned, context.mesh().shape()) : LayoutChoice{};
+    return context.rank() == 0 ? choose(planned, mesh.shape()) : LayoutChoice{};
   });
   const std::string text = world.broadcast(
       fmt::format("{} {}", annulus::name_of(choice.layout), choice.why), "sequence layout");

@@ -1,6 +1,8 @@
 #pragma once
 
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <annulus/attention/registry.hpp>
@@ -19,14 +21,15 @@ struct LaidOut {
   CostModel model;  ///< with the transport that the ranks would take
 };
 
-/// The forward pass of some options, for ranks that need not exist, as Attention would plan it.
+/// A pass of some options, for ranks that need not exist, as Attention would plan it.
 class PlannedProblem {
  public:
   /// Refers to `registry`. `node_of_rank` as in Prices; `presence` says whether `place` is of this
-  /// machine. Throws UserErrors for names that are unknown, and for what the implementation cannot
-  /// compute.
+  /// machine. The pass is the forward one unless there is a request. Throws UserErrors for names
+  /// that are unknown, and for what the implementation cannot compute.
   PlannedProblem(const AttentionOptions& options, const Registry& registry, Place place,
-                 Presence presence, std::vector<int> node_of_rank);
+                 Presence presence, std::vector<int> node_of_rank,
+                 std::optional<BackwardRequest> backward = {});
 
   /// The options, with the problem that is computed: see problem_of().
   [[nodiscard]] const AttentionOptions& options() const noexcept { return options_; }
@@ -42,8 +45,14 @@ class PlannedProblem {
   AttentionOptions options_;
   Place place_;
   std::vector<int> node_of_rank_;
+  std::optional<BackwardRequest> backward_;
   std::vector<const Implementation*> implementations_;
   std::string schedule_;
 };
+
+/// The fastest of the schedules that are open, and its run; nothing if none is certain to take less
+/// than `limit` seconds. Simulates as few as possible.
+[[nodiscard]] std::optional<std::pair<ScheduleVariant, PredictedRun>> fastest_run(
+    const PlanInput& input, const std::string& schedule, double limit);
 
 }  // namespace annulus::ring

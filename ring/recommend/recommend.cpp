@@ -28,6 +28,9 @@ constexpr double kMiB = 1 << 20;
 struct MeshLayout {
   LaidOut laid_out;
   std::unique_ptr<Predictor> predictor = {};
+  // Of the backward pass, if one is wanted. The bound is infinite if none can run.
+  std::optional<std::pair<ScheduleVariant, PredictedRun>> backward = {};
+  double backward_least = 0;
 };
 
 struct Candidate : Recommendation {
@@ -106,6 +109,15 @@ class Search {
         nodes_(nodes_of(wanted)),
         planned_(problem, registry, wanted.place, Presence::assumed, nodes_),
         flops_(forward_flops(problem.shape, visible_pairs())) {
+    if (wanted.backward) {
+      const BackwardRequest request{.grad_sinks = problem.sinks.has_value(),
+                                    .grad_bias = problem.bias.has_value()};
+      backward_.emplace(problem, registry, wanted.place, Presence::assumed, nodes_, request);
+      // Five products of matrices instead of two: see RankPlan::backward_flops().
+      const AttentionShape& s = problem.shape;
+      flops_ += flops_ * static_cast<double>(3 * s.head_dim + 2 * s.value_dim) /
+                static_cast<double>(s.head_dim + s.value_dim);
+    }
     for (const MeshShape& mesh : meshes_of(problem.shape, wanted)) lay_out(mesh);
   }
 
@@ -161,12 +173,14 @@ class Search {
     candidate.mesh_layout = &made;
     candidate.transport = made.laid_out.model.transport;
     candidate.head_shards = operands.query.shards(2);
-    candidate.projection = all_reduce_seconds(made.laid_out, problem_.dtype, nodes_);
+    candidate.projection =
+        (backward_ ? 2 : 1) * all_reduce_seconds(made.laid_out, problem_.dtype, nodes_);
     if (operands.key.shards(1) > 1 || operands.query.shards(1) > 1) {
       candidate.layout = asked.layout;
     }
     const PlanInput input = planned_.input(made.laid_out);
     made.predictor = std::make_unique<Predictor>(input);
+    if (backward_) made.backward_least = least_of_backward(made.laid_out);
     for (const ConsideredVariant& considered : variants_for(input, planned_.schedule())) {
       Candidate one = candidate;
       one.variant = considered.variant;
@@ -181,6 +195,47 @@ class Search {
     }
   }
 
+  // A lower bound of the seconds of all schedules; infinite if none can run.
+  [[nodiscard]] double least_of_backward(const LaidOut& laid_out) const {
+    const PlanInput input = backward_->input(laid_out);
+    Predictor predictor(input);
+    double least = std::numeric_limits<double>::infinity();
+    for (const ConsideredVariant& one : variants_for(input, backward_->schedule())) {
+      if (!one.obstacle.empty() || !one.pointless.empty()) continue;
+      PlanInput with = input;
+      with.options = with_variant(input.options, one.variant);
+      try {
+        least = std::min(least, predictor.least(with, one.variant).seconds);
+      } catch (const UserError&) {
+        continue;  // kernels refuse it
+      }
+    }
+    return least;
+  }
+
+  // Adds the backward pass; returns false if it takes more than `limit` seconds.
+  [[nodiscard]] bool add_backward(Candidate& candidate, double limit) const {
+    MeshLayout& made = *candidate.mesh_layout;
+    if (!made.backward) {
+      made.backward = fastest_run(backward_->input(made.laid_out), backward_->schedule(), limit);
+    }
+    if (!made.backward) {
+      made.backward_least = std::max(made.backward_least, limit);
+      return false;
+    }
+    candidate.backward = made.backward->first;
+    candidate.backward_run = made.backward->second;
+    PredictedRun& run = candidate.run;
+    for (const auto bytes :
+         {&PredictedRun::shard_bytes, &PredictedRun::buffer_bytes, &PredictedRun::memory_bytes}) {
+      run.*bytes = std::max(run.*bytes, candidate.backward_run.*bytes);
+    }
+    for (const auto bytes : {&PredictedRun::received_bytes, &PredictedRun::across_bytes}) {
+      run.*bytes += candidate.backward_run.*bytes;
+    }
+    return candidate.backward_run.seconds <= limit;
+  }
+
   [[nodiscard]] PlanInput input_of(const Candidate& candidate) const {
     PlanInput input = planned_.input(candidate.mesh_layout->laid_out);
     input.options = with_variant(input.options, *candidate.variant);
@@ -191,7 +246,12 @@ class Search {
     try {
       PredictedRun least =
           candidate.mesh_layout->predictor->least(input_of(candidate), *candidate.variant);
-      candidate.least = std::exchange(least.seconds, 0) + candidate.projection;
+      const double of_backward = candidate.mesh_layout->backward_least;
+      if (of_backward == std::numeric_limits<double>::infinity()) {
+        candidate.why_not = "cannot run: no schedule has a backward pass here";
+        return;
+      }
+      candidate.least = std::exchange(least.seconds, 0) + of_backward + candidate.projection;
       candidate.run = least;
     } catch (const UserError& error) {
       candidate.why_not = fmt::format("cannot run: {}", error.what());
@@ -221,17 +281,20 @@ class Search {
     if (candidate.least > limit) return set_slow(candidate);
     try {
       const std::optional<PredictedRun> run = candidate.mesh_layout->predictor->run(
-          input_of(candidate), *candidate.variant, limit - candidate.projection);
-      if (!run) {
+          input_of(candidate), *candidate.variant,
+          limit - candidate.projection - candidate.mesh_layout->backward_least);
+      if (run) candidate.run = *run;
+      if (!run || (backward_ && !add_backward(candidate, limit - candidate.total()))) {
         candidate.least = std::max(candidate.least, limit);
+        candidate.run.seconds = candidate.backward_run.seconds = 0;
         return set_slow(candidate);
       }
-      candidate.run = *run;
     } catch (const UserError& error) {
       candidate.why_not = fmt::format("cannot run: {}", error.what());
       return;
     }
-    candidate.rate = flops_ / candidate.run.seconds / wanted_.ranks;
+    candidate.rate =
+        flops_ / (candidate.run.seconds + candidate.backward_run.seconds) / wanted_.ranks;
     if (is_too_large(candidate)) {
       candidate.why_not = too_much(candidate.run.memory_bytes, wanted_.memory_bytes, "");
       return;
@@ -293,6 +356,7 @@ class Search {
   const WantedRanks& wanted_;
   std::vector<int> nodes_;
   PlannedProblem planned_;
+  std::optional<PlannedProblem> backward_;
   const AttentionOptions& problem_ = planned_.options();
   double flops_;                                      // of all ranks
   std::vector<std::unique_ptr<MeshLayout>> layouts_;  // candidates refer to them

@@ -324,21 +324,29 @@ TEST_F(ShardedAttentionTest, RanksThatWantDifferentThingsAllHearOfIt) {
   EXPECT_NO_THROW(attention());
 }
 
-TEST_F(ShardedAttentionTest, RanksThatPriceAKernelDifferentlyAllHearOfIt) {
-  if (mesh_.size() == 1) GTEST_SKIP() << "needs 2 ranks";
-  options_.implementation = "wrapped";
-  for (const double speed : {1.0, 2.0}) {
-    registry_ = Registry::standard();
+// CPUs with and without AMX, ranks with more and with fewer threads: all plan by the slowest.
+TEST_F(ShardedAttentionTest, RanksOfUnlikeCpusSharePrices) {
+  const double rate = registry_.get("native").assumed_rate(class_of(problem_), Place::host());
+  const auto add = [&](const char* name, double speed) {
     registry_.add(std::make_unique<test::WrappedNative>(
-        "wrapped", [](std::unique_ptr<Kernel> native) { return native; },
-        mesh_.rank() == 1 ? speed : 1));
-    if (speed == 1) {
-      EXPECT_NO_THROW(attention());
-    } else {
-      EXPECT_THAT(test::message_of<ArgumentError>([&] { (void)attention(); }),
-                  HasSubstr("attention on rank 1"));
-    }
-  }
+        name, [](std::unique_ptr<Kernel> native) { return native; }, speed));
+  };
+  // On every rank but the first, another one of the two is faster.
+  add("first", mesh_.rank() == 0 ? 8 : 2);
+  add("second", mesh_.rank() == 0 ? 1 : 4);
+  options_.schedule = "auto";
+  options_.runner.threads = mesh_.rank() == 0 ? 3 : 2;
+  const double threads = mesh_.size() == 1 ? 3 : 2;
+  ShardedAttention planned = attention();
+  const Prices& prices = planned.plan_input().prices;
+  EXPECT_EQ(prices.kernel("first").rate.clamped(1), rate * (mesh_.size() == 1 ? 24 : 4));
+  EXPECT_EQ(prices.kernel("second").rate.clamped(1), rate * 3);
+  EXPECT_EQ(prices.kernel("native").rate.clamped(1), rate * threads);
+  EXPECT_EQ(planned.implementations(), "first");
+  const CaseShards alike = shards();
+  planned.run(alike.local_tensors());
+  options_.implementation = "native";
+  expect_same_bits(alike, computed());
 }
 
 TEST_F(ShardedAttentionTest, ModelsOfOtherDevicesAreRefused) {

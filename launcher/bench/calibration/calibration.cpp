@@ -412,6 +412,7 @@ ExitCode calibrate(const CommandContext& context) {
   // Costs that are not measured stay assumed.
   ring::CostModel measured = ring::CostModel::for_place(device->place());
   measured.source = source_text(mesh, device->place(), threads);
+  measured.threads = threads;
   std::optional<ring::CostModel> known;
   const std::string shown = "--calibrate " + options.calibrate;
   std::optional<files::TextFile> file;

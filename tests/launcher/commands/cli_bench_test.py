@@ -297,6 +297,18 @@ class CostModel(CliTest):
             self.expect_success(result)
             self.assertIn("assumed: " + text, result.stdout)
 
+    def test_threads_of_a_rank_count(self):
+        words = ["plan", "--mesh", "tp=4", "--shape", "1,4k,4k,8,8,64"]
+        def finish(*more):
+            result = self.annulus(*words, *more, "--json", "-")
+            self.expect_success(result)
+            return json.loads(result.stdout)["predicted_ms"]["finish"]
+        self.assertAlmostEqual(finish(), 4 * finish("--threads", "4"), delta=0.02 * finish())
+        result = self.annulus(*words, "--threads", "4", environment={"ANNULUS_DEVICE": "auto"})
+        self.assertTrue(result.stdout.startswith("# device: cpu, 4 threads per rank, assumed"), result.stdout)
+        self.expect_error(self.annulus(*PLAN, "--device", "cuda", "--threads", "4"), 2,
+                          "--threads 4: has no effect with --device cuda")
+
 
 if __name__ == "__main__":
     main()

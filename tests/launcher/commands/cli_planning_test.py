@@ -109,7 +109,8 @@ class Simulate(CliTest):
                 self.assertEqual([row["rank"] for row in rows], [0, 1, 2, 3])
                 for row, rank in zip(rows, plan["ranks"]):
                     for name in ["compute", "transfer", "wait", "finish"]:
-                        self.assertAlmostEqual(row[name], rank["predicted_ms"][name], delta=0.0006)
+                        known = rank["predicted_ms"][name]
+                        self.assertAlmostEqual(row[name], known, delta=0.0006 + 0.006 * known)
 
     def test_table(self):
         result = self.annulus(*PLAN, "--simulate", "--ranks-per-node", "2")
@@ -211,7 +212,7 @@ class Simulate(CliTest):
             chosen = next(one for one in plan["schedules"] if one["chosen"])
             simulated = json.loads(self.annulus(*given, "--simulate").stdout)
             finish = max(row["finish"] for row in simulated["rows"])
-            self.assertAlmostEqual(chosen["predicted_ms"], finish, delta=6e-4)
+            self.assertAlmostEqual(chosen["predicted_ms"], finish, delta=0.006 * finish)
             self.assertAlmostEqual(plan["predicted_ms"]["finish"], chosen["predicted_ms"], delta=1e-9)
 
     def test_errors(self):
@@ -287,7 +288,7 @@ class Transport(CliTest):
 class Layouts(CliTest):
     def test_plan_run_and_bench_choose_alike(self):
         self.save("cu.npy", np.array([0, 100, 5000, 5100, 8192], np.int32))
-        words = ["--mesh", "sp=2", "--causal", "--cu-seqlens", "cu.npy"]
+        words = ["--mesh", "sp=2", "--causal", "--cu-seqlens", "cu.npy", "--threads", "3"]
         shape = ["--shape", "1,8k,8k,2,1,16"]
         result = self.annulus("plan", *words, *shape, "--device", "cpu")
         self.expect_success(result)
@@ -383,6 +384,30 @@ class Recommend(CliTest):
         command = lines[1].removeprefix("# run: mpirun -np 2 annulus ").split()
         self.expect_success(self.annulus(*command, "--iters", "1", "--warmup", "0", ranks=2))
 
+    def test_answers_for_a_training_step(self):
+        both = self.report("--backward")
+        rows = [row for row in both["rows"] if row["why not"] is None]
+        self.assertEqual(both["meta"]["why"].count(" backward by "), 1)
+        times = [self.total(row) + row["backward time"] for row in rows[1:]]
+        self.assertEqual(times, sorted(times))
+        for row in rows:
+            self.assertGreater(row["backward time"], row["time"])
+        best = rows[0]
+        words = ["--mesh", best["mesh"], "--sequence-layout", best["layout"] or "auto"]
+        options = [word for word in self.WORDS if word != "--recommend"]
+        options = options[:options.index("--ranks")] + options[options.index("--ranks") + 2:]
+        plan = json.loads(self.annulus(*options, *words, "--backward", "--json", "-").stdout)
+        self.assertAlmostEqual(best["backward time"], plan["predicted_ms"]["finish"],
+                               delta=0.02 * best["backward time"])
+        command = both["meta"]["run"]
+        self.assertIn(" --backward", command)
+        self.assertEqual(" --schedule " in command, best["backward"] == best["schedule"])
+        words = ["plan", "--recommend", "--backward", "--ranks", "2", "--shape", "1,1k,1k,4,2,16", "--causal"]
+        answer = self.annulus(*words)
+        self.expect_success(answer)
+        command = re.search(r"# run: mpirun -np 2 annulus (.*)", answer.stdout).group(1).split()
+        self.expect_success(self.annulus(*command, "--iters", "1", "--warmup", "0", ranks=2))
+
     def test_both_spellings_of_nodes(self):
         shape = ["--shape", "2,32k,32k,8,2,128", "--dtype", "bfloat16", "--causal", "--device", "cuda"]
         def rows(*words):
@@ -456,7 +481,7 @@ class Recommend(CliTest):
             self.assertGreater(row["memory"], int(limit))
 
     def test_nothing_to_recommend_is_an_error(self):
-        self.expect_error(self.annulus(*self.WORDS, "--memory", "1M"), 2, "--memory: got 1 MiB, expected at "
+        self.expect_error(self.annulus(*self.WORDS, "--memory", "1MB"), 2, "--memory: got 1MB, expected at "
                           "least ", " MiB per rank, which ", "dp=")
         self.expect_error(self.annulus(*self.WORDS, "--impl", "vanilla"), 2,
                           "implementation vanilla: computes on CPUs only")
@@ -537,9 +562,9 @@ class Scaling(CliTest):
             self.assertEqual(some[0]["efficiency"], 100)
             for row in some:
                 self.assertGreater(row["time"], 0)
-                # Both rates are rounded to 1e-6, and the first may be small on a busy machine.
+                # Both rates are rounded to four digits.
                 self.assertAlmostEqual(row["efficiency"], row["rate"] / some[0]["rate"] * 100,
-                                       delta=0.1 + (100 + row["efficiency"]) * 1e-6 / some[0]["rate"])
+                                       delta=0.1 + (100 + row["efficiency"]) * 5e-4)
         self.assertEqual(len({row["S"] for row in rows[:half]}), 1)
         self.assertEqual([row["S"] for row in rows[half:]], [tokens * count for count in ranks])
         for row in rows:

@@ -346,12 +346,13 @@ class BadInput(CliTest):
         self.expect_refused("heads K", "with --layout bthd they fit each other",
                             words=["--layout", "bhtd"])
 
-    def test_heads_and_positions_that_look_swapped_warn(self):
+    def test_heads_and_positions_that_look_swapped_need_a_layout(self):
         self.save_operands(rows=100, heads=4, kv_heads=4, bhtd=True)
-        result = self.annulus("run", *OPERANDS, *OUTPUT)
+        text = "100 heads and 4 positions of query look swapped: files of [B,N,T,D] need --layout bhtd"
+        self.expect_refused(text)
+        result = self.annulus("run", *OPERANDS, *OUTPUT, "--layout", "bthd")
         self.expect_success(result)
-        self.assertIn("annulus: warning: 100 heads and 4 positions of query look swapped: files of "
-                      "[B,N,T,D] need --layout bhtd", result.stderr)
+        self.assertIn("annulus: warning: " + text, result.stderr)
         result = self.annulus("run", *OPERANDS, *OUTPUT, "--layout", "bhtd")
         self.assertNotIn("warning", result.stderr)
 

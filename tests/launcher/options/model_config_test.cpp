@@ -13,7 +13,6 @@ namespace annulus::launcher {
 namespace {
 
 using ::testing::ElementsAre;
-using ::testing::IsEmpty;
 
 constexpr const char* kLlama = R"({"architectures": ["LlamaForCausalLM"], "hidden_size": 4096,
     "num_attention_heads": 32, "num_hidden_layers": 32, "num_key_value_heads": 8,
@@ -38,9 +37,8 @@ TEST(ModelConfig, AModelWithoutWindows) {
   const ModelLayer layer = layer_of(kLlama);
   EXPECT_EQ(layer.sizes, (ModelSizes{32, 8, 128}));
   EXPECT_EQ(layer.dtype, DType::bfloat16);
-  EXPECT_TRUE(layer.causal);
+  EXPECT_EQ(layer.causal, true);
   EXPECT_FALSE(layer.window || layer.chunk || layer.scale || layer.soft_cap);
-  EXPECT_THAT(layer.warnings, IsEmpty());
 }
 
 // sliding_window counts the row's own key, as annulus.hf reads it too.
@@ -83,7 +81,7 @@ TEST(ModelConfig, ChunksAndModelsOfSeveralKindsOfInput) {
                                     0);
   EXPECT_EQ(layer.chunk, 8192);
   EXPECT_EQ(layer.dtype, DType::float16);
-  EXPECT_TRUE(layer.causal);
+  EXPECT_EQ(layer.causal, true);
 }
 
 // As published, with the layers of chunks left to the model's code.
@@ -121,17 +119,16 @@ TEST(ModelConfig, BidirectionalGemmaHalvesItsWindow) {
   };
   for (const char* value : {"true", R"("all")"}) {
     const ModelLayer layer = with(value);
-    EXPECT_FALSE(layer.causal);
+    EXPECT_EQ(layer.causal, false);
     EXPECT_EQ(layer.window, (ModelWindow{256, 256}));
-    EXPECT_THAT(layer.warnings, IsEmpty());
   }
   for (const char* value : {"false", R"("vision")"}) {
     const ModelLayer layer = with(value);
-    EXPECT_TRUE(layer.causal);
+    EXPECT_EQ(layer.causal, true);
     EXPECT_EQ(layer.window, (ModelWindow{511, 511}));
   }
   const ModelLayer unsaid = with("null");
-  EXPECT_THAT(unsaid.warnings, ElementsAre(HasSubstr("--causal if it is")));
+  EXPECT_FALSE(unsaid.causal.has_value());
   EXPECT_EQ(unsaid.window, (ModelWindow{511, 512}));
   const auto error = [&](const char* value) {
     return test::message_of<UserError>([&] { static_cast<void>(with(value)); });
@@ -153,7 +150,10 @@ TEST(ModelConfig, TheWindowFollowsTheFinalValueOfCausal) {
   EXPECT_THAT(window(mistral, {}), ElementsAre(15, 0));
   EXPECT_THAT(window(mistral, {"--causal=false"}), ElementsAre(15, 15));
   EXPECT_THAT(window(mistral, {"--causal=false", "--window", "7,3"}), ElementsAre(7, 3));
-  EXPECT_THAT(window("", {}), ElementsAre(16, 16));
+  EXPECT_THAT(window("", {"--causal=false"}), ElementsAre(16, 16));
+  EXPECT_THAT(test::message_of<UserError>([&] { window("", {}); }),
+              HasSubstr("does not say whether its attention is causal (it has no architectures): "
+                        "give --causal, or --causal=false"));
   EXPECT_THAT(window("", {"--causal"}), ElementsAre(15, 0));
   const Variable causal("ANNULUS_CAUSAL", "true");
   EXPECT_THAT(window("", {}), ElementsAre(15, 0));
@@ -177,8 +177,6 @@ TEST(ModelConfig, WhatIsNotUnderstoodIsRefused) {
               HasSubstr("sliding_window is missing"));
   EXPECT_THAT(error_of_config(R"({"num_attention_heads": 8, "head_dim": 8, "dtype": "int3"})"),
               HasSubstr("dtype = 'int3'"));
-  EXPECT_THAT(layer_of(R"({"num_attention_heads": 8, "head_dim": 8})").warnings,
-              ElementsAre(HasSubstr("--causal if it is")));
 }
 
 TEST(ModelConfig, GivesOptionsThatTheCommandLineOverrides) {

@@ -73,11 +73,11 @@ TEST(Options, FlagsCanBeTakenBack) {
 }
 
 TEST(Options, FileAndEnvironmentMayServeOtherCommands) {
-  const OptionFile config("show-ranks = 3\nmesh = sp=4\n");
+  const OptionFile config("max-tp = 3\nmesh = sp=4\n");
   const Variable variable("ANNULUS_ITERS", "nonsense");
   const Options options = parse({"run", "--config", config.path(), "--output", "o.npy"});
   EXPECT_EQ(options.mesh, "sp=4");
-  EXPECT_THAT(options.given, Not(HasSubstr("show-ranks")));
+  EXPECT_THAT(options.given, Not(HasSubstr("max-tp")));
 }
 
 TEST(Options, UnnormalisedOutputsComeWithMaximumAndSum) {

@@ -59,13 +59,16 @@ class ReportFilesTest : public ::testing::Test {
   std::filesystem::path folder_;
 };
 
-// Rows that a long report has kept stay, whatever happens next, and no row comes twice.
+// Rows that a long report has kept stay, whatever happens next, and no row comes twice. An earlier
+// report stays until there is a whole new one.
 TEST_F(ReportFilesTest, KeptRowsAreCompleteFiles) {
   Report report = report_of();
+  write("a.json", "earlier");
   {
     ReportFiles files(path("a.json"), path("a.csv"), report);
     files.keep(report, out_);
-    const auto json = nlohmann::json::parse(content("a.json"));
+    EXPECT_EQ(content("a.json"), "earlier");
+    const auto json = nlohmann::json::parse(content("a.json.unfinished"));
     EXPECT_EQ(json["rows"].size(), 1U);
     EXPECT_EQ(json["verdict"]["text"], "unfinished after 1 row");
     EXPECT_EQ(json["verdict"]["passed"], false);
@@ -84,16 +87,17 @@ TEST_F(ReportFilesTest, KeptRowsAreCompleteFiles) {
 }
 
 TEST_F(ReportFilesTest, AnInterruptionSaysWhetherRowsAreKept) {
-  const auto interrupted = [&](const std::string& csv) {
+  const auto interrupted = [&](const std::string& json, const std::string& csv) {
     handle_interruptions(/*speaks=*/true);
     const Report report = report_of();
-    ReportFiles files("", csv, report);
+    ReportFiles files(json, csv, report);
     files.keep(report, out_);
     ::raise(SIGTERM);
   };
   const ::testing::KilledBySignal killed(SIGTERM);
-  EXPECT_EXIT(interrupted(path("a.csv")), killed, "by SIGTERM; finished rows are kept");
-  EXPECT_EXIT(interrupted(""), killed, "by SIGTERM; no unfinished file is left");
+  EXPECT_EXIT(interrupted("", path("a.csv")), killed, "by SIGTERM; finished rows are kept\n");
+  EXPECT_EXIT(interrupted(path("a.json"), ""), killed, "rows are kept in .*a.json.unfinished\n");
+  EXPECT_EXIT(interrupted("", ""), killed, "by SIGTERM; no unfinished file is left");
 }
 
 TEST_F(ReportFilesTest, RowsOfCsvOnStandardOutputComeAtOnce) {

@@ -18,10 +18,20 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Not;
 
+// Of files whose order is named; otherwise the same text is an error.
 std::vector<std::string> of_run(const AttentionShape& shape) {
   Options options;
   options.command = Command::run;
-  return hints(options, shape, MeshShape({{"sp", 1}}), {});
+  const auto of_options = [&] { return hints(options, shape, MeshShape({{"sp", 1}}), {}); };
+  const std::string error = test::message_of<UserError>([&] { static_cast<void>(of_options()); });
+  options.given_values = {{"layout", "bthd"}};
+  std::vector<std::string> all = of_options();
+  if (all.empty()) {
+    EXPECT_EQ(error, "nothing thrown");
+  } else {
+    EXPECT_THAT(error, AllOf(HasSubstr(all.front()), HasSubstr("(--layout bthd computes")));
+  }
+  return all;
 }
 
 TEST(Hints, HeadsAndPositionsThatLookSwapped) {

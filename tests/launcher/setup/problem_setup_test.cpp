@@ -109,6 +109,7 @@ TEST_F(ProblemSetupTest, WarnsOfHeadsAndPositionsThatLookSwapped) {
   options_.command = Command::run;
   shape_.heads = shape_.kv_heads = 4096;
   shape_.query_length = shape_.kv_length = 32;
+  options_.given_values = {{"layout", "bthd"}};
   EXPECT_THAT(set_up().warnings, ElementsAre(HasSubstr("--layout bhtd")));
   options_.bhtd = true;
   EXPECT_THAT(set_up().warnings, ElementsAre(HasSubstr("--layout bthd")));

@@ -269,6 +269,7 @@ TEST(CostModel, JsonKeepsEveryBit) {
     EXPECT_EQ(again.network, model.network);
     EXPECT_EQ(again.node_bytes_per_second, model.node_bytes_per_second);
     EXPECT_EQ(again.launch_seconds, model.launch_seconds);
+    EXPECT_EQ(again.threads, model.device == Place::Kind::host ? model.threads : 0);
     EXPECT_EQ(again.assumed, model.assumed);
   }
 }

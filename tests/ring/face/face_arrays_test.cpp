@@ -128,6 +128,14 @@ TEST(FaceLayout, AllRanksGetTheChoiceOfRank0) {
   EXPECT_FALSE(choice.why.empty());
   const std::string text = std::string(name_of(choice.layout)) + " " + choice.why;
   EXPECT_FALSE(context.mesh().world().first_difference(text, "layout of this test").has_value());
+  AttentionOptions named = options;
+  named.schedule = context.size() == 1 ? "local" : "ulysses";
+  const std::string why_named = ring::choose_layout(named, context).why;
+  if (context.size() > 2) {
+    EXPECT_NE(why_named, choice.why);
+  }
+  const Overlay overlay(context, {.schedule = named.schedule});
+  EXPECT_EQ(ring::choose_layout(options, context).why, why_named);
   options.layout = LayoutKind::striped;
   EXPECT_EQ(ring::choose_layout(options, context).layout, LayoutKind::striped);
 }

@@ -233,7 +233,7 @@ TEST(Face, OneRanksAttentionOptionsOtherwise) {
              model.merge_bytes_per_second *= 2;
              o.cost_model = std::make_shared<ring::CostModel>(model);
            },
-           "costs"},
+           "cost model"},
           {"tracer", [&](auto& o) { o.tracer = &tracer; }, "traced"},
       },
       options, [&](const AttentionOptions& mine) { Attention(context, mine); });

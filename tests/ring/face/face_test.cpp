@@ -409,6 +409,48 @@ TEST(Face, ManyObjectsOfOneShapeTakeTheMemoryOfOne) {
   EXPECT_EQ(in_use(), before);
 }
 
+// The schedule that is kept is not the one that would be chosen, and nothing is predicted.
+TEST(Face, AScheduleIsKeptFromMaskToMask) {
+  Context context(world(), on_host());
+  AttentionOptions options = causal(std::int64_t{64} * context.size());
+  Attention attention(context, options);
+  attention.prepare_backward();
+  const auto forward = [&] { return attention.schedule().schedule; };
+  const auto backward = [&] { return attention.backward_pass()->schedule().schedule; };
+  const std::pair first(forward(), backward());
+  options.mask = {};
+  options.mask.set_window(3, 3);
+  attention.set_mask(options.mask);
+  attention.prepare_backward();
+  const std::pair chosen(forward(), backward());
+  if (context.size() > 2) {
+    EXPECT_NE(first, chosen) << "nothing is kept that would not be chosen";
+  }
+  for (const std::int64_t window : {3, 5}) {
+    options.mask.set_window(window, window);
+    attention.set_mask(causal(1).mask);
+    attention.prepare_backward();
+    EXPECT_EQ(std::pair(forward(), backward()), first);
+    attention.set_mask(options.mask, ring::NextSchedule::kept);
+    attention.prepare_backward();
+    EXPECT_EQ(std::pair(forward(), backward()), first);
+    EXPECT_EQ(attention.schedule().seconds, 0);
+    EXPECT_TRUE(attention.schedule().passed_over.empty());
+    expect_right_run(attention, options, 3);
+  }
+}
+
+TEST(Face, RanksAgreeOnWhetherAScheduleIsKept) {
+  if (test::session().size() == 1) GTEST_SKIP() << "needs 2 ranks";
+  Context context(world(), on_host());
+  AttentionOptions options = causal(61);
+  Attention attention(context, options);
+  options.mask.set_window(7, 0);
+  const auto next = context.rank() == 1 ? ring::NextSchedule::kept : ring::NextSchedule::chosen;
+  EXPECT_THAT(test::message_of<ArgumentError>([&] { attention.set_mask(options.mask, next); }),
+              HasSubstr("attention on rank 1: got schedule kept: "));
+}
+
 // One object serves batches of other lengths and other documents, one after the other.
 TEST(Face, MasksAreReplacedFromCallToCall) {
   Context context(world(), on_host());

@@ -3,7 +3,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <annulus/ring/layout_choice.hpp>
 #include <annulus/ring/recommend.hpp>
+
+#include "recommend/planned_problem.hpp"
 
 namespace annulus::ring {
 namespace {
@@ -94,6 +97,33 @@ TEST(Recommend, CountsTheBiasPolicy) {
   EXPECT_EQ(
       plan_attention(named, MeshShape::parse(found.front().mesh, 0), Place::host()).run.seconds,
       found.front().run.seconds);
+}
+
+// A training step: the sum of both passes decides, each with its own schedule.
+TEST(Recommend, AnswersForBothPasses) {
+  const AttentionOptions options = causal_options();
+  const WantedRanks wanted{.ranks = 4, .nodes = 2, .backward = true};
+  const std::vector<Recommendation> found = recommend(options, wanted);
+  const Recommendation& best = found.front();
+  ASSERT_TRUE(best.why_not.empty());
+  int compared = 0;
+  for (const Recommendation& one : found) {
+    if (!one.backward || one.run.seconds == 0) continue;
+    EXPECT_LE(best.total(), one.total() * kTie) << one.mesh;
+    const Registry registry = Registry::standard();
+    const PlannedProblem backward(options, registry, Place::host(), Presence::assumed, {0, 0, 1, 1},
+                                  BackwardRequest{});
+    LayoutOptions asked = options;
+    asked.layout = one.layout;
+    const LaidOut laid_out = backward.lay_out(MeshShape::parse(one.mesh, 0), asked);
+    const PlanInput input = backward.input(laid_out);
+    const double fastest = choose_schedule(input, "auto").seconds;
+    if (fastest > 0) EXPECT_NEAR(one.backward_run.seconds, fastest, 0.011 * fastest) << one.mesh;
+    EXPECT_GE(one.run.memory_bytes, one.backward_run.memory_bytes);
+    EXPECT_GT(one.backward_run.seconds, one.run.seconds) << one.mesh;
+    ++compared;
+  }
+  EXPECT_GT(compared, 2);
 }
 
 TEST(Recommend, RefusesWrongNamesAndProblems) {

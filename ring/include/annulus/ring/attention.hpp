@@ -239,7 +239,10 @@ class Attention {
   /// arguments, and the lengths do not exceed the planned ones, nothing is planned and no rank
   /// communicates. All ranks throw the same error for a mask that does not fit or that no
   /// implementation accepts (UserError); the object then stays usable as before.
-  void set_mask(const Mask& mask);
+  ///
+  /// Rank 0 chooses the schedule for the new mask, which takes it seconds on a thousand ranks,
+  /// unless `next` keeps that of each pass. Ranks must agree on `next`.
+  void set_mask(const Mask& mask, ring::NextSchedule next = ring::NextSchedule::chosen);
   /// Returns when all calls are done. Throws UserError, on this rank alone, if a call read a length
   /// from device memory that was out of bounds; the object stays usable.
   void wait();

@@ -69,12 +69,15 @@ struct CostModel {
   double node_bytes_per_second = 360e9;
   /// Seconds that a launch of copies, or of a reduction, takes besides its bytes.
   double launch_seconds = 0;
+  /// CPU threads of a rank, which its kernels share: see use_threads(). 0: not known.
+  int threads = 1;
   /// The keys that may be assumed instead of measured.
   static constexpr std::array<std::string_view, 5> kAssumable{
       "transports", "transfer_share", "network_hops", "node_bytes_per_second", "launch_seconds"};
   std::set<std::string, std::less<>> assumed{kAssumable.begin(), kAssumable.end()};
 
   /// One current CPU core per rank, shared memory between ranks, 10 Gb/s Ethernet between nodes.
+  /// use_threads() gives ranks more cores.
   static CostModel cpu_core();
   /// One Hopper GPU per rank, NVLink between ranks; between nodes, a link of 400 Gb/s per GPU, of
   /// which a node has eight.
@@ -96,6 +99,9 @@ struct CostModel {
   [[nodiscard]] bool knows(std::string_view name) const;
   /// Throws ArgumentError when the model does not know the transport.
   void use_transport(std::string_view name);
+  /// Adapts the model to ranks with this many CPU threads: kernels are as much faster, or slower,
+  /// and memory is not. Does nothing for GPUs.
+  void use_threads(int count);
   /// Uses the ranks' transport. If the model has no times of it, assumes some and says so in
   /// `source`.
   void adopt_transport(std::string_view name);
@@ -126,15 +132,15 @@ struct CostModel {
 ///      "merge_bytes_per_second": 8e9, "read_bytes_per_second": 9e9, "transport": "mpi",
 ///      "transports": {"mpi": [{"bytes": 65536, "seconds": 2e-5}, …]}, "transfer_share": 0.1,
 ///      "network_hops": [{"bytes": 65536, "seconds": 1e-4}, …], "node_bytes_per_second": 1.2e9,
-///      "launch_seconds": 5e-6, "assumed": ["network_hops", …]}
+///      "launch_seconds": 5e-6, "threads": 4, "assumed": ["network_hops", …]}
 [[nodiscard]] std::string to_json(const CostModel& model);
-/// Reads it back. Files of version 6, whose kernels are of the forward pass, and of version 5,
-/// which had no read_bytes_per_second either, are read too: both keys may be absent. The curves of
-/// messages are read as CostCurve::rising(). Throws FileError, naming `path` and the key, for
-/// another schema or version, a class that comes twice, and a value that is missing, unknown
-/// (including implementations, and transports that the device does not use), of the wrong type, or
-/// so large or small that predictions would overflow (a latency above an hour, a rate below 1 per
-/// second).
+/// Reads it back. "threads" may be absent. Files of version 6, whose kernels are of the forward
+/// pass, and of version 5, which had no read_bytes_per_second either, are read too: both keys may
+/// be absent. The curves of messages are read as CostCurve::rising(). Throws FileError, naming
+/// `path` and the key, for another schema or version, a class that comes twice, and a value that is
+/// missing, unknown (including implementations, and transports that the device does not use), of
+/// the wrong type, or so large or small that predictions would overflow (a latency above an hour, a
+/// rate below 1 per second).
 [[nodiscard]] CostModel parse_cost_model(std::string_view text, const std::string& path);
 
 }  // namespace annulus::ring

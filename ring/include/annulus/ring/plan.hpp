@@ -107,6 +107,12 @@ struct ScheduleChoice : ScheduleVariant {
   std::optional<Unrestricted> unrestricted = {};
 };
 
+/// The schedule of calls under another mask.
+enum class NextSchedule : std::uint8_t {
+  chosen,  ///< as for a first mask
+  kept     ///< as it was: nothing is predicted, and each rank plans its own tasks only
+};
+
 /// The content of a buffer's tokens. Keys and values, and their gradients, have key/value heads;
 /// all others have query heads.
 enum class Content : std::uint8_t {

@@ -9,6 +9,10 @@
 #include <annulus/core/place.hpp>
 #include <annulus/ring/cost_model.hpp>
 
+namespace annulus {
+class Control;
+}  // namespace annulus
+
 namespace annulus::ring {
 
 /// A cost model applied to one problem, which turns its plans into time.
@@ -21,8 +25,6 @@ struct Prices {
 
   /// The sources of the kernels' costs: "native assumed, sdpa measured".
   [[nodiscard]] std::string knowledge() const;
-  /// All numbers and sources, to check that ranks which plan together have the same.
-  [[nodiscard]] std::string to_text() const;
   /// Throws InternalError for an implementation that has no price.
   [[nodiscard]] const KernelCost& kernel(const std::string& implementation) const;
   [[nodiscard]] int node_of(int rank) const {
@@ -33,6 +35,11 @@ struct Prices {
     return static_cast<int>(std::count(node_of_rank.begin(), node_of_rank.end(), node));
   }
 };
+
+/// Gives ranks that plan together the same prices of kernels, the highest of all ranks, so that
+/// they plan alike where their CPUs or their threads differ. Collective; ranks must agree on the
+/// cost model, but for its threads, and on the implementations.
+void share_prices(Prices& prices, Control& ranks);
 
 /// The prices of these implementations for the class of a pass of `problem` (class_of()). Each
 /// price is the first in this list that exists:
@@ -46,6 +53,8 @@ struct Prices {
 ///    rate of another kernel: the one of the nearest class; of several, the one with the most
 ///    similar assumed rate.
 /// 4. The assumed rate of the implementation at `place`.
+///
+/// Assumed rates of CPUs are those of a thread, times the threads of the model.
 ///
 /// Throws ArgumentError for a model of ranks that compute on another kind of device.
 [[nodiscard]] Prices make_prices(CostModel model, const AttentionProblem& problem,

@@ -38,6 +38,7 @@ struct WantedRanks {
   std::string sequence_axis = "sp";
   std::optional<MeshShape> mesh = {};  ///< the only mesh, of as many ranks; default: all meshes
   int most_head_shards = 0;            ///< the largest size of tp; 0: no limit
+  bool backward = false;               ///< for a forward and a backward pass, one after the other
 };
 
 /// A way to compute a problem: a mesh, a layout and a schedule.
@@ -52,13 +53,17 @@ struct Recommendation {
   bool ties = false;     ///< it is as fast as one that is recommended
   bool is_slow = false;  ///< it can run and fits, but others are faster
   double least = 0;      ///< lower bound of total() in seconds; 0 if not known
-  PredictedRun run;      ///< 0 seconds: it was not simulated
+  PredictedRun run;      ///< 0 seconds: it was not simulated. Memory is that of the larger pass
+  /// The schedule of the backward pass, if one was wanted, and its run.
+  std::optional<ScheduleVariant> backward = {};
+  PredictedRun backward_run = {};
   /// Seconds of the all-reduce that a model's output projection needs where heads are divided:
-  /// sums of [B,T,N·Dv] in the problem's dtype, over the ranks of a group.
+  /// sums of [B,T,N·Dv] in the problem's dtype, over the ranks of a group. With a backward pass,
+  /// also as much for the gradients of the layer's input.
   double projection = 0;
   double rate = 0;  ///< operations of attention per second and rank
 
-  [[nodiscard]] double total() const { return run.seconds + projection; }
+  [[nodiscard]] double total() const { return run.seconds + backward_run.seconds + projection; }
 };
 
 /// Compares meshes dp × tp × sp with every sequence layout and schedule that `problem` leaves open,
@@ -66,7 +71,8 @@ struct Recommendation {
 /// first. The first of these is the fastest or, if several tie with it, the one with fewest head
 /// shards. Then come the candidates that tie with one of the best, then the others, with the
 /// reason. Ranks of sp, or else of tp, are neighbours. Specs of the problem are not used. Throws
-/// UserErrors for errors on every mesh, such as an unknown implementation.
+/// UserErrors for errors on every mesh, such as an unknown implementation. The backward pass takes
+/// the fastest schedule on the same mesh and layout.
 [[nodiscard]] std::vector<Recommendation> recommend(const AttentionOptions& problem,
                                                     const WantedRanks& wanted,
                                                     const Registry& registry);

@@ -65,9 +65,9 @@ class ShardedAttention {
   /// Replaces the mask for later calls: other lengths, other documents. If set_values() is enough,
   /// does that and returns false. Otherwise it is collective over the mesh. Waits for earlier calls
   /// and replans, with the same shardings; compiled kernels are kept. All ranks throw the same
-  /// error for a mask that does not fit or that no implementation accepts (UserError); the object
-  /// then stays usable as before.
-  bool set_mask(const Mask& mask);
+  /// error for a mask that does not fit or that no implementation accepts, be it only in the
+  /// schedule that is kept (UserError); the object then stays usable as before.
+  bool set_mask(const Mask& mask, NextSchedule next = NextSchedule::chosen);
   /// Replaces lengths and offsets that are call arguments. Does nothing and returns false if the
   /// mask differs from the planned one in anything else. Does not communicate.
   bool set_values(const Mask& mask);
@@ -153,8 +153,10 @@ class ShardedAttention {
     PlanInput input;   // refers to the bound
     PlanOptions open;  // before a choice was made
     ScheduleChoice schedule;
+    std::optional<ScheduleVariant> kept = {};  // from an earlier mask
   };
-  [[nodiscard]] std::unique_ptr<Planning> make_planning(AttentionProblem problem) const;
+  [[nodiscard]] std::unique_ptr<Planning> make_planning(
+      AttentionProblem problem, const std::optional<ScheduleVariant>& kept = {}) const;
   template <class Change, class Undo>
   void try_or_undo(const Change& change, const Undo& undo);
   void check_usable() const;

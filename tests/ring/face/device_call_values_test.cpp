@@ -291,21 +291,14 @@ TEST_F(DeviceCallValues, AreReadByEveryLaunchOfACapturedGraph) {
   ValuesOnDevice on_device(place(), stream_);
   on_device.set({.kv_lengths = {1, 2}});
   attention.run(pass.forward(on_device.views()), stream_);
-  check_cuda(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeRelaxed), "begin of capture");
-  attention.run(pass.forward(on_device.views()), stream_);
-  cudaGraph_t graph = nullptr;
-  check_cuda(cudaStreamEndCapture(stream_, &graph), "end of capture");
-  cudaGraphExec_t executable = nullptr;
-  check_cuda(cudaGraphInstantiate(&executable, graph, 0), "cudaGraphInstantiate");
+  CapturedCalls graph(stream_, [&] { attention.run(pass.forward(on_device.views()), stream_); });
   for (const std::int32_t length : {3, 17, 37}) {
     const Values values{.kv_lengths = {length, length - 1}};
     on_device.set(values);
     pass.spoil();
-    check_cuda(cudaGraphLaunch(executable, stream_), "cudaGraphLaunch");
+    graph.launch(stream_);
     pass.expect_right_results(values.applied(options));
   }
-  check_cuda(cudaGraphExecDestroy(executable), "cudaGraphExecDestroy");
-  check_cuda(cudaGraphDestroy(graph), "cudaGraphDestroy");
 }
 
 // The call computes with the nearest length that is allowed.

@@ -20,6 +20,9 @@ annulus_alone(annulus_partition specs/sharding_rules.cpp)
 annulus_alone(annulus_attention
   flash/flash_implementation.cpp native/row_dropout.cpp native/row_gradients.cpp
   native/row_scores.cpp native/row_softmax.cpp mask/visible_part.cpp)
+if(ANNULUS_HAS_CUDNN)
+  annulus_alone(annulus_attention cudnn/sdpa_plan.cpp)
+endif()
 annulus_alone(annulus_ring
   cost/prices.cpp planner/planner.cpp recommend/recommend.cpp schedules/backward/ring_gradients.cpp
   schedules/building/results.cpp schedules/ring.cpp simulation/simulation.cpp tuning/autotune.cpp

@@ -59,7 +59,7 @@ inline void check_gradients(const AttentionProblem& problem, const BackwardBlock
   const Extents& key = block.key.shape();
   const Extents& value = block.value.shape();
   check(block.grad_output.shape() == Extents{query[0], query[1], query[2], value[3]} &&
-            has_unit_stride(block.grad_output),
+            block.grad_output.dtype() == block.query.dtype() && has_unit_stride(block.grad_output),
         "gradient of the output does not fit");
   const Extents rows{query[0], query[2], query[1]};
   check(block.lse.shape() == rows && block.delta.shape() == rows, "LSE or delta does not fit");

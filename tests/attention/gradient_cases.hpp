@@ -159,9 +159,10 @@ inline void expect_nothing_of_rows_without_weight(std::int64_t keys, const AddGr
 }
 
 /// 64 combinations of modifiers of the problem for each dtype.
-inline void expect_right_modifiers(const AttentionShape& shape, const AddGradients& add) {
+inline void expect_right_modifiers(const AttentionShape& shape, const AddGradients& add,
+                                   const std::vector<DType>& dtypes) {
   Random random(63);
-  for (const DType dtype : {DType::float32, DType::float16, DType::bfloat16}) {
+  for (const DType dtype : dtypes) {
     for (unsigned chosen = 0; chosen < 64; ++chosen) {
       SCOPED_TRACE(std::string(name_of(dtype)) + ' ' + std::to_string(chosen));
       const auto has = [&](unsigned bit) { return (chosen >> bit & 1U) != 0; };

@@ -230,14 +230,4 @@ inline void expect_accurate(const Result& result, const WholeAttention& whole,
   EXPECT_LE(shares.lse, 1);
 }
 
-/// That part_of_batch_and_heads() gives the same bits as the whole.
-inline void expect_part_repeats_whole(const WholeAttention& whole) {
-  const Result all = run_native(whole.problem, whole.block());
-  const AttentionBlock block = part_of_batch_and_heads(whole.block());
-  const Result expected(block);
-  copy(all.output.view().slice(0, 1, 2).slice(2, 2, 2), expected.output.view());
-  copy(all.lse.view().slice(0, 1, 2).slice(1, 2, 2), expected.lse.view());
-  EXPECT_TRUE(run_native(whole.problem, block) == expected);
-}
-
 }  // namespace annulus::test

@@ -11,4 +11,9 @@ inline AttentionProblem problem_of(const AttentionShape& shape, DType dtype = DT
   return problem;
 }
 
+/// For kernels of half types.
+inline AttentionProblem half_problem(const AttentionShape& shape, DType dtype = DType::bfloat16) {
+  return problem_of(shape, dtype);
+}
+
 }  // namespace annulus::test

@@ -303,7 +303,7 @@ TEST(Registry, StrategiesLeaveTheKernelsToAuto) {
     EXPECT_EQ(selection.candidates, defaults.candidates);
     EXPECT_EQ(selection.schedule, schedule);
     // Strategies are not kernels.
-    EXPECT_THAT(test::message_of<ArgumentError>([&] { (void)registry.get(name); }),
+    EXPECT_THAT(test::message_of<ArgumentError>([&, one = name] { (void)registry.get(one); }),
                 AllOf(HasSubstr(name), HasSubstr("a local kernel")));
   }
   EXPECT_THROW(registry.check_name("decode"), ArgumentError);

@@ -419,47 +419,6 @@ TEST(Unnormalised, VanillaInFloat64) {
   expect_right("vanilla", whole);
 }
 
-// Logits that are whole numbers have no rounding: the largest is exactly that.
-TEST(Unnormalised, TheMaximumIsExact) {
-  Random random(8);
-  AttentionProblem problem = problem_of({1, 40, 900, 2, 2, 4, 4});
-  problem.scale = 1;
-  problem.mask.set_causal(true);
-  problem.mask.set_offset(-3);
-  const WholeAttention whole = random_attention(random, problem);
-  for (const Tensor* tensor : {&whole.query, &whole.key}) {
-    for (std::int64_t i = 0; i < tensor->shape().product(); ++i) {
-      tensor->view().as<float>()[i] = static_cast<float>(draw(random, -6, 6));
-    }
-  }
-  const OracleOutput truth = whole.oracle();
-  for (const char* name : {"native", "vanilla"}) {
-    const OwnedState got = run(name, problem, whole.block());
-    for (std::size_t i = 0; i < truth.maximum.size(); ++i) {
-      ASSERT_EQ(got.maximum.view().as<float>()[i], truth.maximum[i]) << name << " row " << i;
-    }
-  }
-}
-
-TEST(Unnormalised, TheMaximumOfARowOfNansIsNan) {
-  const AttentionProblem problem = problem_of({1, 1, 3, 1, 1, 1, 1});
-  for (const std::size_t at : {0U, 1U, 2U}) {
-    for (const float bad : {kNan, static_cast<float>(kInfinity)}) {
-      std::vector<float> keys{1, 4, 2};
-      keys[at] = bad;
-      const WholeAttention whole{problem, tensor_of(DType::float32, {1, 1, 1, 1}, {1}),
-                                 tensor_of(DType::float32, {1, 3, 1, 1}, keys),
-                                 tensor_of(DType::float32, {1, 3, 1, 1}, {1, 2, 3})};
-      EXPECT_TRUE(std::isnan(whole.oracle().maximum[0]));
-      EXPECT_TRUE(std::isnan(whole.oracle().sum[0]));
-      for (const char* name : {"native", "vanilla"}) {
-        const OwnedState got = run(name, problem, whole.block());
-        EXPECT_TRUE(std::isnan(*got.maximum.view().as<float>())) << name << " " << at;
-      }
-    }
-  }
-}
-
 TEST(Unnormalised, KernelsLeaveAMaximumThatNobodyWants) {
   Random random(9);
   const AttentionProblem problem = problem_of({1, 5, 6, 2, 1, 4, 4});

@@ -98,7 +98,9 @@ TEST_F(ReshardTest, MovesRandomShardingsOfAllTypes) {
   for (int trial = 0; trial < 60; ++trial) {
     Mesh mesh = mesh_of(test::random_mesh(random, test::session().size()));
     for (int pair = 0; pair < 4; ++pair) {
-      const auto [from, to] = test::random_shardings(random, mesh.shape());
+      const auto shardings = test::random_shardings(random, mesh.shape());
+      const auto& from = shardings.first;
+      const auto& to = shardings.second;
       const DType dtype = kDTypes[static_cast<std::size_t>(test::draw(random, 0, 6))];
       SCOPED_TRACE(to_string(from) + " → " + to_string(to) + " " + std::string(name_of(dtype)));
       Random mine(random() + static_cast<unsigned>(mesh.rank()));  // … but strides of its own

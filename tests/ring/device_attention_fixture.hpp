@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <map>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -105,6 +106,12 @@ class DeviceAttention : public test::RankDeviceTest<> {
   [[nodiscard]] static std::vector<Transport> transports() {
     if (shared_gpus()) return {Transport::peer};
     return {Transport::peer, Transport::nccl, Transport::composite};
+  }
+
+  /// Those of several ranks, or the only one of one rank.
+  [[nodiscard]] static std::vector<std::string> schedules(std::vector<std::string> several = {
+                                                              "ring", "allgather"}) {
+    return test::session().size() == 1 ? std::vector<std::string>{"local"} : several;
   }
 
   [[nodiscard]] static verification::ShardedCase case_of(std::int64_t length, std::int64_t heads,

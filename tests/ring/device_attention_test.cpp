@@ -80,56 +80,37 @@ TEST_F(DeviceAttention, EveryScheduleTransportAndImplementation) {
   }
 }
 
+// Those of cuDNN, of blocks, are rounded before they are added.
 TEST_F(DeviceAttention, Gradients) {
-  const int ranks = test::session().size();
+  const std::int64_t length = std::int64_t{256} * test::session().size() + 21;
   for (const Transport transport : transports()) {
-    for (const std::string schedule :
-         {"local", "ring", "double_ring", "allgather", "ulysses", "hybrid"}) {
-      if ((ranks == 1) != (schedule == "local")) continue;
-      if (schedule == "double_ring" && ranks % 2 != 0) continue;
-      for (const LayoutKind layout : {LayoutKind::contiguous, LayoutKind::zigzag}) {
-        for (const bool adds : {false, true}) {
-          ShardedCase one = case_of(std::int64_t{256} * ranks + 21, 8, 4, adds ? 64 : 128);
-          one.transport = transport;
-          one.layout.sequence = layout;
-          if (ranks == 1) one.schedule = "local";
-          if (schedule == "double_ring") {
-            one.schedule = schedule;
-            one.plan = PlanOptions::for_place(device().place());
-            one.plan->inner_size = 2;
-          }
-          one.backward = {"flash_attn2", schedule, {.grad_lse = !adds, .adds = adds}};
-          expect_verified(one);
+    for (const std::string& schedule :
+         schedules({"ring", "double_ring", "allgather", "ulysses", "hybrid"})) {
+      if (schedule == "double_ring" && test::session().size() % 2 != 0) continue;
+      const auto check = [&](ShardedCase one) {
+        one.transport = transport;
+        if (schedule == "local") one.schedule = schedule;
+        if (schedule == "double_ring") {
+          one.schedule = schedule;
+          one.plan = PlanOptions::for_place(device().place());
+          one.plan->inner_size = 2;
         }
-      }
-    }
-  }
-}
-
-// By cuDNN, whose gradients of blocks are rounded before they are added.
-TEST_F(DeviceAttention, GradientsByCudnn) {
-  const int ranks = test::session().size();
-  const std::int64_t length = std::int64_t{256} * ranks + 21;
-  for (const Transport transport : transports()) {
-    for (const std::string schedule :
-         {"local", "ring", "double_ring", "allgather", "ulysses", "hybrid"}) {
-      if ((ranks == 1) != (schedule == "local")) continue;
-      if (schedule == "double_ring" && ranks % 2 != 0) continue;
-      for (const std::int64_t dim : {64, 128, 256}) {
-        for (const bool adds : {false, true}) {
+        expect_verified(one);
+      };
+      for (const bool adds : {false, true}) {
+        for (const LayoutKind layout : {LayoutKind::contiguous, LayoutKind::zigzag}) {
+          ShardedCase one = case_of(length, 8, 4, adds ? 64 : 128);
+          one.layout.sequence = layout;
+          one.backward = {"flash_attn2", schedule, {.grad_lse = !adds, .adds = adds}};
+          check(one);
+        }
+        for (const std::int64_t dim : {64, 128, 256}) {
           ShardedCase one = case_of(length, 8, dim == 64 ? 8 : 4, dim);
           one.problem.mask.set_causal(dim != 256);
-          one.transport = transport;
           one.layout.sequence = adds ? LayoutKind::zigzag : LayoutKind::contiguous;
           one.implementation = "sdpa";
-          if (ranks == 1) one.schedule = "local";
-          if (schedule == "double_ring") {
-            one.schedule = schedule;
-            one.plan = PlanOptions::for_place(device().place());
-            one.plan->inner_size = 2;
-          }
           one.backward = {"sdpa", schedule, {.adds = adds}};
-          expect_verified(one);
+          check(one);
         }
       }
     }
@@ -140,8 +121,7 @@ TEST_F(DeviceAttention, GradientsByCudnn) {
 // tiles of either head dimension.
 TEST_F(DeviceAttention, TheSameBitsOnAnyNumberOfRanks) {
   const int ranks = test::session().size();
-  for (const std::string schedule : {"local", "allgather", "ulysses"}) {
-    if ((ranks == 1) != (schedule == "local")) continue;
+  for (const std::string& schedule : schedules({"allgather", "ulysses"})) {
     for (const std::int64_t dim : {64, 128}) {
       for (int mask = 0; mask < 3; ++mask) {
         ShardedCase one = case_of(std::int64_t{768} * ranks, 8, 4, dim);
@@ -182,11 +162,8 @@ TEST_F(DeviceAttention, GradientOfTheSinks) {
 // By the plain kernel and reductions that write maximum and sum, with sinks and rows without keys.
 TEST_F(DeviceAttention, UnnormalisedOutputs) {
   const int ranks = test::session().size();
-  const std::vector<std::string> schedules = ranks == 1
-                                                 ? std::vector<std::string>{"local"}
-                                                 : std::vector<std::string>{"ring", "allgather"};
   for (const Transport transport : transports()) {
-    for (const std::string& schedule : schedules) {
+    for (const std::string& schedule : schedules()) {
       for (const DType dtype : {DType::float32, DType::float16, DType::bfloat16}) {
         for (const bool sinks : {false, true}) {
           ShardedCase one = case_of(std::int64_t{100} * ranks + 3, 4, 2, 40);
@@ -211,11 +188,8 @@ TEST_F(DeviceAttention, UnnormalisedOutputs) {
 TEST_F(DeviceAttention, Sinks) {
   const int ranks = test::session().size();
   const auto length = static_cast<std::int32_t>(256 * ranks);
-  const std::vector<std::string> schedules = ranks == 1
-                                                 ? std::vector<std::string>{"local"}
-                                                 : std::vector<std::string>{"ring", "allgather"};
   for (const Transport transport : transports()) {
-    for (const std::string& schedule : schedules) {
+    for (const std::string& schedule : schedules()) {
       for (const std::string implementation : {"sdpa", "flash_attn2", "native"}) {
         for (const DType dtype : {DType::bfloat16, DType::float16, DType::float32}) {
           if (implementation == "sdpa" && dtype == DType::float32) continue;
@@ -241,10 +215,7 @@ TEST_F(DeviceAttention, Sinks) {
 // The same entries drop as in the oracle, under every schedule and layout.
 TEST_F(DeviceAttention, Dropout) {
   const int ranks = test::session().size();
-  const std::vector<std::string> schedules = ranks == 1
-                                                 ? std::vector<std::string>{"local"}
-                                                 : std::vector<std::string>{"ring", "allgather"};
-  for (const std::string& schedule : schedules) {
+  for (const std::string& schedule : schedules()) {
     for (const DType dtype : {DType::float32, DType::float16, DType::bfloat16}) {
       for (const LayoutKind layout : {LayoutKind::zigzag, LayoutKind::striped}) {
         ShardedCase one = case_of(std::int64_t{200} * ranks + 13, 4, 2, 64);
@@ -266,11 +237,9 @@ TEST_F(DeviceAttention, Dropout) {
 // with their rows, by column; by every kernel that honours them.
 TEST_F(DeviceAttention, BiasAndDenseMask) {
   const int ranks = test::session().size();
-  const std::vector<std::string> schedules =
-      ranks == 1 ? std::vector<std::string>{"local"}
-                 : std::vector<std::string>{"ring", "allgather", "ulysses", "hybrid", "pass_q"};
   for (const DType dtype : {DType::float32, DType::bfloat16}) {
-    for (const std::string& schedule : schedules) {
+    for (const std::string& schedule :
+         schedules({"ring", "allgather", "ulysses", "hybrid", "pass_q"})) {
       for (const LayoutKind layout : {LayoutKind::zigzag, LayoutKind::striped}) {
         const std::int64_t length = std::int64_t{200} * ranks + 13;
         ShardedCase one = case_of(length, 4, 2, 64);

@@ -13,6 +13,7 @@
 #include <annulus/verification/random_problem.hpp>
 #include <annulus/verification/verification.hpp>
 
+#include "tests/attention/random_mask.hpp"
 #include "tests/support/host_context.hpp"
 
 // Sharded attention against the oracle: drawn problems, and every combination that could interact.
@@ -109,66 +110,28 @@ TEST_F(ShardedAttentionSweep, EveryPairOfLayouts) {
 
 constexpr std::int64_t kBatch = 2;
 
-void set_causal(Mask& mask, const AttentionShape& /*shape*/) {
-  mask.set_causal(true);
-}
+// Kinds of masks; none of test::MaskKind stands for blocks that no chunk of a rank is a multiple
+// of.
+using Kind = std::optional<test::MaskKind>;
+constexpr std::array<Kind, 8> kMasks{test::MaskKind::causal,     test::MaskKind::offset,
+                                     test::MaskKind::window,     test::MaskKind::segments,
+                                     test::MaskKind::documents,  test::MaskKind::query_lengths,
+                                     test::MaskKind::kv_lengths, std::nullopt};
 
-void set_window(Mask& mask, const AttentionShape& shape) {
-  mask.set_window(shape.kv_length / 4, 3);
+// The same on every rank.
+Mask mask_of(std::uint64_t seed, const std::vector<Kind>& kinds, const AttentionShape& shape) {
+  test::Random random(seed);
+  std::vector<test::MaskKind> parts;
+  for (const Kind& kind : kinds) {
+    if (kind) parts.push_back(*kind);
+  }
+  Mask mask = test::random_mask(random, parts, shape.batch, shape.query_length, shape.kv_length);
+  if (parts.size() < kinds.size()) {
+    mask.set_block_mask(
+        BlockMask::random(shape.query_length, shape.kv_length, shape.heads, 0.4, 3, {7, 5}));
+  }
+  return mask;
 }
-
-void set_bottom_right(Mask& mask, const AttentionShape& shape) {
-  mask.set_causal(true);
-  mask.set_offset(shape.kv_length - shape.query_length);
-}
-
-// Three interleaved segments in one batch, runs in falling order with padding in the other.
-void set_segments(Mask& mask, const AttentionShape& shape) {
-  const auto ids = [](std::int64_t length) {
-    std::vector<std::int32_t> result;
-    for (std::int64_t i = 0; i < length; ++i) result.push_back(static_cast<std::int32_t>(i % 3));
-    for (std::int64_t i = 0; i < length; ++i) {
-      result.push_back(static_cast<std::int32_t>(2 - 4 * i / length));
-    }
-    return result;
-  };
-  mask.set_segments(kBatch, ids(shape.query_length), ids(shape.kv_length));
-}
-
-// One document per third, the middle one empty in the query.
-void set_documents(Mask& mask, const AttentionShape& shape) {
-  const auto ids = [](std::int64_t length, std::int64_t middle) {
-    const auto at = [](std::int64_t i) { return static_cast<std::int32_t>(i); };
-    std::vector<std::int32_t> row = segments_from_cu_seqlens(
-        std::vector<std::int32_t>{0, at(length / 3), at(length / 3 + middle), at(length)}, length);
-    row.insert(row.end(), row.begin(), row.end());
-    return row;
-  };
-  mask.set_segments(kBatch, ids(shape.query_length, 0), ids(shape.kv_length, shape.kv_length / 3));
-}
-
-void set_query_lengths(Mask& mask, const AttentionShape& shape) {
-  const auto length = static_cast<std::int32_t>(shape.query_length);
-  mask.set_query_lengths({length, length / 2});
-}
-
-void set_kv_lengths(Mask& mask, const AttentionShape& shape) {
-  const auto length = static_cast<std::int32_t>(shape.kv_length);
-  mask.set_kv_lengths({length / 3, length});
-}
-
-// By head, of blocks that no chunk of a rank is a multiple of.
-void set_blocks(Mask& mask, const AttentionShape& shape) {
-  mask.set_block_mask(
-      BlockMask::random(shape.query_length, shape.kv_length, shape.heads, 0.4, 3, {7, 5}));
-}
-
-using SetMask = void (*)(Mask&, const AttentionShape&);
-const std::vector<std::pair<std::string, SetMask>> kMasks{
-    {"causal", set_causal},         {"bottom right", set_bottom_right},
-    {"window", set_window},         {"segments", set_segments},
-    {"documents", set_documents},   {"q_lengths", set_query_lengths},
-    {"kv_lengths", set_kv_lengths}, {"blocks", set_blocks}};
 
 // Every mask alone and in pairs, under every schedule, layout, grouping of heads and dtype, with
 // lengths that no number of ranks divides.
@@ -189,15 +152,14 @@ TEST_F(ShardedAttentionSweep, EveryCombination) {
           c.problem.shape = {kBatch, 29, 43, 4, kv_heads, 8, 6};
           if (seed % 2 == 1) std::swap(c.problem.shape.query_length, c.problem.shape.kv_length);
           c.problem.dtype = dtype;
-          kMasks[first].second(c.problem.mask, c.problem.shape);
-          kMasks[second].second(c.problem.mask, c.problem.shape);
+          c.problem.mask = mask_of(seed, {kMasks[first], kMasks[second]}, c.problem.shape);
           c.layout = {PartitionSpec::parse("-,sp"), PartitionSpec::parse("-,sp"), layout, 1};
           c.schedule = schedule;
           c.plan = small_groups(ranks());
           c.seed = ++seed;
-          ASSERT_EQ(failure(c, shape), "") << fmt::format(
-              "{} and {}, {}, {}, {} kv heads, {}", kMasks[first].first, kMasks[second].first,
-              schedule, name_of(layout), kv_heads, name_of(dtype));
+          ASSERT_EQ(failure(c, shape), "")
+              << fmt::format("{}, {}, {}, {} kv heads, {}", to_string(c.problem.mask), schedule,
+                             name_of(layout), kv_heads, name_of(dtype));
         }
       }
     }
@@ -240,7 +202,7 @@ TEST_F(ShardedAttentionSweep, EveryModifier) {
   std::uint64_t seed = 0;
   for (std::size_t first = 0; first < modifiers.size(); ++first) {
     for (std::size_t second = first; second < modifiers.size(); ++second) {
-      for (const auto& [name, set_mask] : kMasks) {
+      for (const Kind& kind : kMasks) {
         for (int repeat = 0; repeat < 2; ++repeat) {
           // A multiplicative hash chooses, so that no other choice goes with it.
           const char* const schedule = kSchedules[(seed * 2654435761U >> 16U) % kSchedules.size()];
@@ -249,7 +211,7 @@ TEST_F(ShardedAttentionSweep, EveryModifier) {
           ShardedCase c;
           c.problem.shape = {kBatch, 29, 43, 4, seed % 2 == 0 ? 2 : 4, 8, 6};
           c.problem.dtype = dtype;
-          set_mask(c.problem.mask, c.problem.shape);
+          c.problem.mask = mask_of(seed, {kind}, c.problem.shape);
           modifiers[first].second(c.problem);
           modifiers[second].second(c.problem);
           c.plan = small_groups(std::max(1, shape.axis_size("sp")));
@@ -257,9 +219,9 @@ TEST_F(ShardedAttentionSweep, EveryModifier) {
                       std::vector{LayoutKind::zigzag, LayoutKind::striped}[seed / 2 % 2], 1};
           c.schedule = schedule;
           c.seed = ++seed;
-          ASSERT_EQ(failure(c, shape), "")
-              << fmt::format("{} and {}, {}, {}, {}", modifiers[first].first,
-                             modifiers[second].first, name, schedule, name_of(dtype));
+          ASSERT_EQ(failure(c, shape), "") << fmt::format(
+              "{} and {}, {}, {}, {}", modifiers[first].first, modifiers[second].first,
+              to_string(c.problem.mask), schedule, name_of(dtype));
         }
       }
     }

@@ -85,23 +85,20 @@ class CudaCallArguments : public CudaTest {
 
   // The first call runs as it is; the second is recorded, and replayed for all others.
   void expect_right_calls(const Implementation& implementation, const AttentionProblem& planned,
-                          const AttentionBlock& host_block, const Sources& sources,
+                          const AttentionBlock& host_block,
                           const std::vector<AttentionProblem>& calls) {
     SCOPED_TRACE(implementation.names().front() + ", " + std::string(name_of(planned.dtype)) +
                  ", rows " + to_string(host_block.rows));
-    const Mirror query(sources.query, *device_);
-    const Mirror key(sources.key, *device_);
-    const Mirror value(sources.value, *device_);
+    Mirrors mirrors(*device_, *stream_);
     const DeviceArguments arguments(planned, *device_);
     AttentionBlock block = host_block;
-    block.query = query.at(block.query);
-    block.key = key.at(block.key);
-    block.value = value.at(block.value);
+    for (ConstTensorView* view : {&block.query, &block.key, &block.value}) {
+      *view = mirrors.upload(*view);
+    }
     block.call_arguments = arguments.arrays();
     Result result(host_block);
-    const Mirror output(result.output, *device_);
-    const Mirror lse(result.lse, *device_);
-    const SoftmaxState state{output.view(), lse.view()};
+    const SoftmaxState state{mirrors.result(result.output.view()),
+                             mirrors.result(result.lse.view())};
     AttentionProblem held = planned;  // its mask becomes that of each call, as in a runner
     const std::unique_ptr<Kernel> kernel = implementation.make_kernel(held, *device_);
     kernel->prepare(block, state);
@@ -111,8 +108,8 @@ class CudaCallArguments : public CudaTest {
       SCOPED_TRACE("call " + std::to_string(i) + ", mask " + to_string(calls[i].mask));
       arguments.set(calls[i]);
       held.mask = calls[i].mask;
-      check_cuda(cudaMemset(output.view().data(), 0xff, result.output.bytes()), "cudaMemset");
-      check_cuda(cudaMemset(lse.view().data(), 0xff, result.lse.bytes()), "cudaMemset");
+      check_cuda(cudaMemset(state.output.data(), 0xff, result.output.bytes()), "cudaMemset");
+      check_cuda(cudaMemset(state.lse.data(), 0xff, result.lse.bytes()), "cudaMemset");
       check_cuda(cudaDeviceSynchronize(), "cudaMemset");
       if (i == 0) {
         forward();
@@ -121,9 +118,7 @@ class CudaCallArguments : public CudaTest {
         ASSERT_NE(recording, nullptr);
         recording->submit(*stream_);
       }
-      stream_->synchronize();
-      output.download();
-      lse.download();
+      mirrors.download();
       expect_accurate(result, WholeAttention{calls[i], {}, {}, {}},
                       reference_of(calls[i], host_block));
     }
@@ -146,10 +141,9 @@ class CudaCallArguments : public CudaTest {
       for (const Implementation* const implementation : implementations_) {
         if (!implementation->fits(planned, device_->place())) continue;
         ++takers;
-        const Sources sources{whole.query, whole.key, whole.value};
-        expect_right_calls(*implementation, planned, whole.block(), sources, of_dtype);
+        expect_right_calls(*implementation, planned, whole.block(), of_dtype);
         expect_right_calls(*implementation, planned, part_of_batch_and_heads(whole.block()),
-                           sources, of_dtype);
+                           of_dtype);
         // As a rank of several has them.
         const SequenceLayout layout(LayoutKind::zigzag, kShape.kv_length, 3);
         const PositionRanges columns = layout.positions(1);
@@ -157,7 +151,7 @@ class CudaCallArguments : public CudaTest {
         const Tensor value = gather(whole.value.view(), columns);
         const AttentionBlock block{whole.query.view(), as_bthd(key), as_bthd(value), whole.rows(),
                                    columns};
-        expect_right_calls(*implementation, planned, block, {whole.query, key, value}, of_dtype);
+        expect_right_calls(*implementation, planned, block, of_dtype);
       }
       EXPECT_GE(takers, 1);
     }
@@ -279,8 +273,7 @@ TEST_F(CudaCallArguments, LengthsOfFewRows) {
   calls[4].mask.set_kv_lengths({1000, 1000, 1000});
   calls[4].mask.set_query_lengths({1, 0, 1});
   for (const Implementation* const implementation : implementations_) {
-    expect_right_calls(*implementation, planned, whole.block(),
-                       {whole.query, whole.key, whole.value}, calls);
+    expect_right_calls(*implementation, planned, whole.block(), calls);
   }
 }
 
@@ -319,7 +312,7 @@ TEST_F(CudaCallArguments, LengthsAndOffsetsOfFewRows) {
     const Implementation& flash = registry_.get("flash_attn2");
     if (!flash.available(device_->place())) GTEST_SKIP() << "needs compute capability 9.0";
     for (const AttentionBlock& block : {whole.block(), later}) {
-      expect_right_calls(flash, planned, block, {whole.query, whole.key, whole.value}, calls);
+      expect_right_calls(flash, planned, block, calls);
     }
   }
 }
@@ -341,7 +334,7 @@ TEST_F(CudaCallArguments, LengthsOfFewRowsAndStripedKeys) {
   calls[0].mask.set_kv_lengths({100, 599});
   calls[1].mask.set_kv_lengths({1, 340});
   for (const Implementation* const implementation : implementations_) {
-    expect_right_calls(*implementation, planned, block, {whole.query, key, value}, calls);
+    expect_right_calls(*implementation, planned, block, calls);
   }
 }
 

@@ -13,6 +13,7 @@
 #include <annulus/partition/sequence_layout.hpp>
 
 #include "tests/attention/cuda_run.hpp"
+#include "tests/attention/problem_of.hpp"
 
 namespace annulus::test {
 namespace {
@@ -24,71 +25,26 @@ const Implementation& sdpa() {
   return registry.get("sdpa");
 }
 
-AttentionProblem problem_of(const AttentionShape& shape, DType dtype = DType::bfloat16) {
-  AttentionProblem problem;
-  problem.shape = shape;
-  problem.dtype = dtype;
-  return problem;
-}
-
-/// One kernel for many blocks of tensors that are on the device.
-class OneKernel {
- public:
-  OneKernel(const WholeAttention& whole, Device& device, Stream& stream)
-      : query_(whole.query, device),
-        key_(whole.key, device),
-        value_(whole.value, device),
-        dtype_(whole.problem.dtype),
-        device_(device),
-        stream_(stream),
-        kernel_(sdpa().make_kernel(whole.problem, device)) {}
-
-  /// A block of the host's tensors.
-  [[nodiscard]] Result run(AttentionBlock block) {
-    Result result(block);
-    const Tensor rounded(dtype_, result.output.shape(), test_memory());
-    std::memset(rounded.view().data(), 0xff, rounded.bytes());  // NaN
-    const Mirror output(rounded, device_);
-    const Mirror lse(result.lse, device_);
-    block.query = query_.at(block.query);
-    block.key = key_.at(block.key);
-    block.value = value_.at(block.value);
-    kernel_->forward(block, {output.view(), lse.view()}, {stream_, nullptr, 1});
-    stream_.synchronize();
-    output.download();
-    lse.download();
-    to_float32(rounded.view().data(), dtype_, result.output.view().as<float>(),
-               rounded.view().elements());
-    return result;
-  }
-
- private:
-  Mirror query_, key_, value_;
-  DType dtype_;
-  Device& device_;
-  Stream& stream_;
-  std::unique_ptr<Kernel> kernel_;
-};
-
 class CudaSdpa : public CudaTest {
  protected:
   void SetUp() override {
     CudaTest::SetUp();
     if (IsSkipped()) return;
-    const Capability can = sdpa().capability(problem_of({1, 8, 8, 1, 1, 64, 64}), device_->place());
+    const Capability can =
+        sdpa().capability(half_problem({1, 8, 8, 1, 1, 64, 64}), device_->place());
     if (cuda_devices().front().compute_capability < 80) GTEST_SKIP() << can.reason();
     ASSERT_EQ(can.reason(), "") << "nothing but the GPU may be missing";
   }
 
   void expect_block_accurate(const AttentionProblem& problem, const AttentionBlock& block,
-                             const Sources& sources, const OracleOutput& truth) {
+                             const OracleOutput& truth) {
     SCOPED_TRACE(to_string(problem.shape) + " " + std::string(name_of(problem.dtype)) + " mask " +
                  to_string(problem.mask) + " rows " + to_string(block.rows) + " columns " +
                  to_string(block.columns));
     ASSERT_EQ(sdpa().capability(problem, device_->place()).reason(), "");
     ASSERT_EQ(sdpa().takes(problem, geometry_of(block)).reason(), "");
     const WholeAttention bounds{problem, {}, {}, {}};
-    const Result result = run_on_device(sdpa(), problem, block, sources, *device_, *stream_);
+    const Result result = run_on_device(sdpa(), problem, block, *device_, *stream_);
     expect_accurate(result, bounds, truth);
     expect_blind_rows_empty(result, truth);
   }
@@ -111,8 +67,7 @@ class CudaSdpa : public CudaTest {
   }
 
   void expect_whole_accurate(const WholeAttention& whole) {
-    expect_block_accurate(whole.problem, whole.block(), {whole.query, whole.key, whole.value},
-                          whole.oracle());
+    expect_block_accurate(whole.problem, whole.block(), whole.oracle());
   }
 
   // Rows and columns of the whole, stored head by head.
@@ -122,8 +77,7 @@ class CudaSdpa : public CudaTest {
     const Tensor key = gather(whole.key.view(), columns);
     const Tensor value = gather(whole.value.view(), columns);
     const AttentionBlock block{as_bthd(query), as_bthd(key), as_bthd(value), rows, columns};
-    expect_block_accurate(whole.problem, block, {query, key, value},
-                          reference_of(whole.problem, block));
+    expect_block_accurate(whole.problem, block, reference_of(whole.problem, block));
   }
 };
 
@@ -132,7 +86,7 @@ TEST_F(CudaSdpa, FullAndCausal) {
   for (const DType dtype : {DType::bfloat16, DType::float16}) {
     for (const std::int64_t dim : {64, 128, 256}) {
       for (const bool causal : {false, true}) {
-        AttentionProblem problem = problem_of({2, 384, 384, 4, 2, dim, dim}, dtype);
+        AttentionProblem problem = half_problem({2, 384, 384, 4, 2, dim, dim}, dtype);
         problem.mask.set_causal(causal);
         expect_whole_accurate(random_attention(random, problem));
       }
@@ -144,7 +98,7 @@ TEST_F(CudaSdpa, GroupedHeads) {
   Random random(72);
   for (const auto& [heads, kv_heads] :
        {std::pair{4, 4}, std::pair{8, 2}, std::pair{8, 1}, std::pair{1, 1}}) {
-    AttentionProblem problem = problem_of({1, 256, 256, heads, kv_heads, 128, 128});
+    AttentionProblem problem = half_problem({1, 256, 256, heads, kv_heads, 128, 128});
     problem.mask.set_causal(true);
     expect_whole_accurate(random_attention(random, problem));
   }
@@ -156,9 +110,9 @@ TEST_F(CudaSdpa, OddLengths) {
   for (const auto& [rows, columns] :
        {std::pair{301, 517}, std::pair{517, 301}, std::pair{128, 192}, std::pair{192, 320},
         std::pair{1, 200}, std::pair{77, 1}, std::pair{3, 5}}) {
-    expect_whole_accurate(random_attention(random, problem_of({2, rows, columns, 4, 2, 64, 64})));
+    expect_whole_accurate(random_attention(random, half_problem({2, rows, columns, 4, 2, 64, 64})));
     if (rows == 1) continue;
-    AttentionProblem causal = problem_of({1, rows, columns, 4, 2, 128, 128});
+    AttentionProblem causal = half_problem({1, rows, columns, 4, 2, 128, 128});
     causal.mask.set_causal(true);
     expect_whole_accurate(random_attention(random, causal));
     if (rows > columns) continue;
@@ -173,7 +127,7 @@ TEST_F(CudaSdpa, Bands) {
   for (const auto& [left, right] : {std::pair{100, 0}, std::pair{100, 70}, std::pair{-1, 50},
                                     std::pair{0, 0}, std::pair{130, -1}, std::pair{200, 0}}) {
     for (const std::int64_t offset : {0, 40, 133}) {
-      AttentionProblem problem = problem_of({1, 387, 520, 4, 2, 64, 64});
+      AttentionProblem problem = half_problem({1, 387, 520, 4, 2, 64, 64});
       problem.mask.set_window(left, right);
       problem.mask.set_offset(offset);
       const WholeAttention whole = random_attention(random, problem);
@@ -192,7 +146,7 @@ TEST_F(CudaSdpa, Bands) {
 
 TEST_F(CudaSdpa, AnotherKernelOfAKnownShapeIsReadyAtOnce) {
   Random random(88);
-  AttentionProblem problem = problem_of({1, 1408, 1408, 8, 2, 128, 128});
+  AttentionProblem problem = half_problem({1, 1408, 1408, 8, 2, 128, 128});
   problem.mask.set_causal(true);
   const WholeAttention whole = random_attention(random, problem);
   const Mirror query(whole.query, *device_);
@@ -222,7 +176,7 @@ TEST_F(CudaSdpa, AnotherKernelOfAKnownShapeIsReadyAtOnce) {
 
 TEST_F(CudaSdpa, ThreadsShareAPlan) {
   Random random(89);
-  AttentionProblem problem = problem_of({2, 384, 384, 4, 2, 64, 64});
+  AttentionProblem problem = half_problem({2, 384, 384, 4, 2, 64, 64});
   problem.mask.set_causal(true);
   const WholeAttention whole = random_attention(random, problem);
   const Result expected = run_on_device(sdpa(), whole, *device_, *stream_);
@@ -243,7 +197,7 @@ TEST_F(CudaSdpa, ThreadsShareAPlan) {
 TEST_F(CudaSdpa, WorksWhileAnotherDeviceIsCurrent) {
   if (cuda_devices().size() < 2) GTEST_SKIP() << "needs two GPUs";
   Random random(90);
-  AttentionProblem problem = problem_of({2, 300, 300, 4, 2, 64, 64});
+  AttentionProblem problem = half_problem({2, 300, 300, 4, 2, 64, 64});
   problem.mask.set_kv_lengths({300, 100});
   const WholeAttention whole = random_attention(random, problem);
   const std::unique_ptr<Device> other = make_cuda_device(1);
@@ -281,7 +235,7 @@ TEST_F(CudaSdpa, WorksWhileAnotherDeviceIsCurrent) {
 
 TEST_F(CudaSdpa, RanksOwnBlocksAndPrefixes) {
   Random random(75);
-  AttentionProblem problem = problem_of({1, 1024, 1024, 8, 2, 128, 128});
+  AttentionProblem problem = half_problem({1, 1024, 1024, 8, 2, 128, 128});
   problem.mask.set_causal(true);
   const WholeAttention whole = random_attention(random, problem);
   for (const LayoutKind kind : {LayoutKind::contiguous, LayoutKind::zigzag, LayoutKind::striped}) {
@@ -303,7 +257,7 @@ TEST_F(CudaSdpa, StridedRecords) {
   const std::int64_t kv_heads = 3;
   const std::int64_t dim = 64;
   const std::int64_t record = 2 * kv_heads * dim;
-  AttentionProblem problem = problem_of({batch, 200, 256, 4, 2, dim, dim});
+  AttentionProblem problem = half_problem({batch, 200, 256, 4, 2, dim, dim});
   problem.mask.set_causal(true);
   problem.mask.set_offset(56);
   const Tensor records = random_tensor(random, problem.dtype, {slots, batch, record});
@@ -318,13 +272,13 @@ TEST_F(CudaSdpa, StridedRecords) {
                              PositionRanges::all(200), PositionRanges::all(256)};
   const OracleOutput truth =
       oracle_attention(problem, block.query, block.key, block.value, block.rows);
-  expect_block_accurate(problem, block, {query, records, records}, truth);
+  expect_block_accurate(problem, block, truth);
 }
 
 TEST_F(CudaSdpa, StronglyNegativeLogits) {
   Random random(77);
   for (const std::int64_t columns : {192, 256, 320}) {
-    AttentionProblem problem = problem_of({1, 256, columns, 4, 2, 64, 64});
+    AttentionProblem problem = half_problem({1, 256, columns, 4, 2, 64, 64});
     problem.scale = 1.0;
     WholeAttention whole = random_attention(random, problem);
     const auto shift = [&](const Tensor& tensor, float by) {
@@ -347,7 +301,7 @@ TEST_F(CudaSdpa, Padding) {
     for (const std::int64_t dim : {64, 128}) {
       for (const auto& [heads, kv_heads] : {std::pair{4, 4}, std::pair{8, 2}, std::pair{4, 1}}) {
         for (const bool causal : {false, true}) {
-          AttentionProblem problem = problem_of({8, 384, 384, heads, kv_heads, dim, dim}, dtype);
+          AttentionProblem problem = half_problem({8, 384, 384, heads, kv_heads, dim, dim}, dtype);
           problem.mask.set_causal(causal);
           problem.mask.set_query_lengths({384, 0, 1, 77, 128, 200, 383, 384});
           problem.mask.set_kv_lengths({384, 384, 200, 1, 128, 301, 65, 0});
@@ -363,7 +317,7 @@ TEST_F(CudaSdpa, PaddingOfOneSide) {
   for (const auto& [rows, columns] :
        {std::pair{301, 517}, std::pair{517, 301}, std::pair{128, 192}, std::pair{3, 5}}) {
     for (const bool causal : {false, true}) {
-      AttentionProblem problem = problem_of({3, rows, columns, 4, 2, 128, 128});
+      AttentionProblem problem = half_problem({3, rows, columns, 4, 2, 128, 128});
       problem.mask.set_causal(causal);
       problem.mask.set_kv_lengths({columns, 2, columns / 2});
       expect_whole_accurate(random_attention(random, problem));
@@ -380,7 +334,7 @@ TEST_F(CudaSdpa, PaddingUnderWindows) {
     for (const std::int64_t dim : {64, 128}) {
       for (const auto& [left, right] : {std::pair{100, 0}, std::pair{100, 70}, std::pair{-1, 50},
                                         std::pair{0, 0}, std::pair{130, -1}}) {
-        AttentionProblem problem = problem_of({6, 387, 520, 4, 2, dim, dim}, dtype);
+        AttentionProblem problem = half_problem({6, 387, 520, 4, 2, dim, dim}, dtype);
         problem.mask.set_window(left, right);
         // Never more rows than columns.
         problem.mask.set_query_lengths({387, 0, 1, 77, 256, 300});
@@ -395,7 +349,7 @@ TEST_F(CudaSdpa, PaddingUnderWindowsOverMoreRowsThanColumns) {
   Random random(83);
   for (const auto& [left, right] :
        {std::pair{100, 0}, std::pair{100, 70}, std::pair{0, 0}, std::pair{130, -1}}) {
-    AttentionProblem problem = problem_of({5, 520, 387, 4, 2, 64, 64});
+    AttentionProblem problem = half_problem({5, 520, 387, 4, 2, 64, 64});
     problem.mask.set_window(left, right);
     // The last rows see nothing.
     problem.mask.set_query_lengths({520, 300, 520, 200, 387});
@@ -407,7 +361,7 @@ TEST_F(CudaSdpa, PaddingUnderWindowsOverMoreRowsThanColumns) {
 TEST_F(CudaSdpa, PaddingOfSingleRows) {
   Random random(84);
   for (const auto& [heads, kv_heads] : {std::pair{4, 4}, std::pair{8, 2}, std::pair{8, 1}}) {
-    AttentionProblem problem = problem_of({5, 1, 700, heads, kv_heads, 128, 128});
+    AttentionProblem problem = half_problem({5, 1, 700, heads, kv_heads, 128, 128});
     problem.mask.set_kv_lengths({700, 0, 1, 333, 640});
     problem.mask.set_query_lengths({1, 1, 1, 1, 0});
     expect_whole_accurate(random_attention(random, problem));
@@ -416,7 +370,7 @@ TEST_F(CudaSdpa, PaddingOfSingleRows) {
 
 TEST_F(CudaSdpa, PaddingBySegments) {
   Random random(85);
-  AttentionProblem problem = problem_of({3, 256, 256, 4, 2, 64, 64});
+  AttentionProblem problem = half_problem({3, 256, 256, 4, 2, 64, 64});
   problem.mask.set_causal(true);
   std::vector<std::int32_t> ids(768, 7);
   std::fill(ids.begin() + 201, ids.begin() + 256, -1);
@@ -427,7 +381,7 @@ TEST_F(CudaSdpa, PaddingBySegments) {
 
 TEST_F(CudaSdpa, PaddingOfRanksBlocks) {
   Random random(86);
-  AttentionProblem problem = problem_of({3, 1024, 1024, 8, 2, 128, 128});
+  AttentionProblem problem = half_problem({3, 1024, 1024, 8, 2, 128, 128});
   problem.mask.set_causal(true);
   problem.mask.set_query_lengths({1024, 700, 200});
   problem.mask.set_kv_lengths({701, 1024, 150});
@@ -447,11 +401,11 @@ TEST_F(CudaSdpa, PaddingOfRanksBlocks) {
 
 TEST_F(CudaSdpa, PaddedBlocksOfOneShapeHaveLengthsOfTheirOwn) {
   Random random(87);
-  AttentionProblem problem = problem_of({4, 256, 256, 4, 2, 64, 64});
+  AttentionProblem problem = half_problem({4, 256, 256, 4, 2, 64, 64});
   problem.mask.set_query_lengths({256, 100, 13, 256});
   problem.mask.set_kv_lengths({77, 256, 256, 0});
   const WholeAttention whole = random_attention(random, problem);
-  OneKernel kernel(whole, *device_, *stream_);
+  const std::unique_ptr<Kernel> kernel = sdpa().make_kernel(problem, *device_);
   const auto run = [&](std::int64_t first_batch) {
     AttentionBlock block = whole.block();
     block.first_batch = first_batch;
@@ -459,7 +413,7 @@ TEST_F(CudaSdpa, PaddedBlocksOfOneShapeHaveLengthsOfTheirOwn) {
     block.key = block.key.slice(0, first_batch, 2);
     block.value = block.value.slice(0, first_batch, 2);
     const OracleOutput truth = reference_of(problem, block);
-    Result result = kernel.run(block);
+    Result result = result_on(*device_, *stream_, *kernel, problem.dtype, block);
     expect_accurate(result, whole, truth);
     expect_blind_rows_empty(result, truth);
     return result;
@@ -474,23 +428,23 @@ TEST_F(CudaSdpa, PaddedBlocksOfOneShapeHaveLengthsOfTheirOwn) {
 
 TEST_F(CudaSdpa, NoColumnsAndNoRows) {
   Random random(78);
-  const WholeAttention blind = random_attention(random, problem_of({1, 6, 0, 2, 1, 64, 64}));
+  const WholeAttention blind = random_attention(random, half_problem({1, 6, 0, 2, 1, 64, 64}));
   expect_accurate(run_on_device(sdpa(), blind, *device_, *stream_), blind, blind.oracle());
-  const WholeAttention none = random_attention(random, problem_of({1, 0, 6, 2, 1, 64, 64}));
+  const WholeAttention none = random_attention(random, half_problem({1, 0, 6, 2, 1, 64, 64}));
   (void)run_on_device(sdpa(), none, *device_, *stream_);
 }
 
 TEST_F(CudaSdpa, OneKernelServesManyBlocksAndRepeatsEveryBit) {
   Random random(79);
-  AttentionProblem problem = problem_of({1, 512, 512, 4, 2, 64, 64});
+  AttentionProblem problem = half_problem({1, 512, 512, 4, 2, 64, 64});
   problem.mask.set_causal(true);
   const WholeAttention whole = random_attention(random, problem);
-  OneKernel kernel(whole, *device_, *stream_);
+  const std::unique_ptr<Kernel> kernel = sdpa().make_kernel(problem, *device_);
   const auto run = [&](std::int64_t rows) {
     AttentionBlock block = whole.block();
     block.query = block.query.slice(1, 512 - rows, rows);
     block.rows = block.rows.slice({LocalPosition(512 - rows), rows});
-    return kernel.run(block);
+    return result_on(*device_, *stream_, *kernel, problem.dtype, block);
   };
   const Result small = run(128);
   const Result large = run(512);
@@ -509,22 +463,22 @@ TEST(SdpaCapability, RefusesProblemsWithTheReason) {
     return sdpa().capability(problem, place).reason();
   };
   const AttentionShape shape{1, 8, 8, 2, 1, 64, 64};
-  EXPECT_THAT(sdpa().capability(problem_of(shape), Place::host()).reason(), HasSubstr("CPU"));
-  EXPECT_THAT(reason(problem_of(shape, DType::float32)), HasSubstr("float32"));
-  AttentionProblem capped = problem_of(shape);
+  EXPECT_THAT(sdpa().capability(half_problem(shape), Place::host()).reason(), HasSubstr("CPU"));
+  EXPECT_THAT(reason(half_problem(shape, DType::float32)), HasSubstr("float32"));
+  AttentionProblem capped = half_problem(shape);
   capped.soft_cap = 30.0;
   EXPECT_THAT(reason(capped), HasSubstr("soft cap"));
-  AttentionProblem negative = problem_of(shape);
+  AttentionProblem negative = half_problem(shape);
   negative.scale = -1.0;
   EXPECT_THAT(reason(negative), HasSubstr("scale"));
-  EXPECT_THAT(reason(problem_of({1, 8, 8, 2, 1, 60, 60})), HasSubstr("60"));
-  EXPECT_THAT(reason(problem_of({1, 8, 8, 2, 1, 264, 264})), HasSubstr("264"));
-  EXPECT_THAT(reason(problem_of({1, 8, 8, 2, 1, 64, 32})), HasSubstr("32"));
+  EXPECT_THAT(reason(half_problem({1, 8, 8, 2, 1, 60, 60})), HasSubstr("60"));
+  EXPECT_THAT(reason(half_problem({1, 8, 8, 2, 1, 264, 264})), HasSubstr("264"));
+  EXPECT_THAT(reason(half_problem({1, 8, 8, 2, 1, 64, 32})), HasSubstr("32"));
 }
 
 TEST(SdpaCapability, RefusesBlocksWithTheReason) {
   const auto reason = [](const Mask& mask, std::int64_t rows, std::int64_t columns) {
-    AttentionProblem problem = problem_of({1, rows, columns, 1, 1, 8, 8});
+    AttentionProblem problem = half_problem({1, rows, columns, 1, 1, 8, 8});
     problem.mask = mask;
     return sdpa()
         .takes(problem, {PositionRanges::all(rows), PositionRanges::all(columns), 0, 1, false})
@@ -549,7 +503,7 @@ TEST(SdpaCapability, RefusesBlocksWithTheReason) {
 
 TEST(SdpaCapability, TakesLengthsUnlessRowsWithinSeeNothing) {
   const auto reason = [](const Mask& mask, std::int64_t rows, std::int64_t columns) {
-    AttentionProblem problem = problem_of({2, rows, columns, 1, 1, 8, 8});
+    AttentionProblem problem = half_problem({2, rows, columns, 1, 1, 8, 8});
     problem.mask = mask;
     return sdpa()
         .takes(problem, {PositionRanges::all(rows), PositionRanges::all(columns), 0, 2, false})

@@ -46,25 +46,9 @@ class CudaFlashBackward : public CudaTest {
   void add(const WholeGradients& whole) { add(whole, {{whole.block(), whole.gradients()}}); }
 
   /// Adds to gradients in host memory, all of which are wanted.
-  void add_block(const AttentionProblem& problem, BackwardBlock block, const Gradients& gradients) {
-    std::vector<std::unique_ptr<ViewMirror>> mirrors;
-    const auto there = [&](const ConstTensorView& view) {
-      mirrors.push_back(std::make_unique<ViewMirror>(view, *device_));
-      return mirrors.back()->view();
-    };
-    for (ConstTensorView* view :
-         {&block.query, &block.key, &block.value, &block.grad_output, &block.lse, &block.delta}) {
-      *view = there(*view);
-    }
-    const std::size_t operands = mirrors.size();
-    const Gradients sums{there(gradients.query), there(gradients.key), there(gradients.value)};
-    const std::unique_ptr<Kernel> kernel = flash().make_kernel(problem, *device_);
-    kernel->prepare_backward(block, sums);
-    kernel->backward(block, sums, {*stream_, nullptr, 1});
-    stream_->synchronize();
-    mirrors[operands]->download(gradients.query);
-    mirrors[operands + 1]->download(gradients.key);
-    mirrors[operands + 2]->download(gradients.value);
+  void add_block(const AttentionProblem& problem, const BackwardBlock& block,
+                 const Gradients& gradients) {
+    backward_on(*device_, *stream_, *flash().make_kernel(problem, *device_), block, gradients);
   }
 
   void expect_accurate(Random& random, const AttentionProblem& problem) {

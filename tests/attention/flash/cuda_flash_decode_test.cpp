@@ -29,12 +29,10 @@ class CudaFlashDecode : public CudaFlashTest {
     return block;
   }
   [[nodiscard]] Result run(const WholeAttention& whole, DType lse = DType::float32) const {
-    return run_on_device(implementation(), whole.problem, block_of(whole),
-                         {whole.query, whole.key, whole.value}, *device_, *stream_, lse);
+    return run_on_device(implementation(), whole.problem, block_of(whole), *device_, *stream_, lse);
   }
   void expect_decode_accurate(const WholeAttention& whole) {
-    expect_block_accurate(whole.problem, block_of(whole), {whole.query, whole.key, whole.value},
-                          whole.oracle());
+    expect_block_accurate(whole.problem, block_of(whole), whole.oracle());
   }
   void expect_masked_accurate(const WholeAttention& whole) {
     ASSERT_TRUE(takes(whole.problem, whole.block()))
@@ -45,16 +43,16 @@ class CudaFlashDecode : public CudaFlashTest {
 
 TEST_F(CudaFlashDecode, TakesFewVisibleRows) {
   Random random(200);
-  const AttentionProblem problem = problem_of({1, 8, 1024, 16, 2, 64, 64});
+  const AttentionProblem problem = half_problem({1, 8, 1024, 16, 2, 64, 64});
   const WholeAttention whole = random_attention(random, problem);
   AttentionBlock block = block_of(whole);
   const std::int32_t arrived = 0;
   block.arrived_from = &arrived;
   EXPECT_FALSE(takes(problem, block));
   for (const AttentionProblem& other :
-       {problem_of({1, 9, 1024, 16, 2, 64, 64}), problem_of({1, 8, 1023, 16, 2, 64, 64}),
-        problem_of({9, 8, 1024, 16, 2, 64, 64}),
-        problem_of({1, 8, 1024, 16, 2, 64, 64}, DType::float32)}) {
+       {half_problem({1, 9, 1024, 16, 2, 64, 64}), half_problem({1, 8, 1023, 16, 2, 64, 64}),
+        half_problem({9, 8, 1024, 16, 2, 64, 64}),
+        half_problem({1, 8, 1024, 16, 2, 64, 64}, DType::float32)}) {
     const WholeAttention not_few = random_attention(random, other);
     block = not_few.block();
     block.unmasked = true;
@@ -70,7 +68,7 @@ TEST_F(CudaFlashDecode, HeadDimensions) {
           std::pair{8, 40}, std::pair{80, 80}, std::pair{96, 64}, std::pair{160, 104},
           std::pair{200, 136}, std::pair{64, 256}}) {
       for (const std::int64_t rows : {1, 3, 7}) {
-        AttentionProblem problem = problem_of({2, rows, 1000, 16, 2, dim, value_dim}, dtype);
+        AttentionProblem problem = half_problem({2, rows, 1000, 16, 2, dim, value_dim}, dtype);
         expect_decode_accurate(random_attention(random, problem));
         problem.soft_cap = 2.0;
         expect_decode_accurate(random_attention(random, problem));
@@ -84,7 +82,8 @@ TEST_F(CudaFlashDecode, Lengths) {
   Random random(202);
   for (const std::int64_t columns : {128, 129, 143, 144, 145, 191, 192, 193, 500, 4097, 40000}) {
     for (const std::int64_t dim : {64, 128, 256}) {
-      expect_decode_accurate(random_attention(random, problem_of({1, 1, columns, 8, 1, dim, dim})));
+      expect_decode_accurate(
+          random_attention(random, half_problem({1, 1, columns, 8, 1, dim, dim})));
     }
   }
 }
@@ -98,7 +97,7 @@ TEST_F(CudaFlashDecode, RowsAndHeads) {
         std::tuple{1, 64, 1}, std::tuple{50, 3, 3}}) {
     for (const std::int64_t dim : {64, 128, 256}) {
       expect_decode_accurate(
-          random_attention(random, problem_of({2, rows, 1111, heads, kv_heads, dim, dim})));
+          random_attention(random, half_problem({2, rows, 1111, heads, kv_heads, dim, dim})));
     }
   }
 }
@@ -106,14 +105,14 @@ TEST_F(CudaFlashDecode, RowsAndHeads) {
 // More pairs of batch and head than multiprocessors: a thread block has whole pairs and parts.
 TEST_F(CudaFlashDecode, ManyBatches) {
   Random random(204);
-  expect_decode_accurate(random_attention(random, problem_of({37, 1, 300, 64, 8, 128, 128})));
-  expect_decode_accurate(random_attention(random, problem_of({300, 2, 100, 4, 2, 64, 64})));
+  expect_decode_accurate(random_attention(random, half_problem({37, 1, 300, 64, 8, 128, 128})));
+  expect_decode_accurate(random_attention(random, half_problem({300, 2, 100, 4, 2, 64, 64})));
 }
 
 TEST_F(CudaFlashDecode, HugeAndTinyLogits) {
   Random random(205);
   for (const double scale : {1e-4, 3.0, 30.0}) {
-    AttentionProblem problem = problem_of({1, 1, 3000, 8, 1, 128, 128});
+    AttentionProblem problem = half_problem({1, 1, 3000, 8, 1, 128, 128});
     problem.scale = scale;
     const WholeAttention whole = random_attention(random, problem);
     const Error error = error_of(run(whole), problem.dtype, whole.oracle());
@@ -124,7 +123,7 @@ TEST_F(CudaFlashDecode, HugeAndTinyLogits) {
 
 TEST_F(CudaFlashDecode, NonFiniteEntriesStayWhereTheyAreSeen) {
   Random random(206);
-  const AttentionProblem problem = problem_of({1, 1, 1000, 16, 2, 128, 128});
+  const AttentionProblem problem = half_problem({1, 1, 1000, 16, 2, 128, 128});
   const WholeAttention clean = random_attention(random, problem);
   const Result before = run(clean);
   for (const bool in_keys : {true, false}) {
@@ -136,7 +135,7 @@ TEST_F(CudaFlashDecode, NonFiniteEntriesStayWhereTheyAreSeen) {
 // Their weight is 0/0, and the LSE says that there is none.
 TEST_F(CudaFlashDecode, RowsWithoutWeight) {
   Random random(207);
-  WholeAttention whole = random_attention(random, problem_of({1, 1, 300, 2, 1, 64, 64}));
+  WholeAttention whole = random_attention(random, half_problem({1, 1, 300, 2, 1, 64, 64}));
   for (std::int64_t d = 0; d < 64; ++d) {
     const float value = d == 0 ? 1.0F : 0.0F;
     for (std::int64_t n = 0; n < 2; ++n) {
@@ -161,7 +160,7 @@ TEST_F(CudaFlashDecode, ContinuesAState) {
   Random random(208);
   for (const std::int64_t dim : {64, 128, 256}) {
     for (const DType last : {DType::float32, DType::bfloat16}) {
-      const AttentionProblem problem = problem_of({2, 3, 2000, 8, 2, dim, dim});
+      const AttentionProblem problem = half_problem({2, 3, 2000, 8, 2, dim, dim});
       const WholeAttention whole = random_attention(random, problem);
       flash::decode::DecodeAttention attention(problem, *device_);
       const Result result = run_in_parts(whole, {{500, 1500}, {0, 250}, {250, 250}}, last,
@@ -178,7 +177,8 @@ TEST_F(CudaFlashDecode, ContinuesAState) {
 
 TEST_F(CudaFlashDecode, RepeatsItsBits) {
   Random random(209);
-  const WholeAttention whole = random_attention(random, problem_of({1, 1, 50000, 64, 8, 128, 128}));
+  const WholeAttention whole =
+      random_attention(random, half_problem({1, 1, 50000, 64, 8, 128, 128}));
   const Result first = run(whole);
   for (int i = 0; i < 5; ++i) EXPECT_TRUE(run(whole) == first);
 }
@@ -191,7 +191,7 @@ TEST_F(CudaFlashDecode, UnequalLengths) {
     for (const std::int64_t shift : {0, 1}) {
       for (std::int64_t rows = 1; rows <= 8; ++rows) {
         const std::int64_t dim = dims[(rows + shift) % 3];
-        AttentionProblem problem = problem_of({7, rows, 5001, 8, 2, dim, dim}, dtype);
+        AttentionProblem problem = half_problem({7, rows, 5001, 8, 2, dim, dim}, dtype);
         problem.mask.set_kv_lengths({5001, 0, 1, 127, 2049, 128, 777});
         if (rows % 2 == 0) {
           const auto all = static_cast<std::int32_t>(rows);
@@ -210,7 +210,7 @@ TEST_F(CudaFlashDecode, CausalCornerAndWindows) {
   for (const std::int64_t dim : {64, 128, 256}) {
     for (std::int64_t rows = 1; rows <= 8; ++rows) {
       for (const std::int64_t left : {-1, 1500, 999}) {
-        AttentionProblem problem = problem_of({2, rows, 2000 + rows, 16, 4, dim, dim});
+        AttentionProblem problem = half_problem({2, rows, 2000 + rows, 16, 4, dim, dim});
         problem.mask.set_causal(true);
         problem.mask.set_offset(2000);
         if (left >= 0) problem.mask.set_window(left, -1);
@@ -225,7 +225,7 @@ TEST_F(CudaFlashDecode, CausalCornerAndWindows) {
 TEST_F(CudaFlashDecode, CornersOfUnequalLengths) {
   Random random(213);
   for (const std::int64_t rows : {2, 4, 16}) {
-    AttentionProblem problem = problem_of({5, rows, 4000, 4, 2, 128, 64});
+    AttentionProblem problem = half_problem({5, rows, 4000, 4, 2, 128, 64});
     problem.mask.set_causal(true);
     problem.mask.set_offset(3985);
     problem.mask.set_kv_lengths({4000, 3990, 2, 0, 3986});
@@ -239,7 +239,7 @@ TEST_F(CudaFlashDecode, CornersOfUnequalLengths) {
 
 TEST_F(CudaFlashDecode, OtherMasksAreNotForIt) {
   Random random(214);
-  AttentionProblem problem = problem_of({1, 2, 1000, 8, 1, 64, 64});
+  AttentionProblem problem = half_problem({1, 2, 1000, 8, 1, 64, 64});
   problem.mask.set_segments(1, std::vector<std::int32_t>(2, 1), std::vector<std::int32_t>(1000, 1));
   const WholeAttention whole = random_attention(random, problem);
   EXPECT_FALSE(takes(problem, whole.block()));
@@ -256,7 +256,7 @@ TEST_F(CudaFlashDecode, OtherMasksAreNotForIt) {
 // Keys and values that a row does not see, beside some that others do.
 TEST_F(CudaFlashDecode, HiddenNonFiniteEntriesReachNobody) {
   Random random(215);
-  AttentionProblem problem = problem_of({2, 4, 1204, 8, 2, 128, 128});
+  AttentionProblem problem = half_problem({2, 4, 1204, 8, 2, 128, 128});
   problem.mask.set_causal(true);
   problem.mask.set_offset(1200);
   problem.mask.set_window(1100, -1);
@@ -264,8 +264,7 @@ TEST_F(CudaFlashDecode, HiddenNonFiniteEntriesReachNobody) {
   const WholeAttention clean = random_attention(random, problem);
   const auto run_masked = [&](const WholeAttention& whole) {
     EXPECT_TRUE(takes(problem, whole.block()));
-    return run_on_device(implementation(), problem, whole.block(),
-                         {whole.query, whole.key, whole.value}, *device_, *stream_);
+    return run_on_device(implementation(), problem, whole.block(), *device_, *stream_);
   };
   const Result before = run_masked(clean);
   for (const bool in_keys : {true, false}) {
@@ -280,7 +279,7 @@ TEST_F(CudaFlashDecode, HiddenNonFiniteEntriesReachNobody) {
 TEST_F(CudaFlashDecode, ContinuesAStateUnderAMask) {
   Random random(216);
   for (const std::int64_t dim : {64, 128, 256}) {
-    AttentionProblem problem = problem_of({3, 3, 2000, 8, 2, dim, dim});
+    AttentionProblem problem = half_problem({3, 3, 2000, 8, 2, dim, dim});
     problem.mask.set_causal(true);
     problem.mask.set_offset(1997);
     problem.mask.set_kv_lengths({2000, 1200, 400});
@@ -298,7 +297,7 @@ TEST_F(CudaFlashDecode, ContinuesAStateUnderAMask) {
 TEST_F(CudaFlashDecode, ExtremeSoftCaps) {
   Random random(217);
   for (const double cap : {1.2e-38, 1e-3, 300.0, 1e10, 1e30, 3e38}) {
-    AttentionProblem problem = problem_of({1, 4, 1000, 8, 2, 128, 128});
+    AttentionProblem problem = half_problem({1, 4, 1000, 8, 2, 128, 128});
     problem.soft_cap = cap;
     problem.mask.set_causal(true);
     problem.mask.set_offset(996);

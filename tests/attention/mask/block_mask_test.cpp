@@ -174,7 +174,7 @@ TEST(BlockMask, RefusesBadArguments) {
   const BlockMask mask({2, 3}, {4, 4}, Entries(6, 1));
   EXPECT_NO_THROW(mask.validate(1, 1, 8, 12));
   for (const auto& [rows, columns] : {std::pair{9, 12}, std::pair{8, 13}, std::pair{4, 12}}) {
-    EXPECT_THAT(message([&] { mask.validate(1, 1, rows, columns); }),
+    EXPECT_THAT(message([&, t = rows, s = columns] { mask.validate(1, 1, t, s); }),
                 AllOf(HasSubstr("[1, 1, 2, 3]"), HasSubstr("[B, N, ⌈T/4⌉, ⌈S/4⌉] = [1, 1, ")));
   }
   const BlockMask heads({3, 1, 1}, {4, 4}, Entries(3, 1));

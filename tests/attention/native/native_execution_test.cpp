@@ -41,17 +41,6 @@ class CallbackStream final : public Stream {
   std::function<void()> callback_;
 };
 
-TEST(NativeExecution, ThreadsDoNotChangeABit) {
-  Random random(22);
-  const WholeAttention whole = causal_attention(random, 700, 900);
-  const Result one = run_native(whole.problem, whole.block(), 1);
-  for (const int threads : {2, 3, 64}) {
-    for (int repeat = 0; repeat < 3; ++repeat) {
-      EXPECT_TRUE(run_native(whole.problem, whole.block(), threads) == one) << threads;
-    }
-  }
-}
-
 TEST(NativeExecution, WorkspaceDoesNotGrowWithTheSequence) {
   Random random(23);
   const auto peak = [&](std::int64_t rows, std::int64_t columns, DType dtype) {

@@ -1,8 +1,6 @@
-// The native kernel against the oracle, beside tests/attention/native_paths_test.cpp, which has
-// masks, shapes and modifiers on every path.
+// The native kernel on the CPU, beside the suite that every implementation has to pass
+// (tests/attention/suite).
 #include <gtest/gtest.h>
-
-#include <annulus/partition/sequence_layout.hpp>
 
 #include "tests/attention/native_run.hpp"
 #include "tests/attention/non_finite.hpp"
@@ -10,71 +8,6 @@
 
 namespace annulus::test {
 namespace {
-
-std::string describe(const AttentionProblem& problem) {
-  return to_string(problem.shape) + " " + std::string(name_of(problem.dtype)) + " mask " +
-         to_string(problem.mask);
-}
-
-void expect_whole_accurate(Random& random, const AttentionProblem& problem) {
-  SCOPED_TRACE(describe(problem));
-  problem.validate();
-  const WholeAttention whole = random_attention(random, problem);
-  expect_accurate(run_native(problem, whole.block()), whole, whole.oracle());
-}
-
-TEST(Native, BlockMasksBesideEveryOther) {
-  Random random(16);
-  int i = 0;
-  for (const std::vector<MaskKind>& kinds : kinds_beside_blocks()) {
-    AttentionProblem problem =
-        problem_of({2, 301, 1093, 4, 2, 16, 8}, i++ % 3 == 0 ? DType::bfloat16 : DType::float32);
-    problem.mask = random_mask(random, kinds, 2, 301, 1093);
-    problem.mask.set_block_mask(random_block_mask(random, 2, 4, 301, 1093, i % 4 == 0 ? 600 : 130));
-    expect_whole_accurate(random, problem);
-  }
-}
-
-// Heads from the middle on ask for their own blocks.
-TEST(Native, HeadsOfAShardSeeTheirOwnBlocks) {
-  Random random(17);
-  AttentionProblem problem = problem_of({1, 90, 90, 6, 3, 8, 8});
-  problem.mask.set_block_mask(BlockMask::random(90, 90, 6, 0.4, 1, {16, 16}));
-  const WholeAttention whole = random_attention(random, problem);
-  const Result all = run_native(problem, whole.block());
-  AttentionBlock block = whole.block();
-  block.query = block.query.slice(2, 2, 4);
-  block.key = block.key.slice(2, 1, 2);
-  block.value = block.value.slice(2, 1, 2);
-  block.first_head = 2;
-  const Result part = run_native(problem, block);
-  for (std::int64_t t = 0; t < 90; ++t) {
-    for (std::int64_t n = 0; n < 4; ++n) {
-      ASSERT_EQ(part.output.view().at<float>({0, t, n, 0}),
-                all.output.view().at<float>({0, t, n + 2, 0}));
-    }
-  }
-}
-
-// Nothing of a hidden block is read.
-TEST(Native, HiddenBlocksHoldWhatTheyLike) {
-  Random random(18);
-  AttentionProblem problem = problem_of({1, 200, 700, 2, 1, 8, 8});
-  // Key blocks 1 and 3 are hidden from every row.
-  problem.mask.set_block_mask(
-      BlockMask({1, 6}, {50, 128}, std::vector<std::uint8_t>{1, 0, 1, 0, 1, 1}));
-  const WholeAttention whole = random_attention(random, problem);
-  const Result clean = run_native(problem, whole.block());
-  for (const std::int64_t begin : {128, 384}) {
-    for (const Tensor* tensor : {&whole.key, &whole.value}) {
-      const TensorView hidden = tensor->view().slice(1, begin, 128);
-      for (std::int64_t j = 0; j < 128; ++j) {
-        for (std::int64_t d = 0; d < 8; ++d) hidden.at<float>({0, j, 0, d}) = std::nanf("");
-      }
-    }
-  }
-  EXPECT_TRUE(run_native(problem, whole.block()) == clean);
-}
 
 // A model that has diverged must not look healthy.
 TEST(Native, NanAndInfinityComeOutOfTheRowsThatSeeThem) {
@@ -200,18 +133,6 @@ TEST(Native, HugeLogits) {
   }
 }
 
-TEST(Native, ProductsBeyondFloat32ShowAsNan) {
-  const AttentionProblem problem = problem_of({1, 1, 3, 1, 1, 1, 1});
-  const Tensor query = tensor_of(DType::float32, {1, 1, 1, 1}, {1e30F});
-  const Tensor key = tensor_of(DType::float32, {1, 3, 1, 1}, {-1e30F, 1e30F, 1.0F});
-  const Tensor value = tensor_of(DType::float32, {1, 3, 1, 1}, {1.0F, 2.0F, 3.0F});
-  const AttentionBlock block{query.view(), key.view(), value.view(), PositionRanges::all(1),
-                             PositionRanges::all(3)};
-  const Result result = run_native(problem, block);
-  EXPECT_TRUE(std::isnan(*result.output.view().as<float>()));
-  EXPECT_TRUE(std::isnan(*result.lse.view().as<float>()));
-}
-
 TEST(Native, StronglyNegativeLogitsKeepTheirWeights) {
   // Every logit is −10000 or −10000 + ln 3, up to rounding: weights 1 and 3.
   AttentionProblem problem = problem_of({1, 1, 2, 1, 1, 1, 1});
@@ -227,126 +148,11 @@ TEST(Native, StronglyNegativeLogitsKeepTheirWeights) {
   EXPECT_NEAR(*result.lse.view().as<float>(), -10000 + std::log(4.0), 1e-3);
 }
 
-TEST(Native, RowsThatSeeNothingAreEmpty) {
-  Random random(16);
-  AttentionProblem problem = problem_of({2, 20, 30, 2, 1, 4, 4});
-  problem.mask.set_query_lengths({7, 0});
-  problem.mask.set_causal(true);
-  problem.mask.set_offset(-3);
-  const WholeAttention whole = random_attention(random, problem);
-  const Result result = run_native(problem, whole.block());
-  for (std::int64_t b = 0; b < 2; ++b) {
-    for (std::int64_t t = 0; t < 20; ++t) {
-      const bool sees = b == 0 && t >= 3 && t < 7;
-      EXPECT_EQ(std::isfinite(result.lse.view().at<float>({b, 1, t})), sees);
-      EXPECT_EQ(result.output.view().at<float>({b, t, 1, 0}) != 0.0F, sees);
-    }
-  }
-  expect_accurate(result, whole, whole.oracle());
-}
-
-TEST(Native, PaddingDoesNotSeePadding) {
-  // Padding in the middle, on both sides, between documents that are seen.
-  Random random(28);
-  AttentionProblem problem = problem_of({1, 6, 9, 1, 1, 4, 4});
-  problem.mask.set_segments(1, {0, -1, -1, 0, 1, -1}, {0, -1, 0, 1, 1, -1, 0, -1, 1});
-  const WholeAttention whole = random_attention(random, problem);
-  const Result result = run_native(problem, whole.block());
-  for (const std::int64_t row : {1, 2, 5}) {
-    EXPECT_EQ(result.output.view().at<float>({0, row, 0, 0}), 0.0F);
-    EXPECT_EQ(result.state().lse_at(0, 0, row), -std::numeric_limits<double>::infinity());
-  }
-  expect_accurate(result, whole, whole.oracle());
-}
-
-struct LayoutPair {
-  LayoutKind rows;
-  LayoutKind columns;
-};
-
-class NativeShards : public ::testing::TestWithParam<LayoutPair> {};
-
 // Results for the same rows and heads.
 void combine_all(const std::vector<Result>& results, const Result& whole) {
   std::vector<PartialState> parts;
   for (const Result& result : results) parts.push_back({result.state(), 0, 0});
   combine(parts, whole.state());
-}
-
-// Every pair of shards, stored head-major, computed apart and merged: equals the whole.
-TEST_P(NativeShards, MergeIntoTheWhole) {
-  Random random(17);
-  const std::int64_t length = 643;
-  const int ranks = 3;
-  const SequenceLayout row_layout(GetParam().rows, length, ranks);
-  const SequenceLayout column_layout(GetParam().columns, length, ranks);
-  for (const std::vector<MaskKind>& kinds : {std::vector<MaskKind>{},
-                                             {MaskKind::causal},
-                                             {MaskKind::window},
-                                             {MaskKind::documents},
-                                             {MaskKind::causal, MaskKind::segments},
-                                             {MaskKind::offset, MaskKind::kv_lengths},
-                                             {MaskKind::left_window, MaskKind::query_lengths}}) {
-    for (const DType dtype : {DType::float32, DType::float16}) {
-      AttentionProblem problem = problem_of({2, length, length, 2, 1, 16, 12}, dtype);
-      problem.mask = random_mask(random, kinds, 2, length, length);
-      SCOPED_TRACE(describe(problem));
-      const WholeAttention whole = random_attention(random, problem);
-      const OracleOutput truth = whole.oracle();
-      const Result together(whole.block(), DType::float64);
-      for (int r = 0; r < ranks; ++r) {
-        const PositionRanges rows = row_layout.positions(r);
-        const Tensor query = gather(whole.query.view(), rows);
-        AttentionBlock block{as_bthd(query), whole.key.view(), whole.value.view(), rows,
-                             whole.columns()};
-        const Result merged(block, DType::float64);
-        std::vector<Result> parts;
-        for (int c = 0; c < ranks; ++c) {
-          block.columns = column_layout.positions(c);
-          const Tensor key = gather(whole.key.view(), block.columns);
-          const Tensor value = gather(whole.value.view(), block.columns);
-          block.key = as_bthd(key);
-          block.value = as_bthd(value);
-          parts.push_back(run_native(problem, block, 1, DType::float64));
-        }
-        combine_all(parts, merged);
-        for (std::int64_t i = 0; i < rows.size(); ++i) {
-          const std::int64_t to = rows.global(LocalPosition(i)).value();
-          copy(merged.output.view().slice(1, i, 1), together.output.view().slice(1, to, 1));
-          copy(merged.lse.view().slice(2, i, 1), together.lse.view().slice(2, to, 1));
-        }
-      }
-      expect_accurate(together, whole, truth);
-    }
-  }
-}
-
-INSTANTIATE_TEST_SUITE_P(
-    Layouts, NativeShards,
-    ::testing::Values(LayoutPair{LayoutKind::contiguous, LayoutKind::contiguous},
-                      LayoutPair{LayoutKind::zigzag, LayoutKind::zigzag},
-                      LayoutPair{LayoutKind::striped, LayoutKind::striped},
-                      LayoutPair{LayoutKind::striped, LayoutKind::zigzag},
-                      LayoutPair{LayoutKind::contiguous, LayoutKind::striped}));
-
-TEST(Native, PartsOfTheBatchAndOfTheHeads) {
-  // A block of batches 1 and 2 and query heads 2 and 3 of 4 asks the mask about those batches.
-  Random random(18);
-  AttentionProblem problem = problem_of({3, 70, 90, 4, 2, 8, 8});
-  problem.mask = random_mask(random, {MaskKind::segments, MaskKind::kv_lengths}, 3, 70, 90);
-  const WholeAttention whole = random_attention(random, problem);
-  expect_part_repeats_whole(whole);
-}
-
-TEST(Native, AnUnmaskedBlockIsNotAskedAbout) {
-  Random random(19);
-  AttentionProblem problem = problem_of({1, 50, 60, 2, 1, 8, 8});
-  const WholeAttention whole = random_attention(random, problem);
-  const Result plain = run_native(problem, whole.block());
-  AttentionBlock block = whole.block();
-  block.unmasked = true;
-  problem.mask.set_query_lengths({0});  // would hide everything
-  EXPECT_TRUE(run_native(problem, block) == plain);
 }
 
 TEST(Native, KeysThatDoNotLieRowByRow) {
@@ -361,6 +167,43 @@ TEST(Native, KeysThatDoNotLieRowByRow) {
   const OracleOutput truth =
       oracle_attention(problem, block.query, block.key, block.value, block.rows);
   expect_accurate(run_native(problem, block), whole, truth);
+}
+
+// A dense mask that shows all of a tile or strip, nothing, or columns that begin anywhere; alone,
+// and beside a mask that cuts the same tiles elsewhere.
+TEST(Native, DenseMaskWithEdges) {
+  Random random(23);
+  for (const DType dtype : {DType::float32, DType::bfloat16}) {
+    for (const std::int64_t heads : {1, 4}) {
+      for (const bool windowed : {false, true}) {
+        AttentionProblem problem = problem_of({1, 700, 1300, heads, 1, 16, 8}, dtype);
+        problem.dense_mask = Extents{1, heads, 700, 1300};
+        if (windowed) problem.mask.set_window(300, 200);
+        const WholeAttention whole = random_attention(random, problem);
+        auto* entry = static_cast<std::uint8_t*>(whole.mask.view().data());
+        for (std::int64_t head = 0; head < heads; ++head) {
+          for (std::int64_t i = 0; i < 700; ++i) {
+            for (std::int64_t j = 0; j < 1300; ++j, ++entry) {
+              *entry = j >= i / 2 + 37 * head - 200 && j <= i + 411 && i % 300 != 299 ? 1 : 0;
+            }
+          }
+        }
+        expect_accurate(run_native(problem, whole.block(), 2), whole, whole.oracle());
+      }
+    }
+  }
+}
+
+TEST(Native, RefusesScoresThatDoNotFit) {
+  Random random(28);
+  AttentionProblem problem = problem_of({1, 20, 30, 2, 1, 8, 4});
+  problem.bias = Extents{1, 2, 20, 30};
+  const WholeAttention whole = random_attention(random, problem);
+  AttentionBlock block = whole.block();
+  block.scores = {};
+  EXPECT_THROW((void)run_native(problem, block), InternalError);
+  block.scores = whole.scores().slice(2, 0, 10);
+  EXPECT_THROW((void)run_native(problem, block), InternalError);
 }
 
 double error_in_pieces(const WholeAttention& whole, const OracleOutput& truth, int pieces,

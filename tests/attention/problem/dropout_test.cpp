@@ -117,23 +117,6 @@ TEST(Dropout, RowsAreDroppedAsTheirEntriesAre) {
   }
 }
 
-// A block of a part of the batches and heads, in several ranges.
-TEST(Dropout, TheNativeKernelDropsWhatTheOracleDrops) {
-  Random random(5);
-  for (const DType dtype : {DType::float32, DType::bfloat16}) {
-    AttentionProblem problem = problem_of({3, 700, 900, 4, 2, 16, 8}, dtype);
-    problem.mask.set_causal(true);
-    problem.mask.set_offset(200);
-    problem.dropout.emplace(0.3, 12);
-    const WholeAttention whole = random_attention(random, problem);
-    expect_accurate(run_native(problem, whole.block()), whole, whole.oracle());
-    const AttentionBlock block = part_of_batch_and_heads(whole.block());
-    expect_accurate(
-        run_native(problem, block), whole,
-        oracle_attention(problem, block.query, block.key, block.value, whole.rows(), 1, 2));
-  }
-}
-
 // The probability becomes 0, and 0 · NaN is NaN.
 TEST(Dropout, ADroppedNanStaysOne) {
   Random random(6);

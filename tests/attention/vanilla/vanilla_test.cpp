@@ -100,21 +100,6 @@ AttentionProblem default_problem() {
   return problem;
 }
 
-TEST(Vanilla, AgreesWithTheOracleInEveryDtype) {
-  Random random(1);
-  for (const DType dtype : {DType::float32, DType::float16, DType::bfloat16}) {
-    for (const DType softmax : {DType::float32, DType::float64}) {
-      AttentionProblem problem = default_problem();
-      problem.dtype = dtype;
-      problem.softmax_dtype = softmax;
-      const WholeAttention whole = random_attention(random, problem);
-      for (const int threads : {1, 3}) {
-        expect_accurate(run_vanilla(problem, whole.block(), threads), whole, whole.oracle());
-      }
-    }
-  }
-}
-
 TEST(Vanilla, AFloat64SoftmaxIsComputedInFloat64) {
   Random random(2);
   AttentionProblem problem = default_problem();
@@ -155,60 +140,6 @@ TEST(Vanilla, Float64TensorsGiveFloat64Outputs) {
   const OracleOutput truth = whole.oracle();
   for (std::size_t i = 0; i < truth.output.size(); ++i) {
     ASSERT_NEAR(output.view().as<double>()[i], truth.output[i], 1e-14) << i;
-  }
-}
-
-TEST(Vanilla, EveryPartOfAMask) {
-  Random random(4);
-  for (const std::vector<MaskKind>& kinds : kinds_beside_blocks()) {
-    AttentionProblem problem = problem_of({2, 17, 23, 4, 2, 4, 4});
-    problem.mask = random_mask(random, kinds, 2, 17, 23);
-    problem.mask.set_block_mask(random_block_mask(random, 2, 4, 17, 23, 8));
-    for (const Extents& shape : score_shapes(2, 4, 17, 23)) {
-      if (random() % 4 == 0) problem.bias = shape;
-      if (random() % 4 == 0) problem.dense_mask = shape;
-    }
-    const WholeAttention whole = random_attention(random, problem);
-    static_cast<void>(spoil_hidden_bias(whole));
-    expect_accurate(run_vanilla(problem, whole.block()), whole, whole.oracle());
-  }
-}
-
-TEST(Vanilla, WhatIsHiddenNeverReachesARow) {
-  Random random(5);
-  AttentionProblem problem = problem_of({1, 4, 8, 2, 1, 4, 4});
-  problem.mask.set_kv_lengths({5});
-  const WholeAttention whole = random_attention(random, problem);
-  const Result clean = run_vanilla(problem, whole.block());
-  for (const Tensor* tensor : {&whole.key, &whole.value}) {
-    const TensorView hidden = tensor->view().slice(1, 5, 3);
-    std::fill_n(static_cast<float*>(hidden.data()), hidden.elements(), std::nanf(""));
-  }
-  EXPECT_EQ(run_vanilla(problem, whole.block()), clean);
-  problem.mask.set_kv_lengths({0});
-  const Result empty = run_vanilla(problem, whole.block());
-  EXPECT_EQ(empty.output.view().as<float>()[0], 0);
-  EXPECT_EQ(empty.lse.view().as<double>()[0], -std::numeric_limits<double>::infinity());
-}
-
-TEST(Vanilla, BlocksCountPositionsBatchesAndHeadsGlobally) {
-  Random random(6);
-  AttentionProblem problem = default_problem();
-  const WholeAttention whole = random_attention(random, problem);
-  AttentionBlock block = whole.block();
-  block.query = whole.query.view().slice(0, 1, 1).slice(1, 4, 9).slice(2, 2, 2);
-  block.key = whole.key.view().slice(0, 1, 1).slice(2, 1, 1);
-  block.value = whole.value.view().slice(0, 1, 1).slice(2, 1, 1);
-  block.rows = whole.rows().slice({LocalPosition(4), 9});
-  block.first_batch = 1;
-  block.first_head = 2;
-  const Result part = run_vanilla(problem, block);
-  const Result all = run_vanilla(problem, whole.block());
-  for (std::int64_t row = 0; row < 9; ++row) {
-    for (std::int64_t head = 0; head < 2; ++head) {
-      EXPECT_EQ(part.output.view().at<float>({0, row, head, 0}),
-                all.output.view().at<float>({1, row + 4, head + 2, 0}));
-    }
   }
 }
 
@@ -344,6 +275,20 @@ TEST(Vanilla, NanBeforeMinusInfinityShows) {
   expect_nan_before_weightless_shown(DType::float32, [](const WholeAttention& whole) {
     return run_vanilla(whole.problem, whole.block());
   });
+}
+
+TEST(VanillaGradients, Declares) {
+  AttentionProblem problem = problem_of({1, 9, 9, 2, 1, 4, 4});
+  const Place host = Place::host();
+  EXPECT_TRUE(vanilla().fits_backward(problem, host));
+  problem.dtype = DType::float64;
+  EXPECT_TRUE(vanilla().fits_backward(problem, host));
+  problem.normalize_output = false;
+  EXPECT_FALSE(vanilla().fits_backward(problem, host));
+  EXPECT_TRUE(vanilla().fits(problem, host));
+  problem.normalize_output = true;
+  problem.weights = true;
+  EXPECT_FALSE(vanilla().fits_backward(problem, host));
 }
 
 }  // namespace

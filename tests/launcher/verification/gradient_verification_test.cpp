@@ -113,9 +113,10 @@ TEST_F(VerifyGradients, FailsAWrongGradientOnAnyRank) {
        {&Gradients::value, "gradient of value"}}};
   for (const auto& [gradient, name] : gradients) {
     for (int rank = 0; rank < context_.size(); ++rank) {
-      const Verification found = verify_with([&](const auto&, const Gradients& all) {
-        if (on(rank)) first_of(all.*gradient) += 0.01F;
-      });
+      const Verification found =
+          verify_with([&, wrong = gradient](const auto&, const Gradients& all) {
+            if (on(rank)) first_of(all.*wrong) += 0.01F;
+          });
       EXPECT_THAT(found.failure(), HasSubstr(name)) << rank;
     }
   }

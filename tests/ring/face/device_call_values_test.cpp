@@ -102,9 +102,9 @@ class ValuesOnDevice {
 };
 
 // A rank's tensors of the forward and the backward pass.
-class Pass {
+class PassTensors {
  public:
-  Pass(const Attention& attention, int seed, cudaStream_t stream)
+  PassTensors(const Attention& attention, int seed, cudaStream_t stream)
       : attention_(attention),
         seed_(seed),
         stream_(stream),
@@ -194,7 +194,7 @@ class DeviceCallValues : public DeviceFace {
       options.implementation = "native";
       Attention attention(*context_, options);
       const ring::RankPlan* const plan = &attention.rank_plan();
-      Pass pass(attention, 3, stream_);
+      PassTensors pass(attention, 3, stream_);
       ValuesOnDevice on_device(place(), stream_);
       constexpr std::size_t kRounds = 3;
       for (std::size_t round = 0; round < kRounds; ++round) {
@@ -247,7 +247,7 @@ TEST_F(DeviceCallValues, ASinkThatIsNotANumberStaysOne) {
   options.schedule = context_->size() == 1 ? "local" : "ring";
   options.implementation = "native";
   Attention attention(*context_, options);
-  const Pass pass(attention, 3, stream_);
+  const PassTensors pass(attention, 3, stream_);
   ValuesOnDevice on_device(place(), stream_);
   on_device.set({.sinks = {NAN, 0, 0, 0}});
   attention.run(pass.forward(on_device.views()), stream_);
@@ -265,7 +265,7 @@ TEST_F(DeviceCallValues, OfBothMemories) {
   options.call_arguments = {true, true, false};
   if (context_->size() > 1) options.schedule = "ring";
   Attention attention(*context_, options);
-  Pass pass(attention, 5, stream_);
+  PassTensors pass(attention, 5, stream_);
   ValuesOnDevice on_device(place(), stream_);
   on_device.set({.kv_lengths = {20, 33}});
   const Numbers offsets{4, -7};
@@ -287,25 +287,18 @@ TEST_F(DeviceCallValues, AreReadByEveryLaunchOfACapturedGraph) {
   options.call_arguments.lengths = true;
   if (context_->size() > 1) options.schedule = "ring";
   Attention attention(*context_, options);
-  Pass pass(attention, 7, stream_);
+  PassTensors pass(attention, 7, stream_);
   ValuesOnDevice on_device(place(), stream_);
   on_device.set({.kv_lengths = {1, 2}});
   attention.run(pass.forward(on_device.views()), stream_);
-  check_cuda(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeRelaxed), "begin of capture");
-  attention.run(pass.forward(on_device.views()), stream_);
-  cudaGraph_t graph = nullptr;
-  check_cuda(cudaStreamEndCapture(stream_, &graph), "end of capture");
-  cudaGraphExec_t executable = nullptr;
-  check_cuda(cudaGraphInstantiate(&executable, graph, 0), "cudaGraphInstantiate");
+  CapturedCalls graph(stream_, [&] { attention.run(pass.forward(on_device.views()), stream_); });
   for (const std::int32_t length : {3, 17, 37}) {
     const Values values{.kv_lengths = {length, length - 1}};
     on_device.set(values);
     pass.spoil();
-    check_cuda(cudaGraphLaunch(executable, stream_), "cudaGraphLaunch");
+    graph.launch(stream_);
     pass.expect_right_results(values.applied(options));
   }
-  check_cuda(cudaGraphExecDestroy(executable), "cudaGraphExecDestroy");
-  check_cuda(cudaGraphDestroy(graph), "cudaGraphDestroy");
 }
 
 // The call computes with the nearest length that is allowed.
@@ -315,7 +308,7 @@ TEST_F(DeviceCallValues, WaitTellsOfLengthsOutOfBounds) {
   options.mask.set_kv_lengths({37, 30});
   if (context_->size() > 1) options.schedule = "ring";
   Attention attention(*context_, options);
-  Pass pass(attention, 3, stream_);
+  PassTensors pass(attention, 3, stream_);
   ValuesOnDevice on_device(place(), stream_);
   const auto call = [&](const Numbers& lengths) {
     on_device.set({.kv_lengths = lengths});
@@ -345,7 +338,7 @@ TEST_F(DeviceCallValues, ALateErrorKeepsThePlansOfOneMask) {
   if (context_->size() > 1) options.schedule = "ring";
   options.backward.implementation = "native";
   Attention attention(*context_, options);
-  Pass pass(attention, 3, stream_);
+  PassTensors pass(attention, 3, stream_);
   ValuesOnDevice on_device(place(), stream_);
   const auto call = [&](const Numbers& lengths) {
     on_device.set({.kv_lengths = lengths});
@@ -375,7 +368,7 @@ TEST_F(DeviceCallValues, WrongOnesAreErrors) {
   options.call_arguments = {true, false, true};
   const auto message = [&](const ring::CallValues& values) {
     Attention attention(*context_, options);
-    const Pass pass(attention, 3, stream_);
+    const PassTensors pass(attention, 3, stream_);
     return test::message_of<UserError>([&] { attention.run(pass.forward(values), stream_); });
   };
   const Numbers two{1, 2};

@@ -19,38 +19,9 @@ using ::testing::HasSubstr;
 
 using DeviceCapture = DeviceFace;
 
-// Calls that the caller captures into a graph.
-class CapturedCalls {
- public:
-  // Whatever `body` submits to the stream, and to streams that follow it.
-  template <class Body>
-  CapturedCalls(cudaStream_t stream, const Body& body) {
-    check_cuda(cudaStreamBeginCapture(stream, cudaStreamCaptureModeRelaxed), "begin of capture");
-    body();
-    check_cuda(cudaStreamEndCapture(stream, &graph_), "end of capture");
-    check_cuda(cudaGraphInstantiate(&executable_, graph_, 0), "cudaGraphInstantiate");
-  }
-  CapturedCalls(Layer& layer, cudaStream_t stream)
-      : CapturedCalls(stream, [&] { layer.run(stream); }) {}
-  ~CapturedCalls() {
-    (void)cudaGraphExecDestroy(executable_);
-    (void)cudaGraphDestroy(graph_);
-  }
-  CapturedCalls(const CapturedCalls&) = delete;
-  CapturedCalls& operator=(const CapturedCalls&) = delete;
-  void launch(cudaStream_t stream) {
-    check_cuda(cudaGraphLaunch(executable_, stream), "cudaGraphLaunch");
-  }
-
- private:
-  cudaGraph_t graph_ = nullptr;
-  cudaGraphExec_t executable_ = nullptr;
-};
-
 // Into a graph of the caller, whatever the object has recorded itself by then.
 TEST_F(DeviceCapture, ACallCanBeCaptured) {
-  AttentionOptions options = causal();
-  if (context_->size() > 1) options.schedule = "ring";
+  AttentionOptions options = causal_ring();
   for (const int calls_before : {1, 2, 3}) {
     SCOPED_TRACE(calls_before);
     Layer layer(*context_, options, 3);
@@ -70,8 +41,7 @@ TEST_F(DeviceCapture, ACallCanBeCaptured) {
 
 // Other strides and another mask take other kernels, memory and exchanges.
 TEST_F(DeviceCapture, AGraphComputesWhatWasCapturedWhateverComesLater) {
-  AttentionOptions options = causal();
-  if (context_->size() > 1) options.schedule = "ring";
+  AttentionOptions options = causal_ring();
   Layer layer(*context_, options, 3);
   layer.upload(stream_);
   layer.run(stream_);
@@ -90,9 +60,7 @@ TEST_F(DeviceCapture, AGraphComputesWhatWasCapturedWhateverComesLater) {
   window.set_window(200, 0);
   layer.attention.set_mask(window);
   for (int call = 0; call < 3; ++call) {
-    layer.spoil(stream_);
-    layer.run(stream_);
-    layer.expect_right(stream_, window);
+    layer.expect_right_call(stream_, window);
     expect_captured();
   }
   // Memory for another set of buffers, which must not be that of the graph.
@@ -103,18 +71,14 @@ TEST_F(DeviceCapture, AGraphComputesWhatWasCapturedWhateverComesLater) {
   expect_captured();
   graph.reset();
   layer.attention.set_mask(options.mask);
-  layer.spoil(stream_);
-  layer.run(stream_);
-  layer.expect_right(stream_, options.mask);
+  layer.expect_right_call(stream_, options.mask);
 }
 
 TEST_F(DeviceCapture, GraphsAndOtherCallsTakeTurnsWhateverTheirStreams) {
-  AttentionOptions options = causal();
-  if (context_->size() > 1) options.schedule = "ring";
+  AttentionOptions options = causal_ring();
   Layer first(*context_, options, 1);
   Layer second(*context_, options, 5);
-  cudaStream_t other = nullptr;
-  check_cuda(cudaStreamCreateWithFlags(&other, cudaStreamNonBlocking), "cudaStreamCreate");
+  const cudaStream_t other = make_stream();
   first.upload(stream_);
   second.upload(other);
   first.run(stream_);
@@ -125,7 +89,7 @@ TEST_F(DeviceCapture, GraphsAndOtherCallsTakeTurnsWhateverTheirStreams) {
     second.spoil(other);
     // One of the streams is late, on each rank in turn.
     const cudaStream_t late = round % 2 == test::session().rank() % 2 ? stream_ : other;
-    check_cuda(cudaLaunchHostFunc(late, sleep_a_while, nullptr), "cudaLaunchHostFunc");
+    delay(late);
     for (int call = 0; call < 3; ++call) {
       graph.launch(stream_);
       second.run(other);
@@ -134,18 +98,16 @@ TEST_F(DeviceCapture, GraphsAndOtherCallsTakeTurnsWhateverTheirStreams) {
     second.expect_right(other, options.mask);
   }
   second.attention.wait();
-  check_cuda(cudaStreamDestroy(other), "cudaStreamDestroy");
 }
 
 TEST_F(DeviceCapture, WaitingIncludesLaunchedGraphs) {
-  AttentionOptions options = causal();
-  if (context_->size() > 1) options.schedule = "ring";
+  AttentionOptions options = causal_ring();
   const auto layer = std::make_unique<Layer>(*context_, options, 3);
   layer->upload(stream_);
   layer->run(stream_);
   CapturedCalls graph(*layer, stream_);
   layer->attention.wait();
-  check_cuda(cudaLaunchHostFunc(stream_, sleep_a_while, nullptr), "cudaLaunchHostFunc");
+  delay(stream_);
   graph.launch(stream_);
   const auto begin = Clock::now();
   layer->attention.wait();
@@ -155,8 +117,7 @@ TEST_F(DeviceCapture, WaitingIncludesLaunchedGraphs) {
 
 // The object is destroyed, and another one takes what memory there is.
 TEST_F(DeviceCapture, AGraphOutlivesItsObject) {
-  AttentionOptions options = causal();
-  if (context_->size() > 1) options.schedule = "ring";
+  AttentionOptions options = causal_ring();
   Layer layer(*context_, options, 3);
   layer.upload(stream_);
   auto captured = std::make_unique<Attention>(*context_, options);
@@ -178,8 +139,7 @@ TEST_F(DeviceCapture, AGraphOutlivesItsObject) {
 
 // Both branches use the memory and flags of the context.
 TEST_F(DeviceCapture, CallsOnForkedStreamsOfOneCaptureTakeTurns) {
-  AttentionOptions options = causal();
-  if (context_->size() > 1) options.schedule = "ring";
+  AttentionOptions options = causal_ring();
   Layer first(*context_, options, 1);
   Layer second(*context_, options, 5);
   cudaStream_t other = nullptr;
@@ -211,27 +171,18 @@ TEST_F(DeviceCapture, CallsOnForkedStreamsOfOneCaptureTakeTurns) {
     second.expect_right(stream_, options.mask);
   }
   check_cuda(cudaEventDestroy(event), "cudaEventDestroy");
-  check_cuda(cudaStreamDestroy(other), "cudaStreamDestroy");
 }
 
 // Over every transport: what fails in a capture has sent nothing.
 TEST_F(DeviceCapture, WhatCannotBeDoneWhileCapturingSpoilsNothing) {
-  AttentionOptions options = causal();
-  if (context_->size() > 1) options.schedule = "ring";
+  AttentionOptions options = causal_ring();
   Layer layer(*context_, options, 3);
   layer.upload(stream_);
   layer.run(stream_);
   check_cuda(cudaStreamSynchronize(stream_), "cudaStreamSynchronize");
   const auto capture = [&](const auto& body) {
-    check_cuda(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeRelaxed), "begin of capture");
-    body();
-    cudaGraph_t graph = nullptr;
-    const cudaError_t code = cudaStreamEndCapture(stream_, &graph);
-    if (graph != nullptr) check_cuda(cudaGraphDestroy(graph), "cudaGraphDestroy");
-    (void)cudaGetLastError();
-    layer.spoil(stream_);
-    layer.run(stream_);
-    layer.expect_right(stream_, options.mask);
+    const cudaError_t code = capture_in_vain(body);
+    layer.expect_right_call(stream_, options.mask);
     return code;
   };
   EXPECT_EQ(capture([&] {
@@ -263,22 +214,16 @@ TEST_F(DeviceCapture, AllRanksRefuseToCaptureKernelsThatWait) {
   Layer layer(*context_, options, 3);
   layer.upload(stream_);
   layer.run(stream_);
-  check_cuda(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeRelaxed), "begin of capture");
-  EXPECT_THROW(layer.run(stream_), UnsupportedError);
-  cudaGraph_t graph = nullptr;
-  check_cuda(cudaStreamEndCapture(stream_, &graph), "end of capture");
-  check_cuda(cudaGraphDestroy(graph), "cudaGraphDestroy");
-  layer.spoil(stream_);
-  layer.run(stream_);
-  layer.expect_right(stream_, options.mask);
+  EXPECT_EQ(capture_in_vain([&] { EXPECT_THROW(layer.run(stream_), UnsupportedError); }),
+            cudaSuccess);
+  layer.expect_right_call(stream_, options.mask);
 }
 
 TEST_F(DeviceCapture, AStreamOfAnotherDeviceIsRefused) {
   int devices = 0;
   check_cuda(cudaGetDeviceCount(&devices), "cudaGetDeviceCount");
   if (devices < 2) GTEST_SKIP() << "needs two GPUs that one process sees";
-  AttentionOptions options = causal();
-  if (context_->size() > 1) options.schedule = "ring";
+  AttentionOptions options = causal_ring();
   Layer layer(*context_, options, 3);
   layer.upload(stream_);
   layer.run(stream_);
@@ -287,24 +232,19 @@ TEST_F(DeviceCapture, AStreamOfAnotherDeviceIsRefused) {
   check_cuda(cudaSetDevice((mine + 1) % devices), "cudaSetDevice");
   check_cuda(cudaStreamCreateWithFlags(&other, cudaStreamNonBlocking), "cudaStreamCreate");
   EXPECT_THROW(layer.run(other), ArgumentError);
-  check_cuda(cudaStreamDestroy(other), "cudaStreamDestroy");
   check_cuda(cudaSetDevice(mine), "cudaSetDevice");
-  layer.spoil(stream_);
-  layer.run(stream_);
-  layer.expect_right(stream_, options.mask);
+  layer.expect_right_call(stream_, options.mask);
 }
 
 TEST_F(DeviceCapture, AFirstCallCannotBeCaptured) {
-  AttentionOptions options = causal();
-  if (context_->size() > 1) options.schedule = "ring";
+  AttentionOptions options = causal_ring();
   Layer layer(*context_, options, 3);
   layer.upload(stream_);
-  check_cuda(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeRelaxed), "begin of capture");
-  EXPECT_THAT(test::message_of<UnsupportedError>([&] { layer.run(stream_); }),
-              HasSubstr("a first call cannot be captured"));
-  cudaGraph_t graph = nullptr;
-  check_cuda(cudaStreamEndCapture(stream_, &graph), "end of capture");
-  check_cuda(cudaGraphDestroy(graph), "cudaGraphDestroy");
+  EXPECT_EQ(capture_in_vain([&] {
+              EXPECT_THAT(test::message_of<UnsupportedError>([&] { layer.run(stream_); }),
+                          HasSubstr("a first call cannot be captured"));
+            }),
+            cudaSuccess);
   layer.run(stream_);
   layer.expect_right(stream_, options.mask);
 }

@@ -103,6 +103,12 @@ class Layer {
   void spoil(cudaStream_t stream) {
     check_cuda(cudaMemsetAsync(output_.data(), 0xFF, output_.bytes(), stream), "cudaMemsetAsync");
   }
+  // One call, into an output that is spoilt before.
+  void expect_right_call(cudaStream_t stream, const Mask& mask) {
+    spoil(stream);
+    run(stream);
+    expect_right(stream, mask);
+  }
   void expect_right(cudaStream_t stream, const Mask& mask) {
     std::vector<std::uint16_t> narrow(static_cast<std::size_t>(attention.output_shape().product()));
     check_cuda(cudaMemcpyAsync(narrow.data(), output_.data(), output_.bytes(),
@@ -134,12 +140,49 @@ class Layer {
   std::vector<std::uint16_t> values_;
 };
 
+/// Calls that the caller captures into a graph.
+class CapturedCalls {
+ public:
+  /// Whatever `body` submits to the stream, and to streams that follow it.
+  template <class Body>
+  CapturedCalls(cudaStream_t stream, const Body& body) {
+    check_cuda(cudaStreamBeginCapture(stream, cudaStreamCaptureModeRelaxed), "begin of capture");
+    body();
+    check_cuda(cudaStreamEndCapture(stream, &graph_), "end of capture");
+    check_cuda(cudaGraphInstantiate(&executable_, graph_, 0), "cudaGraphInstantiate");
+  }
+  CapturedCalls(Layer& layer, cudaStream_t stream)
+      : CapturedCalls(stream, [&] { layer.run(stream); }) {}
+  ~CapturedCalls() {
+    (void)cudaGraphExecDestroy(executable_);
+    (void)cudaGraphDestroy(graph_);
+  }
+  CapturedCalls(const CapturedCalls&) = delete;
+  CapturedCalls& operator=(const CapturedCalls&) = delete;
+  void launch(cudaStream_t stream) {
+    check_cuda(cudaGraphLaunch(executable_, stream), "cudaGraphLaunch");
+  }
+
+ private:
+  cudaGraph_t graph_ = nullptr;
+  cudaGraphExec_t executable_ = nullptr;
+};
+
+/// For cudaLaunchHostFunc.
+inline void CUDART_CB sleep_a_while(void* /*unused*/) {
+  std::this_thread::sleep_for(std::chrono::milliseconds(100));
+}
+/// Later work on the stream waits for a while.
+inline void delay(cudaStream_t stream) {
+  check_cuda(cudaLaunchHostFunc(stream, sleep_a_while, nullptr), "cudaLaunchHostFunc");
+}
+
 class DeviceFace : public test::RankDeviceTest<> {
  protected:
   void SetUp() override {
     RankDeviceTest::SetUp();
     if (IsSkipped()) return;
-    check_cuda(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreate");
+    stream_ = make_stream();
     ContextOptions options;
     options.timeout = 60;
     options.share_gpus = shared_gpus();
@@ -147,7 +190,15 @@ class DeviceFace : public test::RankDeviceTest<> {
   }
   void TearDown() override {
     context_.reset();
-    if (stream_ != nullptr) (void)cudaStreamDestroy(stream_);
+    for (const cudaStream_t stream : streams_) (void)cudaStreamDestroy(stream);
+  }
+
+  /// A stream of the caller, for the rest of the test.
+  [[nodiscard]] cudaStream_t make_stream() {
+    cudaStream_t stream = nullptr;
+    check_cuda(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreate");
+    streams_.push_back(stream);
+    return stream;
   }
 
   [[nodiscard]] static AttentionOptions causal() {
@@ -158,13 +209,47 @@ class DeviceFace : public test::RankDeviceTest<> {
     return options;
   }
 
+  /// Under a schedule whose kernels do not wait for other ranks.
+  [[nodiscard]] AttentionOptions causal_ring() const {
+    AttentionOptions options = causal();
+    if (context_->size() > 1) options.schedule = "ring";
+    return options;
+  }
+
+  /// Captures into a graph what `body` submits, and drops it.
+  template <class Body>
+  cudaError_t capture_in_vain(const Body& body) {
+    check_cuda(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeRelaxed), "begin of capture");
+    body();
+    cudaGraph_t graph = nullptr;
+    const cudaError_t code = cudaStreamEndCapture(stream_, &graph);
+    if (graph != nullptr) check_cuda(cudaGraphDestroy(graph), "cudaGraphDestroy");
+    (void)cudaGetLastError();
+    return code;
+  }
+
+  /// Two objects whose kernels await columns take turns, although their streams do not.
+  void expect_turns(Layer& first, Layer& second, int rounds, const Mask& mask) {
+    const cudaStream_t other = make_stream();
+    first.upload(stream_);
+    second.upload(other);
+    for (int round = 0; round < rounds; ++round) {
+      first.spoil(stream_);
+      second.spoil(other);
+      // One of the streams is late, on each rank in turn.
+      if (round % 2 == test::session().rank() % 2) delay(stream_);
+      for (int call = 0; call < 3; ++call) {
+        first.run(stream_);
+        second.run(other);
+      }
+      first.expect_right(stream_, mask);
+      second.expect_right(other, mask);
+    }
+  }
+
   cudaStream_t stream_ = nullptr;
+  std::vector<cudaStream_t> streams_;
   std::unique_ptr<Context> context_;
 };
-
-/// For cudaLaunchHostFunc.
-inline void CUDART_CB sleep_a_while(void* /*unused*/) {
-  std::this_thread::sleep_for(std::chrono::milliseconds(100));
-}
 
 }  // namespace annulus

@@ -106,7 +106,7 @@ TEST_F(DeviceFace, ACallHasItsPlaceInTheCallersStream) {
   for (int call = 0; call < 4; ++call) {  // prepared, recorded, replayed
     layer.spoil(stream_);
     context_->mesh().world().barrier();
-    check_cuda(cudaLaunchHostFunc(stream_, sleep_a_while, nullptr), "cudaLaunchHostFunc");
+    delay(stream_);
     const auto begin = Clock::now();
     layer.upload(stream_);
     const double uploaded = milliseconds_since(begin);
@@ -122,8 +122,7 @@ TEST_F(DeviceFace, ACallHasItsPlaceInTheCallersStream) {
 // 64 layers of a network on one context, under a schedule whose kernels do not wait for other
 // ranks.
 TEST_F(DeviceFace, ManyObjectsInTurnAllReplay) {
-  AttentionOptions options = causal();
-  if (context_->size() > 1) options.schedule = "ring";
+  AttentionOptions options = causal_ring();
   std::vector<std::unique_ptr<Layer>> layers;
   for (int i = 0; i < 64; ++i) {
     layers.push_back(
@@ -153,25 +152,7 @@ TEST_F(DeviceFace, ObjectsThatAwaitColumnsTakeTurnsWhateverTheirStreams) {
   const auto blocks = first.attention.rank_plan().all<ring::Block>();
   ASSERT_TRUE(std::any_of(blocks.begin(), blocks.end(),
                           [](const ring::Block* block) { return block->awaits_columns; }));
-  cudaStream_t other = nullptr;
-  check_cuda(cudaStreamCreateWithFlags(&other, cudaStreamNonBlocking), "cudaStreamCreate");
-  first.upload(stream_);
-  second.upload(other);
-  for (int round = 0; round < 20; ++round) {
-    first.spoil(stream_);
-    second.spoil(other);
-    // One of the streams is late, on each rank in turn.
-    if (round % 2 == test::session().rank() % 2) {
-      check_cuda(cudaLaunchHostFunc(stream_, sleep_a_while, nullptr), "cudaLaunchHostFunc");
-    }
-    for (int call = 0; call < 3; ++call) {
-      first.run(stream_);
-      second.run(other);
-    }
-    first.expect_right(stream_, options.mask);
-    second.expect_right(other, options.mask);
-  }
-  check_cuda(cudaStreamDestroy(other), "cudaStreamDestroy");
+  expect_turns(first, second, 20, options.mask);
 }
 
 // Memory that a call under way still uses does not go to the next object.
@@ -184,7 +165,7 @@ TEST_F(DeviceFace, ObjectsMayEndWhileTheirCallsAreUnderWay) {
   for (int round = 0; round < 5; ++round) {
     for (Layer* layer : {&first, &second}) {
       layer->spoil(stream_);
-      check_cuda(cudaLaunchHostFunc(stream_, sleep_a_while, nullptr), "cudaLaunchHostFunc");
+      delay(stream_);
       {
         Attention brief(*context_, options);
         layer->run(brief, stream_);
@@ -198,8 +179,7 @@ TEST_F(DeviceFace, ObjectsMayEndWhileTheirCallsAreUnderWay) {
 // The caller's exception ends one object. What another one has under way on the same transport
 // waits for a rank that is late, and must go on waiting.
 TEST_F(DeviceFace, AnExceptionOfTheCallerSpoilsNoOtherObject) {
-  AttentionOptions options = causal();
-  if (context_->size() > 1) options.schedule = "ring";
+  AttentionOptions options = causal_ring();
   Layer other(*context_, options, 3);
   other.upload(stream_);
   other.run(stream_);
@@ -214,7 +194,7 @@ TEST_F(DeviceFace, AnExceptionOfTheCallerSpoilsNoOtherObject) {
     context_->mesh().world().barrier();
     if (test::session().rank() == 0) {
       for (int i = 0; i < 10; ++i) {
-        check_cuda(cudaLaunchHostFunc(stream_, sleep_a_while, nullptr), "cudaLaunchHostFunc");
+        delay(stream_);
       }
     }
     other.run(stream_);
@@ -223,9 +203,7 @@ TEST_F(DeviceFace, AnExceptionOfTheCallerSpoilsNoOtherObject) {
   EXPECT_THROW(leave(), std::runtime_error);
   other.expect_right(stream_, options.mask);
   for (int call = 0; call < 3; ++call) {
-    other.spoil(stream_);
-    other.run(stream_);
-    other.expect_right(stream_, options.mask);
+    other.expect_right_call(stream_, options.mask);
   }
   next.run(stream_);
   next.expect_right(stream_, options.mask);
@@ -238,7 +216,7 @@ TEST_F(DeviceFace, TensorsMayLieOtherwiseWhileCallsAreUnderWay) {
   layer.upload(stream_);
   for (int round = 0; round < 4; ++round) {
     layer.spoil(stream_);
-    check_cuda(cudaLaunchHostFunc(stream_, sleep_a_while, nullptr), "cudaLaunchHostFunc");
+    delay(stream_);
     layer.run(stream_);
     layer.run_with_zero_queries_head_major(stream_);
     layer.expect_right(stream_, options.mask);
@@ -257,9 +235,7 @@ TEST_F(DeviceFace, MasksAreReplacedFromCallToCall) {
     layer.attention.set_mask(mask);
     std::printf("mask replaced in %.2f ms\n", milliseconds_since(begin));
     for (int call = 0; call < 3; ++call) {
-      layer.spoil(stream_);
-      layer.run(stream_);
-      layer.expect_right(stream_, mask);
+      layer.expect_right_call(stream_, mask);
     }
   }
 }
@@ -270,8 +246,7 @@ TEST_F(DeviceFace, ResultsMayBeDroppedWhileTheirStreamStillReadsThem) {
   AttentionOptions options = causal();
   Layer first(*context_, options, 3);
   Layer second(*context_, options, 7);
-  cudaStream_t other = nullptr;
-  check_cuda(cudaStreamCreateWithFlags(&other, cudaStreamNonBlocking), "cudaStreamCreate");
+  const cudaStream_t other = make_stream();
   first.upload(stream_);
   second.upload(other);
   first.run(stream_);
@@ -281,14 +256,13 @@ TEST_F(DeviceFace, ResultsMayBeDroppedWhileTheirStreamStillReadsThem) {
     first.spoil(stream_);
     {
       const AttentionOutput result = first.compute(stream_);
-      check_cuda(cudaLaunchHostFunc(stream_, sleep_a_while, nullptr), "cudaLaunchHostFunc");
+      delay(stream_);
       first.copy_output(result, stream_);
     }
     { const AttentionOutput result = second.compute(other); }
     check_cuda(cudaStreamSynchronize(other), "cudaStreamSynchronize");
     first.expect_right(stream_, options.mask);
   }
-  check_cuda(cudaStreamDestroy(other), "cudaStreamDestroy");
 }
 
 // A second context opens the same GPU anew.
@@ -303,24 +277,7 @@ TEST_F(DeviceFace, ContextsOnOneGpuTakeTurnsWhereKernelsAwaitColumns) {
   options.implementation = "flash_attn2";
   Layer first(*context_, options, 1);
   Layer second(second_context, options, 5);
-  cudaStream_t other = nullptr;
-  check_cuda(cudaStreamCreateWithFlags(&other, cudaStreamNonBlocking), "cudaStreamCreate");
-  first.upload(stream_);
-  second.upload(other);
-  for (int round = 0; round < 10; ++round) {
-    first.spoil(stream_);
-    second.spoil(other);
-    if (round % 2 == test::session().rank() % 2) {
-      check_cuda(cudaLaunchHostFunc(stream_, sleep_a_while, nullptr), "cudaLaunchHostFunc");
-    }
-    for (int call = 0; call < 3; ++call) {
-      first.run(stream_);
-      second.run(other);
-    }
-    first.expect_right(stream_, options.mask);
-    second.expect_right(other, options.mask);
-  }
-  check_cuda(cudaStreamDestroy(other), "cudaStreamDestroy");
+  expect_turns(first, second, 10, options.mask);
 }
 
 // The gradients of flash need a workspace; buffers are shared too.
@@ -428,8 +385,7 @@ class DeviceArrays : public DeviceFace {
                   std::vector<Tensor> results;
                   results.emplace_back(DType::int32, shards[0].shape(), context_->memory());
                   // Late, so that a moved shard that ended with the call would be lost.
-                  check_cuda(cudaLaunchHostFunc(stream_, sleep_a_while, nullptr),
-                             "cudaLaunchHostFunc");
+                  delay(stream_);
                   check_cuda(cudaMemcpyAsync(results[0].view().data(), shards[0].data(),
                                              results[0].bytes(), cudaMemcpyDeviceToDevice, stream_),
                              "cudaMemcpyAsync");
@@ -458,7 +414,7 @@ TEST_F(DeviceArrays, AreReadAfterTheCallersEarlierWork) {
   ShardedTensor array(*sharding_, context_->rank(), DType::int32, context_->memory());
   const std::size_t bytes = kRows * sizeof(std::int32_t);
   for (const int byte : {1, 2, 3}) {
-    check_cuda(cudaLaunchHostFunc(stream_, sleep_a_while, nullptr), "cudaLaunchHostFunc");
+    delay(stream_);
     check_cuda(cudaMemsetAsync(array.local().data(), byte, bytes, stream_), "cudaMemsetAsync");
     const auto results = shard_map(*context_, map_, {array}, stream_);
     // The body's work has ended, so that memory of moved shards may go to others.
@@ -466,7 +422,7 @@ TEST_F(DeviceArrays, AreReadAfterTheCallersEarlierWork) {
     EXPECT_TRUE(holds(results[0].local(), byte));
 
     const Tensor whole(DType::int32, results[0].global_shape(), context_->memory());
-    check_cuda(cudaLaunchHostFunc(stream_, sleep_a_while, nullptr), "cudaLaunchHostFunc");
+    delay(stream_);
     check_cuda(cudaMemsetAsync(array.local().data(), byte + 8, bytes, stream_), "cudaMemsetAsync");
     reshard(*context_, *sharding_, array.local(), results[0].sharding(), whole.view(), stream_);
     EXPECT_TRUE(holds(whole.view(), byte + 8));

@@ -72,7 +72,7 @@ TEST(TuningText, NamesWhatIsWrong) {
       {without("/entries/0/candidates/2", "predicted_seconds"), "predicted_seconds is missing"}};
   for (const auto& [text, expected] : cases) {
     const std::string message =
-        test::message_of<FileError>([&] { (void)parse_tuning(text, "t.json"); });
+        test::message_of<FileError>([&, wrong = text] { (void)parse_tuning(wrong, "t.json"); });
     EXPECT_THAT(message, HasSubstr("t.json: ")) << text;
     EXPECT_THAT(message, HasSubstr(expected)) << text;
   }

@@ -1,0 +1,631 @@
+// Every implementation against the oracle: masks, modifiers, shapes, parts, and what is not finite.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <vector>
+
+#include <annulus/partition/sequence_layout.hpp>
+
+#include "tests/attention/non_finite.hpp"
+#include "tests/attention/score_cases.hpp"
+#include "tests/attention/suite/backend.hpp"
+#include "tests/attention/wide_range.hpp"
+
+namespace annulus::test {
+namespace {
+
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+
+class Forward : public BackendTest {
+ protected:
+  /// Tensors of some rows and columns, stored head by head, and scores by position or by column.
+  struct Part {
+    Part(const WholeAttention& whole, const PositionRanges& rows, const PositionRanges& columns,
+         bool by_column)
+        : query(gather(whole.query.view(), rows)),
+          key(gather(whole.key.view(), columns)),
+          value(gather(whole.value.view(), columns)),
+          block{as_bthd(query), as_bthd(key), as_bthd(value), rows, columns} {
+      const AttentionProblem& problem = whole.problem;
+      if (problem.bias) bias = gather_rows(whole.bias, rows);
+      if (problem.dense_mask) mask = gather_rows(whole.mask, rows);
+      if (by_column && problem.bias) bias = gather_keys(bias, columns);
+      if (by_column && problem.dense_mask) mask = gather_keys(mask, columns);
+      const AttentionShape& s = problem.shape;
+      const Extents shape{s.batch, s.heads, rows.size(), s.kv_length};
+      const auto view = [](const Tensor& tensor) {
+        return tensor.shape().rank() == 0 ? TensorView() : tensor.view();
+      };
+      block.scores = by_column ? scores_by_column(bias, mask, shape, columns)
+                               : broadcast_scores(view(bias), view(mask), shape);
+    }
+    Tensor query, key, value;
+    Tensor bias = {}, mask = {};
+    AttentionBlock block;
+  };
+
+  [[nodiscard]] bool hands_over_maxima() const {
+    return implementation().declares().features.contains(Feature::unnormalised);
+  }
+  /// All columns, in ranges of ten.
+  [[nodiscard]] static PositionRanges tens(std::int64_t columns) {
+    std::vector<PositionRange> ranges;
+    for (std::int64_t i = 0; i < columns; i += 10) ranges.push_back({GlobalPosition(i), 10});
+    return PositionRanges(ranges);
+  }
+  /// How much a hidden entry that is not finite may change a result.
+  [[nodiscard]] static float tolerance(DType dtype) {
+    const std::vector<DType>& exact = backend().confines;
+    return std::find(exact.begin(), exact.end(), dtype) != exact.end() ? 0 : 0.02F;
+  }
+  /// Bias, dense mask and dropout, if it takes them.
+  void add_modifiers(AttentionProblem& problem) const {
+    const AttentionShape& s = problem.shape;
+    AttentionProblem modified = problem;
+    modified.bias = Extents{1, s.heads, s.query_length, s.kv_length};
+    modified.dense_mask = Extents{s.batch, 1, s.query_length, s.kv_length};
+    modified.dropout.emplace(0.2, 9);
+    if (implementation().fits(modified, device_->place())) problem = modified;
+  }
+
+  /// Columns in parts (begin, count), each of which continues the state of those before. The last
+  /// part's output may be rounded to the problem's dtype.
+  [[nodiscard]] Result in_parts(const WholeAttention& whole,
+                                const std::vector<std::pair<std::int64_t, std::int64_t>>& parts,
+                                bool rounds) {
+    const DType dtype = whole.problem.dtype;
+    const std::unique_ptr<Kernel> kernel = implementation().make_kernel(whole.problem, *device_);
+    Result result(whole.block(), DType::float64);
+    const Tensor rounded(dtype, result.output.shape(), test_memory());
+    for (std::size_t p = 0; p < parts.size(); ++p) {
+      const auto& [begin, count] = parts[p];
+      AttentionBlock block = whole.block();
+      block.key = block.key.slice(1, begin, count);
+      block.value = block.value.slice(1, begin, count);
+      block.columns = block.columns.slice({LocalPosition(begin), count});
+      if (p > 0) block.state = result.state();
+      SoftmaxState into = result.state();
+      if (rounds && p + 1 == parts.size()) into.output = rounded.view();
+      forward_on(*device_, *stream_, *kernel, block, into);
+    }
+    if (rounds) {
+      to_float32(rounded.view().data(), dtype, result.output.view().as<float>(),
+                 rounded.view().elements());
+    }
+    return result;
+  }
+  /// One kernel computes all shards of the rows with all shards of the columns; merged they are the
+  /// whole.
+  void expect_shards_merge(const WholeAttention& whole, const OracleOutput& truth,
+                           const SequenceLayout& row_layout, const SequenceLayout& column_layout,
+                           int ranks) {
+    const std::unique_ptr<Kernel> kernel = implementation().make_kernel(whole.problem, *device_);
+    const Result together(whole.block(), DType::float64);
+    for (int r = 0; r < ranks; ++r) {
+      const PositionRanges rows = row_layout.positions(r);
+      std::vector<Result> results;
+      for (int c = 0; c < ranks; ++c) {
+        const Part part(whole, rows, column_layout.positions(c), (r + c) % 2 == 1);
+        ASSERT_EQ(implementation().takes(whole.problem, geometry_of(part.block)).reason(), "");
+        results.push_back(run(*kernel, part.block, DType::float64));
+      }
+      const Result& merged = results.front();
+      std::vector<PartialState> states;
+      for (const Result& result : results) states.push_back({result.state(), 0, 0});
+      combine(states, merged.state());
+      for (std::int64_t i = 0; i < rows.size(); ++i) {
+        const std::int64_t to = rows.global(LocalPosition(i)).value();
+        copy(merged.output.view().slice(1, i, 1), together.output.view().slice(1, to, 1));
+        copy(merged.lse.view().slice(2, i, 1), together.lse.view().slice(2, to, 1));
+      }
+    }
+    test::expect_accurate(together, whole, truth);
+  }
+};
+
+TEST_P(Forward, EveryMask) {
+  Random random(51);
+  for (const bool blocks : {false, true}) {
+    if (backend().blocks == (blocks ? Blocks::never : Blocks::always)) continue;
+    std::size_t i = 0;
+    std::vector<std::vector<MaskKind>> all = blocks ? kinds_beside_blocks() : all_combinations();
+    if (blocks) {
+      for (const MaskKind kind : kPositionKinds) {
+        for (const MaskKind other : {MaskKind::causal, MaskKind::window, MaskKind::segments}) {
+          all.push_back({kind, other});
+        }
+      }
+    }
+    for (const std::vector<MaskKind>& kinds : all) {
+      AttentionProblem problem = problem_of(i);
+      const AttentionShape& s = problem.shape;
+      problem.mask = random_mask(random, kinds, 2, s.query_length, s.kv_length);
+      if (blocks) {
+        problem.mask.set_block_mask(
+            i % 4 < 2 ? random_block_mask(random, 2, 4, s.query_length, s.kv_length, 200)
+                      : BlockMask::random(s.query_length, s.kv_length, 4, 0.5, i));
+      }
+      if (i % 5 == 0) problem.soft_cap = 3.0;
+      if (i % 7 == 0 && problem.dtype == DType::float32) problem.scale = -0.2;
+      ++i;
+      expect_accurate(random, problem);
+    }
+  }
+}
+
+TEST_P(Forward, DropoutUnderEveryMask) {
+  Random random(52);
+  std::size_t i = 0;
+  for (const std::vector<MaskKind>& kinds : all_combinations()) {
+    // Every kind with every other one of its group, but for not all three of a combination.
+    if (kinds.size() > 2 && i++ % 3 != 0) continue;
+    AttentionProblem problem = problem_of(i);
+    const AttentionShape& s = problem.shape;
+    problem.mask = random_mask(random, kinds, 2, s.query_length, s.kv_length);
+    add_blocks(random, problem);
+    problem.dropout.emplace(i % 4 == 0 ? 0.7 : 0.1, (std::uint64_t{3} << 40U) + 5);
+    if (i % 5 == 0) problem.soft_cap = 3.0;
+    ASSERT_TRUE(choose_dtype(problem, i++));
+    expect_accurate(random, problem);
+  }
+}
+
+// Windows whose first columns lie at all distances from a multiple of 32.
+TEST_P(Forward, DropoutFromAnyPosition) {
+  Random random(53);
+  for (std::int64_t left = 90; left < 122; ++left) {
+    const auto i = static_cast<std::size_t>(left);
+    AttentionProblem problem = problem_of(i, 130, 130);
+    problem.mask.set_window(left, 0);
+    add_blocks(random, problem);
+    problem.dropout.emplace(0.3, i);
+    ASSERT_TRUE(choose_dtype(problem, i));
+    expect_accurate(random, problem);
+  }
+}
+
+// Full and broadcast, alone and together, beside other masks; hidden entries of the bias are not
+// finite.
+TEST_P(Forward, BiasAndDenseMask) {
+  Random random(54);
+  const std::vector<std::vector<MaskKind>> masks = mask_combinations();
+  std::size_t i = 0;
+  int spoilt = 0;
+  for (int round = 0; round < 3; ++round) {
+    // Rows of scores that begin at multiples of 64 entries, and others.
+    const std::int64_t columns =
+        round == 1 ? (backend().columns + 63) / 64 * 64 : backend().columns;
+    const std::int64_t rows = std::min<std::int64_t>(backend().rows, 131);
+    for (const Extents& shape : score_shapes(2, 4, rows, columns)) {
+      AttentionProblem problem = problem_of(i, rows, columns);
+      problem.mask = random_mask(random, masks.at(i * 5 % masks.size()), 2, rows, columns);
+      add_blocks(random, problem);
+      if (round != 1) problem.bias = shape;
+      if (round != 0) problem.dense_mask = round == 1 ? shape : Extents{2, 1, rows, columns};
+      if (i % 5 == 0) problem.soft_cap = 2;
+      if (i % 5 == 1) problem.dropout.emplace(0.3, 7);
+      ASSERT_TRUE(choose_dtype(problem, i++));
+      const WholeAttention whole = random_attention(random, problem);
+      spoilt += spoil_hidden_bias(whole);
+      expect_accurate(whole);
+    }
+  }
+  EXPECT_GT(spoilt, 500);
+}
+
+TEST_P(Forward, Shapes) {
+  Random random(55);
+  for (const AttentionShape& shape : backend().shapes) {
+    for (const DType dtype : backend().dtypes) {
+      AttentionProblem problem = test::problem_of(shape, dtype);
+      add_blocks(random, problem);
+      expect_accurate(random, problem);
+      problem.mask.set_causal(true);
+      expect_accurate(random, problem);
+      problem.mask.set_offset(shape.kv_length - shape.query_length);  // rows may see nothing
+      problem.soft_cap = 20.0;
+      expect_accurate(random, problem);
+    }
+  }
+}
+
+TEST_P(Forward, ScalesAndSoftCaps) {
+  Random random(56);
+  std::size_t i = 0;
+  for (const double scale : {-0.3, 0.0, 0.125, 0.3}) {
+    for (const double cap : {0.0, 0.5, 2.0, 50.0}) {
+      for (const DType dtype : backend().dtypes) {
+        AttentionProblem problem = problem_of(i++, 40, backend().columns);
+        problem.dtype = dtype;
+        problem.scale = scale;
+        if (cap > 0) problem.soft_cap = cap;
+        problem.mask.set_window(50, 400);
+        add_blocks(random, problem);
+        // Kernels of half types that take the maximum of a row before they scale.
+        const bool refused = backend().on_gpu && backend().name != "native" && scale <= 0 &&
+                             cap == 0 && dtype != DType::float32;
+        ASSERT_NE(static_cast<bool>(implementation().fits(problem, device_->place())), refused);
+        if (!refused) expect_accurate(random, problem);
+      }
+    }
+  }
+}
+
+// docs/semantics.md §6: parts of any layout, whatever hides their pairs, add up to the whole.
+TEST_P(Forward, ShardsMergeIntoTheWhole) {
+  constexpr int kRanks = 3;
+  const std::int64_t length = std::min<std::int64_t>(4 * backend().columns, 643);
+  using enum LayoutKind;
+  Random random(57);
+  std::size_t i = 0;
+  for (const std::vector<MaskKind>& kinds :
+       std::vector<std::vector<MaskKind>>{{},
+                                          {MaskKind::causal},
+                                          {MaskKind::window, MaskKind::causal},
+                                          {MaskKind::causal, MaskKind::documents},
+                                          {MaskKind::causal, MaskKind::segments},
+                                          {MaskKind::offset, MaskKind::kv_lengths},
+                                          {MaskKind::left_window, MaskKind::query_lengths},
+                                          {MaskKind::offsets, MaskKind::sink_tokens},
+                                          {MaskKind::prefixes, MaskKind::chunk},
+                                          {MaskKind::packings, MaskKind::left_window}}) {
+    for (const bool modified : {false, true}) {
+      AttentionProblem problem = problem_of(i, length, length);
+      problem.mask = random_mask(random, kinds, 2, length, length);
+      add_blocks(random, problem);
+      if (modified) add_modifiers(problem);
+      ASSERT_TRUE(choose_dtype(problem, i++));
+      SCOPED_TRACE(describe(problem));
+      const WholeAttention whole = random_attention(random, problem);
+      const OracleOutput truth = whole.oracle();
+      for (const auto& [rows, columns] : {std::pair{contiguous, contiguous},
+                                          {zigzag, zigzag},
+                                          {striped, striped},
+                                          {striped, zigzag},
+                                          {contiguous, striped}}) {
+        expect_shards_merge(whole, truth, SequenceLayout(rows, length, kRanks),
+                            SequenceLayout(columns, length, kRanks), kRanks);
+      }
+    }
+  }
+}
+
+// One kernel computes parts of the batch and of the heads, as a ring by heads has it do.
+TEST_P(Forward, PartsOfTheBatchAndOfTheHeads) {
+  Random random(58);
+  for (std::size_t i = 0; i < 8; ++i) {
+    AttentionProblem problem = problem_of(i, 70, 190);
+    problem.shape.batch = 3;
+    problem.mask = random_mask(random, {MaskKind::segments, MaskKind::kv_lengths}, 3, 70, 190);
+    if (i % 2 == 0) problem.mask = {};
+    if (backend().blocks != Blocks::never) {
+      problem.mask.set_block_mask(BlockMask::random(70, 190, 4, 0.7, 1, {16, 16}));
+    }
+    if (i % 4 < 2) add_modifiers(problem);
+    const WholeAttention whole = random_attention(random, problem);
+    const std::unique_ptr<Kernel> kernel = implementation().make_kernel(problem, *device_);
+    for (const bool part : {true, false, true}) {
+      const AttentionBlock block = part ? part_of_batch_and_heads(whole.block()) : whole.block();
+      test::expect_accurate(
+          run(*kernel, block), whole,
+          oracle_attention(problem, block.query, block.key, block.value, block.rows,
+                           block.first_batch, block.first_head, 0, block.scores));
+    }
+  }
+}
+
+// Blocks without masked pairs still have a bias, a dense mask and dropout.
+TEST_P(Forward, UnmaskedBlocksSkipTheMask) {
+  Random random(59);
+  for (std::size_t i = 0; i < 6; ++i) {
+    AttentionProblem problem = problem_of(i, 150, 260);
+    if (i % 2 == 0) add_modifiers(problem);
+    const WholeAttention whole = random_attention(random, problem);
+    AttentionBlock block = whole.block();
+    block.unmasked = true;
+    if (backend().skips_masks) problem.mask.set_query_lengths({0, 0});  // would hide everything
+    const std::unique_ptr<Kernel> kernel = implementation().make_kernel(problem, *device_);
+    test::expect_accurate(run(*kernel, block), whole, whole.oracle());
+  }
+}
+
+// Tensors stored head by head.
+TEST_P(Forward, StridesDoNotMatter) {
+  Random random(60);
+  for (std::size_t i = 0; i < 12; ++i) {
+    AttentionProblem problem = problem_of(i, 100, 300);
+    problem.mask.set_causal(true);
+    problem.mask.set_offset(200);
+    const WholeAttention whole = random_attention(random, problem);
+    const Part other(whole, whole.rows(), whole.columns(), false);
+    for (const std::unique_ptr<Kernel>& kernel : kernels(problem)) {
+      EXPECT_TRUE(run(*kernel, other.block) == run(*kernel, whole.block())) << describe(problem);
+    }
+  }
+}
+
+TEST_P(Forward, RunsRepeatEveryBit) {
+  Random random(61);
+  for (std::size_t i = 0; i < 12; ++i) {
+    AttentionProblem problem = problem_of(i, 200, 700);
+    problem.mask = random_mask(random, {MaskKind::causal, MaskKind::documents}, 2, 200, 700);
+    add_blocks(random, problem);
+    if (i % 3 == 0) add_modifiers(problem);
+    const WholeAttention whole = random_attention(random, problem);
+    for (const std::unique_ptr<Kernel>& kernel : kernels(problem)) {
+      const Result first = run(*kernel, whole.block());
+      for (int repeat = 0; repeat < 3; ++repeat) {
+        EXPECT_TRUE(run(*kernel, whole.block()) == first) << describe(problem);
+      }
+    }
+  }
+}
+
+// The last of several parts may round.
+TEST_P(Forward, ContinuesAState) {
+  const Declaration& declares = implementation().declares();
+  if (!declares.continues_state) GTEST_SKIP() << backend().name << " continues no state";
+  Random random(62);
+  std::size_t i = 0;
+  for (const std::vector<MaskKind>& kinds :
+       {std::vector<MaskKind>{}, std::vector{MaskKind::causal},
+        std::vector{MaskKind::window, MaskKind::documents},
+        std::vector{MaskKind::query_lengths, MaskKind::kv_lengths}}) {
+    for (int variant = 0; variant < 12; ++variant) {
+      AttentionProblem problem = problem_of(i++, 300, 500);
+      problem.mask = random_mask(random, kinds, 2, 300, 500);
+      add_blocks(random, problem);
+      if (variant % 4 == 3) add_modifiers(problem);
+      SCOPED_TRACE(describe(problem));
+      const WholeAttention whole = random_attention(random, problem);
+      const OracleOutput truth = whole.oracle();
+      const bool rounds = variant % 2 == 1 && declares.results == ResultForm::either;
+      const Result result = in_parts(whole, {{300, 200}, {0, 0}, {0, 170}, {170, 130}}, rounds);
+      test::expect_accurate(result, whole, truth);
+      const Result at_once = run(*kernels(problem).front(), whole.block());
+      EXPECT_LE(error_of(result, problem.dtype, truth).output,
+                sharded_error_factor(2 * 300 * 4) * error_of(at_once, problem.dtype, truth).output);
+    }
+  }
+  for (const DType dtype : backend().dtypes) {
+    expect_weightless_shown(
+        in_parts(weightless_attention(dtype, 64), {{0, 100}, {100, 300}, {400, 200}}, false));
+  }
+}
+
+// Infinities and NaNs reach the rows that see them, and no others.
+TEST_P(Forward, WhatIsNotFiniteReachesWhatSeesIt) {
+  for (const DType dtype : backend().dtypes) {
+    for (const auto& [dim, value_dim] : backend().dims) {
+      const AttentionProblem any = test::problem_of({1, 8, 8, 1, 1, dim, value_dim}, dtype);
+      for (std::size_t k = 0; k < kernels(any).size(); ++k) {
+        const auto by_kernel = [this, k](const WholeAttention& whole) {
+          return run(*kernels(whole.problem)[k], whole.block());
+        };
+        expect_non_finite_confined(dtype, by_kernel, backend().blocks != Blocks::never,
+                                   tolerance(dtype), dim, value_dim);
+        const std::int64_t both = std::max<std::int64_t>(dim, 8);
+        expect_nan_without_weight_shown(dtype, both, by_kernel);
+        expect_weightless_shown(by_kernel(weightless_attention(dtype, both)));
+      }
+    }
+  }
+}
+
+TEST_P(Forward, AKernelForgetsWhatWasNotFinite) {
+  Random random(63);
+  for (std::size_t i = 0; i < 12; ++i) {
+    AttentionProblem problem = problem_of(i, 70, 300);
+    problem.mask.set_causal(true);
+    add_blocks(random, problem);
+    const WholeAttention whole = random_attention(random, problem);
+    const WholeAttention bad = with_non_finite(whole, {true, std::nanf(""), {60, 65}});
+    for (const std::unique_ptr<Kernel>& kernel : kernels(problem)) {
+      const Result clean = run(*kernel, whole.block());
+      static_cast<void>(run(*kernel, bad.block()));
+      EXPECT_TRUE(run(*kernel, whole.block()) == clean) << describe(problem);
+    }
+  }
+}
+
+// Rows 0 to 9 are hidden by the mask, 10 to 19 by the bias, 20 to 29 by both together.
+TEST_P(Forward, RowsWhoseScoresHideEverythingAreEmpty) {
+  Random random(64);
+  for (std::size_t i = 0; i < 4; ++i) {
+    AttentionProblem problem = problem_of(i, 40, 700);
+    problem.bias = Extents{1, 4, 40, 700};
+    problem.dense_mask = Extents{1, 1, 40, 700};
+    add_blocks(random, problem);
+    ASSERT_TRUE(choose_dtype(problem, i));
+    const WholeAttention whole = random_attention(random, problem);
+    for (std::int64_t j = 0; j < 700; ++j) {
+      for (std::int64_t t = 0; t < 10; ++t) {
+        whole.mask.view().at<std::uint8_t>({0, 0, t, j}) = 0;
+        for (std::int64_t n = 0; n < 4; ++n) {
+          whole.bias.view().at<float>({0, n, 10 + t, j}) = -kInfinity;
+          if (j % 3 == 0) whole.bias.view().at<float>({0, n, 20 + t, j}) = -kInfinity;
+        }
+        whole.mask.view().at<std::uint8_t>({0, 0, 20 + t, j}) = j % 3 == 0 ? 1 : 0;
+      }
+    }
+    expect_accurate(whole);
+  }
+}
+
+// Keys and values hidden by a dense mask or a bias of −∞ may hold anything.
+TEST_P(Forward, ScoresHideWhatIsNotFinite) {
+  Random random(65);
+  std::size_t i = 0;
+  for (const bool by_bias : {false, true}) {
+    for (int variant = 0; variant < 6; ++variant) {
+      AttentionProblem problem = problem_of(i++, 60, 600);
+      (by_bias ? problem.bias : problem.dense_mask) = Extents{1, 1, 60, 600};
+      if (variant % 2 == 1) problem.dropout.emplace(0.3, 2);
+      ASSERT_TRUE(choose_dtype(problem, i));
+      if (backend().blocks == Blocks::always) {
+        problem.mask.set_block_mask(BlockMask::random(60, 600, 4, 1.0, 1));
+      }
+      const WholeAttention whole = random_attention(random, problem);
+      for (std::int64_t t = 0; t < 60; ++t) {  // the even rows do not see key 300
+        if (by_bias && t % 2 == 0) whole.bias.view().at<float>({0, 0, t, 300}) = -kInfinity;
+        if (!by_bias) whole.mask.view().at<std::uint8_t>({0, 0, t, 300}) = t % 2 == 0 ? 0 : 1;
+      }
+      const std::unique_ptr<Kernel> kernel = implementation().make_kernel(problem, *device_);
+      const Result clean = run(*kernel, whole.block());
+      for (const bool in_keys : {false, true}) {
+        const WholeAttention bad = with_non_finite(whole, {in_keys, std::nanf(""), {300}});
+        AttentionBlock block = bad.block();
+        block.scores = whole.scores();
+        const Result spoilt = run(*kernel, block);
+        for (std::int64_t t = 0; t < 60; ++t) {
+          const auto got = spoilt.output.view().at<float>({1, t, 1, NonFinite::kDim});
+          if (t % 2 == 0) {
+            ASSERT_NEAR(got, clean.output.view().at<float>({1, t, 1, NonFinite::kDim}),
+                        tolerance(problem.dtype))
+                << describe(problem) << " row " << t;
+          } else {
+            // A dropped pair shows, too.
+            ASSERT_TRUE(std::isnan(got)) << describe(problem) << " row " << t;
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_P(Forward, WhatIsNotFiniteInABiasComesOutOfItsRow) {
+  Random random(66);
+  std::size_t i = 0;
+  for (const float seen : {kInfinity, std::nanf("")}) {
+    AttentionProblem problem = problem_of(i, 20, 600);
+    problem.bias = Extents{1, 4, 20, 600};
+    ASSERT_TRUE(choose_dtype(problem, i++));
+    const WholeAttention whole = random_attention(random, problem);
+    const std::unique_ptr<Kernel> kernel = implementation().make_kernel(problem, *device_);
+    const Result clean = run(*kernel, whole.block());
+    whole.bias.view().at<float>({0, 1, 7, 555}) = seen;
+    const Result spoilt = run(*kernel, whole.block());
+    for (std::int64_t t = 0; t < 20; ++t) {
+      for (std::int64_t n = 0; n < 4; ++n) {
+        const float got = spoilt.output.view().at<float>({0, t, n, 2});
+        if (t == 7 && n == 1) {
+          EXPECT_TRUE(std::isnan(got)) << describe(problem);
+        } else {
+          EXPECT_NEAR(got, clean.output.view().at<float>({0, t, n, 2}), tolerance(problem.dtype));
+        }
+      }
+    }
+  }
+}
+
+TEST_P(Forward, IsRightAtTheEndsOfTheRange) {
+  for (const DType dtype : {DType::bfloat16, DType::float32}) {
+    for (const auto& [dim, value_dim] : backend().dims) {
+      const WholeAttention whole =
+          widest_attention(dtype, dim, dtype == DType::bfloat16 ? backend().largest_logit : 1e38);
+      for (const std::unique_ptr<Kernel>& kernel : kernels(whole.problem)) {
+        expect_right_at_the_ends_of_the_range(whole, run(*kernel, whole.block()));
+      }
+    }
+  }
+}
+
+// Logits that are whole numbers have no rounding: the largest is exactly that.
+TEST_P(Forward, HandsOverTheLargestLogits) {
+  if (!hands_over_maxima()) GTEST_SKIP() << backend().name << " knows no largest logit";
+  Random random(67);
+  std::size_t i = 0;
+  for (const bool exact : {false, true}) {
+    for (const bool in_tens : {false, true}) {  // more ranges than one launch takes
+      AttentionProblem problem = problem_of(i++, 40, 900);
+      problem.mask.set_causal(true);
+      problem.mask.set_offset(-3);
+      problem.mask.set_kv_lengths({900, 20});
+      if (exact) {
+        problem.dtype = DType::float32;
+        problem.scale = 1;
+      } else {
+        problem.dropout.emplace(0.3, 2);
+      }
+      const WholeAttention whole = random_attention(random, problem);
+      for (const Tensor* tensor : {&whole.query, &whole.key}) {
+        for (std::int64_t j = 0; exact && j < tensor->shape().product(); ++j) {
+          tensor->view().as<float>()[j] = static_cast<float>(draw(random, -6, 6));
+        }
+      }
+      const OracleOutput truth = whole.oracle();
+      AttentionBlock block = whole.block();
+      if (in_tens) block.columns = tens(900);
+      for (const std::unique_ptr<Kernel>& kernel : kernels(problem)) {
+        const Tensor maximum(DType::float32, {2, 4, 40}, test_memory());
+        std::memset(maximum.view().data(), 0xff, maximum.bytes());
+        const Result result =
+            result_on(*device_, *stream_, *kernel, DType::float32, block, DType::float64, &maximum);
+        test::expect_accurate(result, whole, truth);
+        for (std::size_t row = 0; row < truth.maximum.size(); ++row) {
+          const float got = maximum.view().as<float>()[row];
+          if (got == truth.maximum[row]) continue;  // −∞ too
+          ASSERT_NEAR(got, truth.maximum[row], exact ? 0 : 1e-5) << row;
+        }
+      }
+    }
+  }
+}
+
+TEST_P(Forward, TheLargestLogitOfARowOfNansIsNan) {
+  if (!hands_over_maxima()) GTEST_SKIP() << backend().name << " knows no largest logit";
+  const AttentionProblem problem = test::problem_of({1, 1, 3, 1, 1, 1, 1});
+  for (const std::size_t at : {0U, 1U, 2U}) {
+    for (const float bad : {std::nanf(""), kInfinity}) {
+      std::vector<float> keys{1, 4, 2};
+      keys[at] = bad;
+      const WholeAttention whole{problem, tensor_of(DType::float32, {1, 1, 1, 1}, {1}),
+                                 tensor_of(DType::float32, {1, 3, 1, 1}, keys),
+                                 tensor_of(DType::float32, {1, 3, 1, 1}, {1, 2, 3})};
+      EXPECT_TRUE(std::isnan(whole.oracle().maximum[0]));
+      EXPECT_TRUE(std::isnan(whole.oracle().sum[0]));
+      for (const std::unique_ptr<Kernel>& kernel : kernels(problem)) {
+        const Tensor maximum = tensor_of(DType::float32, {1, 1, 1}, {0});
+        static_cast<void>(result_on(*device_, *stream_, *kernel, DType::float32, whole.block(),
+                                    DType::float32, &maximum));
+        EXPECT_TRUE(std::isnan(*maximum.view().as<float>())) << at;
+      }
+    }
+  }
+}
+
+TEST_P(Forward, ProductsBeyondFloat32ShowAsNan) {
+  AttentionProblem problem = test::problem_of({1, 1, 3, 1, 1, 8, 8});
+  const auto first_of = [](const std::vector<float>& entries) {
+    std::vector<float> values(8 * entries.size(), 0.0F);
+    for (std::size_t i = 0; i < entries.size(); ++i) values[8 * i] = entries[i];
+    return values;
+  };
+  if (backend().blocks == Blocks::always) {
+    problem.mask.set_block_mask(BlockMask::random(1, 3, 1, 1.0, 1));
+  }
+  const WholeAttention whole{problem, tensor_of(DType::float32, {1, 1, 1, 8}, first_of({1e30F})),
+                             tensor_of(DType::float32, {1, 3, 1, 8}, first_of({-1e30F, 1e30F, 1})),
+                             tensor_of(DType::float32, {1, 3, 1, 8}, first_of({1, 2, 3}))};
+  for (const std::unique_ptr<Kernel>& kernel : kernels(problem)) {
+    const Result result = run(*kernel, whole.block());
+    EXPECT_TRUE(std::isnan(*result.output.view().as<float>()));
+    EXPECT_TRUE(std::isnan(*result.lse.view().as<float>()));
+  }
+}
+
+// Later launches go on from earlier ones.
+TEST_P(Forward, RowsOfNoWeightInManyRanges) {
+  const WholeAttention whole = weightless_attention(DType::float32, 64);
+  AttentionBlock block = whole.block();
+  block.columns = tens(600);
+  for (const std::unique_ptr<Kernel>& kernel : kernels(whole.problem)) {
+    expect_weightless_shown(run(*kernel, block));
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Suite, Forward, ::testing::ValuesIn(backends()), name_of_backend);
+
+}  // namespace
+}  // namespace annulus::test

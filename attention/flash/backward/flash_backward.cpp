@@ -125,9 +125,9 @@ FlashBackward::Entry FlashBackward::make_entry(const BackwardBlock& block) const
               {block.first_batch, block.query.size(0), block.first_head, block.query.size(2)},
               block.unmasked};
   const auto make_lists = [&](const Mask& mask) {
-    entry.lists = std::make_unique<TileLists>(
-        mask, entry.of, block.rows, block.columns, rows_of_tile(problem_), keys_of_tile(problem_),
-        is_general(problem_), device_.memory());
+    entry.lists = std::make_unique<TileLists>(mask, entry.of, block.rows, block.columns,
+                                              rows_of_tile(problem_), keys_of_tile(problem_),
+                                              is_general(problem_), device_.memory());
   };
   if (is_general(problem_)) {
     make_lists(block.unmasked ? Mask() : problem_.mask);

@@ -56,9 +56,9 @@ template <class Tiles>
                                                cudaStream_t stream) {
   const std::int32_t heads = a.batches * a.heads;
   if (a.grad_key.data != nullptr || a.grad_value.data != nullptr) {
-    if (const cudaError_t code = launch_float32_kernel<Tiles>(differentiate_keys<Tiles>, a,
-                                                              operands, a.columns,
-                                                              heads / a.heads_per_kv_head, stream)) {
+    if (const cudaError_t code =
+            launch_float32_kernel<Tiles>(differentiate_keys<Tiles>, a, operands, a.columns,
+                                         heads / a.heads_per_kv_head, stream)) {
       return code;
     }
   }

@@ -246,8 +246,7 @@ class TileGradients {
       return bits_of([&](std::int32_t row) {
         const bool has = has_weight(row);
         return [&, has, keys = ListedRow(a, batch(), kTile, row)](std::int32_t column) {
-          return has &&
-                 keys.sees(a, batch(), step.head, listed_column(a, batch(), kTile, column));
+          return has && keys.sees(a, batch(), step.head, listed_column(a, batch(), kTile, column));
         };
       });
     }
@@ -443,7 +442,7 @@ class TileGradients {
   Memory& memory;
   int first_own;    // of this thread's own rows
   int first_other;  // of its passing rows, and of its dims among 64
-  int group;        // of threads: it computes the scores of this passing tile, and has these 64 dims
+  int group;  // of threads: it computes the scores of this passing tile, and has these 64 dims
 };
 
 }  // namespace annulus::flash::backward

@@ -7,8 +7,9 @@
 #include "flash/backward/walk.cuh"
 #include "flash/float32/backward/kernels.hpp"
 
-// Sizes, work and shared memory of the float32 backward kernels. Each has two: in one, a thread block
-// owns a key tile and query tiles pass by, in the other it owns a query tile and key tiles pass by.
+// Sizes, work and shared memory of the float32 backward kernels. Each has two: in one, a thread
+// block owns a key tile and query tiles pass by, in the other it owns a query tile and key tiles
+// pass by.
 namespace annulus::flash::backward {
 
 /// As many tiles pass at a time as there are 64 dims: 128 threads compute the scores of one, and

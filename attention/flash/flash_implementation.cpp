@@ -43,8 +43,8 @@ constexpr std::array kBackwardRates{
 constexpr std::array kFloat32Rates{H200Rates{64, 64, 38e12, 38e12},
                                    H200Rates{128, 128, 41e12, 41e12},
                                    H200Rates{256, 256, 41e12, 41e12}};
-constexpr std::array kFloat32BackwardRates{H200Rates{64, 64, 25e12, 25e12},
-                                           H200Rates{128, 128, 25e12, 25e12}};
+constexpr std::array kFloat32BackwardRates{H200Rates{64, 64, 27e12, 27e12},
+                                           H200Rates{128, 128, 27e12, 27e12}};
 
 constexpr const char* kFlash = "flash_attn2";
 

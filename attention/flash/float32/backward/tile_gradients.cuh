@@ -305,7 +305,7 @@ class TileGradients {
           const float x = scores[i][j] * a.tanh_scale;
           // 1/cosh² is precise also where 1 − tanh² is small.
           const float e = exp2_fast(-2 * kLog2E * fabsf(x));
-          derived[i][j] = __fdividef(4 * e, (1 + e) * (1 + e));
+          derived[i][j] = 4 * e / ((1 + e) * (1 + e));
           scores[i][j] = tanhf(x);
         }
       }

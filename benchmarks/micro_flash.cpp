@@ -1,11 +1,12 @@
 // The flash kernel beside cuDNN on one GPU, bfloat16: rounds alternate between the two and rest in
 // between, so that the ratios are those of one board at one temperature. Then what features cost at
 // equal visible work, a few rows against long caches, block masks beside cuDNN without a mask,
-// float32 beside the plain kernel, the hops of a ring in one launch, and the time that making tile
-// lists takes; gradients, with nothing beside them. Prints tables, and writes JSON to FILE.json:
+// float32 and its gradients beside the plain kernel, the hops of a ring in one launch, and the time
+// that making tile lists takes; other gradients, with nothing beside them. Prints tables, and
+// writes JSON to FILE.json:
 //
 //     annulus_micro_flash [dense|backward|masks|wide|modifiers|features|positions|decode|blocks|
-//                          float32|hops|lists ...] [FILE.json]
+//                          float32|float32_backward|hops|lists ...] [FILE.json]
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
@@ -336,14 +337,16 @@ double float32_peak() {
   return 2.0 * 128 * multiprocessors * kilohertz * 1e-9;
 }
 
+Case float32_case(std::int64_t length, std::int64_t dim, bool causal) {
+  Case one =
+      make_case(fmt::format("float32 D={} 16/16 {} {}", dim, length, causal ? "causal" : "full"),
+                {1, length, length, 16, 16, dim, dim}, causal);
+  one.problem.dtype = one.output = DType::float32;
+  return one;
+}
+
 void float32(Bench& bench) {
-  const auto make = [](std::int64_t length, std::int64_t dim, bool causal) {
-    Case one =
-        make_case(fmt::format("float32 D={} 16/16 {} {}", dim, length, causal ? "causal" : "full"),
-                  {1, length, length, 16, 16, dim, dim}, causal);
-    one.problem.dtype = one.output = DType::float32;
-    return one;
-  };
+  const auto& make = float32_case;
   std::vector<Case> cases;
   for (const std::int64_t dim : {64, 128}) {
     for (const bool causal : {false, true}) cases.push_back(make(8192, dim, causal));
@@ -358,6 +361,36 @@ void float32(Bench& bench) {
   for (std::size_t i = 0; i < small.size(); i += 2) {
     fmt::print("{:36} {:.0f} times the plain kernel\n", small[i].name,
                small[i].milliseconds / small[i + 1].milliseconds);
+  }
+}
+
+// Float32 gradients beside the forward pass and the plain kernel's.
+void float32_backward(Bench& bench) {
+  std::vector<Case> forward;
+  std::vector<BackwardCase> cases, small;
+  for (const std::int64_t dim : {64, 128}) {
+    for (const bool causal : {false, true}) {
+      forward.push_back(float32_case(8192, dim, causal));
+      cases.push_back({forward.back()});
+    }
+    cases.push_back({float32_case(8192, dim, true)});
+    cases.back().forward.name += ", soft cap 50";
+    cases.back().forward.problem.soft_cap = 50;
+    cases.push_back({float32_case(8192, dim, true)});
+    cases.back().forward.name += ", 8 documents";
+    const std::vector<std::int32_t> ids = documents(8192, 8, true);
+    cases.back().forward.problem.mask.set_segments(1, ids, ids);
+    small.push_back({float32_case(1024, dim, false)});
+    small.push_back(small.back());
+    small.back().kernel = "native";
+  }
+  bench.measure(forward, nullptr);
+  for (BackwardCase& one : cases) one.forward.name = "backward " + one.forward.name;
+  bench.measure_backward(cases);
+  const std::vector<Measured> times = bench.measure_backward(small);
+  for (std::size_t i = 0; i < times.size(); i += 2) {
+    fmt::print("backward {:36} {:.0f} times the plain kernel\n", times[i].name,
+               times[i + 1].milliseconds / times[i].milliseconds);
   }
 }
 
@@ -464,8 +497,9 @@ int main(int argc, char** argv) {
           std::pair{"modifiers", &annulus::backward_modifiers},
           std::pair{"features", &annulus::features}, std::pair{"positions", &annulus::positions},
           std::pair{"decode", &annulus::decode}, std::pair{"blocks", &annulus::blocks},
-          std::pair{"float32", &annulus::float32}, std::pair{"hops", &annulus::hops},
-          std::pair{"lists", &annulus::lists}}) {
+          std::pair{"float32", &annulus::float32},
+          std::pair{"float32_backward", &annulus::float32_backward},
+          std::pair{"hops", &annulus::hops}, std::pair{"lists", &annulus::lists}}) {
       all.push_back(measure);
       if (std::erase(words, name) > 0) asked.push_back(measure);
     }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -39,7 +40,8 @@ struct Case {
 struct BackwardCase {
   Case forward;
   bool repeats_bits = false;
-  bool wants_bias = false;  ///< its gradient
+  bool wants_bias = false;       ///< its gradient
+  const char* kernel = nullptr;  ///< null: the flash kernel
 };
 
 struct Measured {
@@ -130,7 +132,7 @@ class Bench {
   }
 
   // Gradients of all operands, added in float32: of all cases by turns.
-  void measure_backward(const std::vector<BackwardCase>& cases) {
+  std::vector<Measured> measure_backward(const std::vector<BackwardCase>& cases) {
     struct Operands {
       std::unique_ptr<Prepared> forward;
       Tensor grad_output, delta, grad_query, grad_key, grad_value, grad_bias;
@@ -162,8 +164,10 @@ class Bench {
             TensorView(o.grad_bias.view().data(), view.dtype(), view.shape(), view.strides());
       }
       const bool blocks = p.problem.mask.block_mask().has_value();
-      p.kernel =
-          registry_.get(blocks ? "blocksparse" : "flash_attn2").make_kernel(p.problem, *device_);
+      const char* const name = one.kernel != nullptr ? one.kernel
+                               : blocks              ? "blocksparse"
+                                                     : "flash_attn2";
+      p.kernel = registry_.get(name).make_kernel(p.problem, *device_);
       p.kernel->prepare_backward(o.block, o.gradients);
       calls.emplace_back([&o, this] {
         o.forward->kernel->backward(o.block, o.gradients, {*stream_, nullptr, 1});
@@ -176,10 +180,12 @@ class Bench {
       const double flops = forward_flops(s, visible_pairs(one)) *
                            static_cast<double>(3 * s.head_dim + 2 * s.value_dim) /
                            static_cast<double>(s.head_dim + s.value_dim);
-      all_.push_back({one.name, "flash_attn2", times[i], flops / times[i] * 1e-9});
+      all_.push_back({one.name, cases[i].kernel != nullptr ? cases[i].kernel : "flash_attn2",
+                      times[i], flops / times[i] * 1e-9});
       fmt::print("{:52} {:12} {:9.3f} ms {:7.1f} TFLOP/s\n", one.name, all_.back().kernel, times[i],
                  all_.back().teraflops);
     }
+    return {all_.end() - static_cast<std::ptrdiff_t>(cases.size()), all_.end()};
   }
 
   // The median time of each call, in milliseconds.

@@ -43,6 +43,8 @@ constexpr std::array kBackwardRates{
 constexpr std::array kFloat32Rates{H200Rates{64, 64, 38e12, 38e12},
                                    H200Rates{128, 128, 41e12, 41e12},
                                    H200Rates{256, 256, 41e12, 41e12}};
+constexpr std::array kFloat32BackwardRates{H200Rates{64, 64, 27e12, 27e12},
+                                           H200Rates{128, 128, 27e12, 27e12}};
 
 constexpr const char* kFlash = "flash_attn2";
 
@@ -139,11 +141,14 @@ class FlashImplementation final : public Implementation {
 
   [[nodiscard]] Capability accepts_backward(const AttentionProblem& problem,
                                             Place place) const override {
-    if (problem.dtype == DType::float32) {
-      return Capability::no("the flash kernel computes gradients for half types, not for float32");
-    }
     const bool wide =
         std::max(problem.shape.head_dim, problem.shape.value_dim) > kMaximumNarrowDims;
+    if (wide && problem.dtype == DType::float32) {
+      return Capability::no(
+          fmt::format("the flash kernel computes float32 gradients for head dimensions up to {}, "
+                      "not {} with {}",
+                      kMaximumNarrowDims, problem.shape.head_dim, problem.shape.value_dim));
+    }
     if (wide && flash::is_general(problem)) {
       return Capability::no(
           fmt::format("the flash kernel computes gradients with bias, dense mask or dropout for "
@@ -183,8 +188,12 @@ class FlashImplementation final : public Implementation {
   }
 
   [[nodiscard]] double assumed_rate(const ProblemClass& problem, Place /*place*/) const override {
-    if (problem.dtype == DType::float32) return h200_rate(kFloat32Rates, problem);
-    return h200_rate(problem.pass == Pass::backward ? kBackwardRates : kHalfRates, problem);
+    const bool backward = problem.pass == Pass::backward;
+    if (problem.dtype == DType::float32) {
+      return backward ? h200_rate(kFloat32BackwardRates, problem)
+                      : h200_rate(kFloat32Rates, problem);
+    }
+    return h200_rate(backward ? kBackwardRates : kHalfRates, problem);
   }
 
   [[nodiscard]] std::unique_ptr<Kernel> make_kernel(const AttentionProblem& problem,

@@ -24,7 +24,7 @@ struct RowValues {
   std::int64_t batch = 0, head = 0, row = 0;  ///< strides
 };
 
-/// Rows of half types [batch, sequence, head, dim].
+/// Rows [batch, sequence, head, dim].
 struct RowTensor {
   const void* data = nullptr;
   Strides strides;

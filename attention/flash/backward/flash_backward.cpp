@@ -14,6 +14,7 @@
 #include "flash/argument_views.hpp"
 #include "flash/backward/kernels.hpp"
 #include "flash/flash_attention.hpp"
+#include "flash/float32/backward/kernels.hpp"
 #include "flash/head_dims.hpp"
 #include "flash/is_general.hpp"
 #include "flash/small_tanh.hpp"
@@ -29,6 +30,18 @@ constexpr std::int64_t kFar = std::int64_t{1} << 29;
 
 int tile_dim(const AttentionProblem& problem) {
   return with_head_dims(problem.shape, [](auto dims) { return decltype(dims)::kHeadDim; });
+}
+
+bool is_float32(const AttentionProblem& problem) {
+  return problem.dtype == DType::float32;
+}
+
+int rows_of_tile(const AttentionProblem& problem) {
+  return is_float32(problem) ? kFloat32Tile : tile_queries(tile_dim(problem));
+}
+
+int keys_of_tile(const AttentionProblem& problem) {
+  return is_float32(problem) ? kFloat32Tile : tile_keys(tile_dim(problem));
 }
 
 bool is_wanted(const TensorView& gradient) {
@@ -111,11 +124,10 @@ FlashBackward::Entry FlashBackward::make_entry(const BackwardBlock& block) const
               block.columns,
               {block.first_batch, block.query.size(0), block.first_head, block.query.size(2)},
               block.unmasked};
-  const int dim = tile_dim(problem_);
   const auto make_lists = [&](const Mask& mask) {
-    entry.lists =
-        std::make_unique<TileLists>(mask, entry.of, block.rows, block.columns, tile_queries(dim),
-                                    tile_keys(dim), is_general(problem_), device_.memory());
+    entry.lists = std::make_unique<TileLists>(mask, entry.of, block.rows, block.columns,
+                                              rows_of_tile(problem_), keys_of_tile(problem_),
+                                              is_general(problem_), device_.memory());
   };
   if (is_general(problem_)) {
     make_lists(block.unmasked ? Mask() : problem_.mask);
@@ -174,23 +186,26 @@ Arguments FlashBackward::arguments_of(const BackwardBlock& block, const Gradient
   const Extents& query = block.query.shape();
   const Extents& key = block.key.shape();
   const int dim = tile_dim(problem_);
-  const std::int64_t tile = tile_queries(dim);
+  const std::int64_t tile = rows_of_tile(problem_);
+  const bool adds_in_turns = !is_wide(dim) && !is_float32(problem_);  // key tiles, to dQ
   const std::int64_t padded = (query[1] + tile - 1) / tile * tile;
   const std::int64_t rows = query[0] * query[2] * padded;
   const std::int64_t lse_values = rows / tile * (tile + kFlagValues);
   // They also say in which order a key tile walks, on which the bits of its own gradients depend.
-  const std::int64_t turns = block.repeats_bits && !is_wide(dim) ? rows / tile : 0;
+  const std::int64_t turns = block.repeats_bits && adds_in_turns ? rows / tile : 0;
   const std::int64_t values = lse_values + rows + turns + 1;
   workspace_.reserve(static_cast<std::size_t>(values) * sizeof(float));
 
   Arguments a;
-  a.query = tensor_map(block.query, static_cast<int>(tile));
-  a.grad_output = tensor_map(block.grad_output, static_cast<int>(tile));
-  a.key = tensor_map(block.key, tile_keys(dim));
-  a.value = tensor_map(block.value, tile_keys(dim));
+  if (!is_float32(problem_)) {
+    a.query = tensor_map(block.query, static_cast<int>(tile));
+    a.grad_output = tensor_map(block.grad_output, static_cast<int>(tile));
+    a.key = tensor_map(block.key, tile_keys(dim));
+    a.value = tensor_map(block.value, tile_keys(dim));
+  }
   a.lse = row_values_of(block.lse);
   a.delta = row_values_of(block.delta);
-  if (is_wanted(gradients.query) && !is_wide(dim)) {
+  if (is_wanted(gradients.query) && adds_in_turns) {
     a.query_sum = tensor_map(gradients.query, kSumRows);
   }
   a.scaled_lse = static_cast<float*>(workspace_.data());
@@ -257,9 +272,18 @@ Arguments FlashBackward::arguments_of(const BackwardBlock& block, const Gradient
 void FlashBackward::run(const BackwardBlock& block, const Gradients& gradients, Stream& stream) {
   if (is_empty(block)) return;
   const auto current = device_.make_current();
-  check_cuda(launch_backward(arguments_of(block, gradients), tile_dim(problem_),
-                             problem_.dtype == DType::float16, CudaStream::of(stream).raw()),
-             "launching the backward pass of flash attention");
+  const Arguments arguments = arguments_of(block, gradients);
+  const int dim = tile_dim(problem_);
+  auto* const raw = CudaStream::of(stream).raw();
+  const auto launch = [&] {
+    if (!is_float32(problem_)) {
+      return launch_backward(arguments, dim, problem_.dtype == DType::float16, raw);
+    }
+    const Float32Operands operands{rows_of(block.query), rows_of(block.key), rows_of(block.value),
+                                   rows_of(block.grad_output)};
+    return launch_float32_backward(arguments, operands, dim, raw);
+  };
+  check_cuda(launch(), "launching the backward pass of flash attention");
 }
 
 }  // namespace annulus::flash::backward

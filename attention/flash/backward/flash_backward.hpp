@@ -12,9 +12,10 @@
 
 namespace annulus::flash::backward {
 
-/// Gradients of the blocks of one problem on one device of compute capability 9.0: half types, head
-/// dimensions that with_head_dims() takes; above 128, no bias, dense mask and dropout.
-/// Keeps a workspace that is as large as the largest block needs. One call at a time.
+/// Gradients of the blocks of one problem on one device of compute capability 9.0: head dimensions
+/// that with_head_dims() takes; above 128, and for float32, no bias, dense mask and dropout.
+/// float32 takes head dimensions up to 128. Keeps a workspace that is as large as the largest block
+/// needs. One call at a time.
 class FlashBackward {
  public:
   /// Both must outlive it.

@@ -3,6 +3,7 @@
 
 #include "flash/backward/kernel.cuh"
 #include "flash/backward/kernels.hpp"
+#include "flash/float32/backward/kernels.hpp"
 
 namespace annulus::flash::backward {
 namespace {
@@ -99,6 +100,15 @@ cudaError_t launch(const Arguments& a, int dim, cudaStream_t stream) {
 
 cudaError_t launch_backward(const Arguments& arguments, int dim, bool half, cudaStream_t stream) {
   return half ? launch<true>(arguments, dim, stream) : launch<false>(arguments, dim, stream);
+}
+
+cudaError_t launch_float32_backward(const Arguments& arguments, const Float32Operands& operands,
+                                    int dim, cudaStream_t stream) {
+  using Rows = Tiles<__nv_bfloat16, 128>;  // without modifiers, the operands' type does not matter
+  static_assert(Rows::kQueries == kFloat32Tile && Rows::kScaledScores);
+  launch_preparation<Rows>(arguments, stream);
+  return dim == 64 ? launch_float32<64>(arguments, operands, stream)
+                   : launch_float32<128>(arguments, operands, stream);
 }
 
 }  // namespace annulus::flash::backward

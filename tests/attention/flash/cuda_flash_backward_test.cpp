@@ -72,8 +72,11 @@ TEST_F(CudaFlashBackward, OtherHeadDimensions) {
                            {192, 128},
                            {160, 160},
                            {72, 200},
-                           {248, 16}}) {
-    AttentionProblem problem = bfloat16_problem({2, 150, 170, 2, 1, dims.head, dims.value});
+                           {248, 16},
+                           {4, 124, DType::float32},
+                           {100, 36, DType::float32},
+                           {64, 12, DType::float32}}) {
+    AttentionProblem problem = problem_of({2, 150, 170, 2, 1, dims.head, dims.value}, dims.dtype);
     problem.mask.set_causal(true);
     expect_accurate(random, problem);
   }
@@ -85,8 +88,9 @@ TEST_F(CudaFlashBackward, BlocksAddUp) {
 
 TEST_F(CudaFlashBackward, UnmaskedBlocksSeeEverything) {
   Random random(7);
-  for (const Dims& dims : {Dims{64, 64}, {192, 128}}) {
-    WholeGradients whole(random, bfloat16_problem({1, 200, 200, 2, 1, dims.head, dims.value}));
+  for (const Dims& dims : {Dims{64, 64}, {192, 128}, {128, 128, DType::float32}}) {
+    WholeGradients whole(random,
+                         problem_of({1, 200, 200, 2, 1, dims.head, dims.value}, dims.dtype));
     whole.forward.problem.mask.set_causal(true);
     BackwardBlock block = whole.block();
     block.unmasked = true;
@@ -97,8 +101,8 @@ TEST_F(CudaFlashBackward, UnmaskedBlocksSeeEverything) {
 
 TEST_F(CudaFlashBackward, GradientsThatAreNotWantedStay) {
   Random random(8);
-  for (const Dims& dims : {Dims{64, 64}, {256, 256}}) {
-    AttentionProblem problem = bfloat16_problem({1, 200, 200, 4, 2, dims.head, dims.value});
+  for (const Dims& dims : {Dims{64, 64}, {256, 256}, {128, 128, DType::float32}}) {
+    AttentionProblem problem = problem_of({1, 200, 200, 4, 2, dims.head, dims.value}, dims.dtype);
     problem.mask.set_causal(true);
     const WholeGradients whole(random, problem);
     const Gradients all = whole.gradients();
@@ -114,7 +118,8 @@ TEST_F(CudaFlashBackward, GradientsThatAreNotWantedStay) {
 
 TEST_F(CudaFlashBackward, HiddenValuesReachNothing) {
   for (const Dims& dims : kAllDims) {
-    for (const DType dtype : {DType::bfloat16, DType::float16}) {
+    for (const DType dtype : {dims.dtype, DType::float16}) {
+      if (dtype != dims.dtype && dims.dtype == DType::float32) continue;
       const AddGradients by_flash = [&](const WholeGradients& whole, const BackwardBlock& block,
                                         const Gradients& gradients) {
         add(whole, {{block, gradients}});
@@ -127,7 +132,7 @@ TEST_F(CudaFlashBackward, HiddenValuesReachNothing) {
 TEST_F(CudaFlashBackward, VisibleNonFiniteValuesReachThoseThatSeeThem) {
   Random random(10);
   for (const Dims& dims : kAllDims) {
-    AttentionProblem problem = bfloat16_problem({1, 600, 600, 2, 1, dims.head, dims.value});
+    AttentionProblem problem = problem_of({1, 600, 600, 2, 1, dims.head, dims.value}, dims.dtype);
     problem.mask.set_window(30, 10);
     WholeAttention forward = random_operands(random, problem);
     fill(forward.key, 100, std::numeric_limits<float>::quiet_NaN());
@@ -143,7 +148,7 @@ TEST_F(CudaFlashBackward, VisibleNonFiniteValuesReachThoseThatSeeThem) {
 TEST_F(CudaFlashBackward, HiddenProductsMayOverflow) {
   Random random(11);
   for (const Dims& dims : kAllDims) {
-    AttentionProblem problem = bfloat16_problem({1, 200, 200, 2, 1, dims.head, dims.value});
+    AttentionProblem problem = problem_of({1, 200, 200, 2, 1, dims.head, dims.value}, dims.dtype);
     problem.mask.set_kv_lengths({150});
     WholeAttention forward = random_operands(random, problem);
     fill(forward.value, 160, 3e38F);
@@ -170,8 +175,8 @@ TEST_F(CudaFlashBackward, SoftCaps) {
 
 TEST_F(CudaFlashBackward, SoftCapsOfHiddenValuesThatAreNotFinite) {
   Random random(15);
-  for (const Dims& dims : {Dims{64, 64}, {192, 128}}) {
-    AttentionProblem problem = bfloat16_problem({1, 300, 300, 2, 1, dims.head, dims.value});
+  for (const Dims& dims : {Dims{64, 64}, {192, 128}, {64, 64, DType::float32}}) {
+    AttentionProblem problem = problem_of({1, 300, 300, 2, 1, dims.head, dims.value}, dims.dtype);
     problem.soft_cap = 2;
     problem.mask.set_window(30, 10);
     WholeAttention forward = random_operands(random, problem);
@@ -198,10 +203,11 @@ TEST_F(CudaFlashBackward, InTurns) {
 // More blocks than run at a time, and tiles that are computed pair by pair.
 TEST_F(CudaFlashBackward, RepeatsBits) {
   Random random(17);
-  for (const std::int64_t dim : {64, 128, 256}) {
+  for (const Dims& dims : {Dims{64, 64}, {128, 128}, {256, 256}, {128, 128, DType::float32}}) {
     for (const bool causal : {false, true}) {
-      WholeGradients whole(random, bfloat16_problem({1, 1, 1, 1, 1, dim, dim}));
-      AttentionProblem problem = bfloat16_problem({2, 2048, 2048, 16, 8, dim, dim});
+      WholeGradients whole(random, problem_of({1, 1, 1, 1, 1, dims.head, dims.value}, dims.dtype));
+      AttentionProblem problem =
+          problem_of({2, 2048, 2048, 16, 8, dims.head, dims.value}, dims.dtype);
       problem.mask.set_causal(causal);
       problem.mask.set_kv_lengths({2000, 2000});
       whole.forward = random_operands(random, problem);
@@ -303,7 +309,13 @@ TEST_F(CudaFlashBackward, SaysWhatItComputes) {
   problem.bias.reset();
   problem.dropout.reset();
   problem.dtype = DType::float32;
+  EXPECT_TRUE(flash().fits_backward(problem, place));
+  problem.dropout.emplace(0.1, 1);
   EXPECT_THAT(flash().fits_backward(problem, place).reason(), HasSubstr("not for float32"));
+  problem.dropout.reset();
+  problem.shape.head_dim = 132;
+  EXPECT_THAT(flash().fits_backward(problem, place).reason(),
+              HasSubstr("float32 gradients for head dimensions up to 128, not 132"));
 }
 
 }  // namespace

@@ -1,0 +1,31 @@
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "flash/backward/arguments.hpp"
+
+namespace annulus::flash::backward {
+
+/// Queries and keys of a tile of the float32 kernels.
+inline constexpr int kFloat32Tile = 64;
+/// The largest head dimension that they take.
+inline constexpr int kFloat32Dims = 128;
+
+/// The operands of a float32 call, [batch, sequence, head, dim].
+struct Float32Operands {
+  RowTensor query, key, value, grad_output;
+};
+
+/// launch_backward() for float32; `dim` is 64 or 128.
+[[nodiscard]] cudaError_t launch_float32_backward(const Arguments& arguments,
+                                                  const Float32Operands& operands, int dim,
+                                                  cudaStream_t stream);
+
+/// Enqueues the kernels of the gradients that are wanted: one for dK and dV, one for dQ, for head
+/// dimensions up to kDims, 64 or 128. They repeat bits, find lists and soft caps at run time, and
+/// take no modifiers. Each size is compiled by itself, from kernel.cu.in.
+template <int kDims>
+[[nodiscard]] cudaError_t launch_float32(const Arguments& arguments,
+                                         const Float32Operands& operands, cudaStream_t stream);
+
+}  // namespace annulus::flash::backward

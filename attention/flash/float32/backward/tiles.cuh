@@ -1,0 +1,120 @@
+#pragma once
+
+#include <cstdint>
+
+#include "flash/backward/key_walk.cuh"
+#include "flash/backward/tiles.cuh"
+#include "flash/backward/walk.cuh"
+#include "flash/float32/backward/kernels.hpp"
+
+// Sizes, work and shared memory of the float32 backward kernels. Each has two: in one, a thread
+// block owns a key tile and query tiles pass by, in the other it owns a query tile and key tiles
+// pass by.
+namespace annulus::flash::backward {
+
+/// As many tiles pass at a time as there are 64 dims: 128 threads compute the scores of one, and
+/// sum up 64 dims of the gradients.
+template <int kDims_>
+struct Float32Tiles {
+  static constexpr int kDims = kDims_;
+  static constexpr int kQueries = kFloat32Tile;
+  static constexpr int kKeys = kFloat32Tile;
+  static constexpr int kPassing = kDims / 64;
+  static constexpr int kThreads = 128 * kPassing;
+  static constexpr int kBlocks = kDims == 64 ? 2 : 1;  ///< that share a multiprocessor
+};
+
+/// A query tile of a head. Those with many key tiles come first, if the mask is causal. Query heads
+/// that share keys, and all heads of a section, run together.
+struct OwnRows {
+  std::int32_t batch, head, tile;
+
+  __device__ __forceinline__ void find(const Arguments& a, std::int32_t index) {
+    const std::int32_t tiles = a.padded_rows / kFloat32Tile;
+    const std::int32_t heads = a.section_heads * a.heads_per_kv_head;
+    const std::int32_t first_head = index / (tiles * heads) * heads;
+    const std::int32_t in_section = index - tiles * first_head;
+    const std::int32_t section = min(heads, a.batches * a.heads - first_head);
+    tile = tiles - 1 - in_section / section;
+    head = first_head + in_section % section;
+    batch = head / a.heads;
+    head -= batch * a.heads;
+  }
+};
+
+/// The query tiles that a key tile meets.
+template <class Tiles>
+class PassingQueries {
+ public:
+  __device__ __forceinline__ PassingQueries(const Arguments& arguments, const Work<Tiles>& work,
+                                            ListPlace& place)
+      : a(arguments), band_(arguments, work, place), listed_(arguments, work, place) {}
+  __device__ __forceinline__ bool next(Step& step) {
+    return a.mask.key_tiles > 0 ? listed_.next(step) : band_.next(step);
+  }
+
+ private:
+  const Arguments& a;
+  BandWalk<Work<Tiles>> band_;
+  ListWalk<Work<Tiles>> listed_;
+};
+
+/// The key tiles that a query tile meets.
+template <class Tiles>
+class PassingKeys {
+ public:
+  __device__ __forceinline__ PassingKeys(const Arguments& a, const OwnRows& rows)
+      : head_(rows.head), walk_(a, rows.batch, rows.head, rows.tile) {}
+  __device__ __forceinline__ bool next(Step& step) {
+    KeyStep at;
+    do {
+      if (!walk_.next(at)) return false;
+    } while (at.seen[0] == Seen::nothing);
+    step = {at.tile, head_, at.seen[0] == Seen::some ? 1 : 0};
+    return true;
+  }
+
+ private:
+  std::int32_t head_;
+  KeyWalk<Tiles::kKeys> walk_;
+};
+
+/// Shared memory of a thread block. A warp reads two groups of 8 rows at a time, which begin at
+/// different banks.
+template <class Tiles>
+struct Float32Memory {
+  static constexpr int kDims = Tiles::kDims;
+  static constexpr int kPassing = Tiles::kPassing;
+  static constexpr int kOwnShift = 4;
+  static constexpr int kWeightShift = 16;  ///< they are also written, 64 bytes at a time
+  static constexpr int kGroups = kFloat32Tile / 8;
+
+  /// Q and dO, or K and V.
+  alignas(16) float own[2][kFloat32Tile * kDims + kGroups * kOwnShift];
+  /// K and V, or Q and dO.
+  alignas(16) float passing[2][kPassing][kFloat32Tile * kDims];
+  /// P or dS: a row for each row of `own`.
+  alignas(16) float weights[kPassing][kFloat32Tile * kFloat32Tile + kGroups * kWeightShift];
+  /// Of the passing queries, or of the own in place 0.
+  alignas(16) float lse[kPassing][kFloat32Tile + kFlagValues];
+  alignas(16) float delta[kPassing][kFloat32Tile];
+  Step step[2][kPassing];  ///< this one and the next; tile < 0: there are no more
+  Work<Tiles> work;        ///< if keys are its own
+  ListPlace list_place;    ///< likewise
+  OwnRows rows;            ///< if queries are
+
+  [[nodiscard]] __device__ __forceinline__ float* own_at(int tensor, int row) {
+    return own[tensor] + row * kDims + row / 8 * kOwnShift;
+  }
+  /// Four dims of a row. They trade places inside 32, so that threads read the same dims of
+  /// different rows from different banks.
+  [[nodiscard]] __device__ __forceinline__ float* passing_at(int tensor, int tile, int row,
+                                                             int quad) {
+    return passing[tensor][tile] + row * kDims + 4 * (quad ^ row / 4 % 8);
+  }
+  [[nodiscard]] __device__ __forceinline__ float* weights_at(int tile, int row) {
+    return weights[tile] + row * kFloat32Tile + row / 8 * kWeightShift;
+  }
+};
+
+}  // namespace annulus::flash::backward

@@ -31,6 +31,11 @@ int tile_dim(const AttentionProblem& problem) {
   return with_head_dims(problem.shape, [](auto dims) { return decltype(dims)::kHeadDim; });
 }
 
+int tile_rows(const AttentionProblem& problem) {
+  return tile_queries(tile_dim(problem),
+                      is_general(problem) ? PairClass::general : PairClass::lists);
+}
+
 bool is_wanted(const TensorView& gradient) {
   return gradient.shape().rank() > 0;
 }
@@ -111,11 +116,10 @@ FlashBackward::Entry FlashBackward::make_entry(const BackwardBlock& block) const
               block.columns,
               {block.first_batch, block.query.size(0), block.first_head, block.query.size(2)},
               block.unmasked};
-  const int dim = tile_dim(problem_);
   const auto make_lists = [&](const Mask& mask) {
-    entry.lists =
-        std::make_unique<TileLists>(mask, entry.of, block.rows, block.columns, tile_queries(dim),
-                                    tile_keys(dim), is_general(problem_), device_.memory());
+    entry.lists = std::make_unique<TileLists>(mask, entry.of, block.rows, block.columns,
+                                              tile_rows(problem_), tile_keys(tile_dim(problem_)),
+                                              is_general(problem_), device_.memory());
   };
   if (is_general(problem_)) {
     make_lists(block.unmasked ? Mask() : problem_.mask);
@@ -174,7 +178,7 @@ Arguments FlashBackward::arguments_of(const BackwardBlock& block, const Gradient
   const Extents& query = block.query.shape();
   const Extents& key = block.key.shape();
   const int dim = tile_dim(problem_);
-  const std::int64_t tile = tile_queries(dim);
+  const std::int64_t tile = tile_rows(problem_);
   const std::int64_t padded = (query[1] + tile - 1) / tile * tile;
   const std::int64_t rows = query[0] * query[2] * padded;
   const std::int64_t lse_values = rows / tile * (tile + kFlagValues);
@@ -223,6 +227,7 @@ Arguments FlashBackward::arguments_of(const BackwardBlock& block, const Gradient
   a.section_heads = static_cast<std::int32_t>(
       std::clamp(section_heads, 1.0, static_cast<double>(query[0] * key[2])));
   a.scale = static_cast<float>(problem_.logit_scale());
+  a.general = is_general(problem_);
   if (!block.scores.empty()) {
     a.scores = cuda::score_arguments(block.scores);
     a.query_rows = rows_of(block.query);

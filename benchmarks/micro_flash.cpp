@@ -5,8 +5,10 @@
 // that making tile lists takes; other gradients, with nothing beside them. Prints tables, and
 // writes JSON to FILE.json:
 //
-//     annulus_micro_flash [dense|backward|masks|wide|modifiers|features|positions|decode|blocks|
-//                          float32|float32_backward|hops|lists ...] [FILE.json]
+//     annulus_micro_flash [warm] [dense|plain|backward|masks|wide|modifiers|features|positions|
+//                          decode|blocks|float32|float32_backward|hops|lists ...] [FILE.json]
+//
+// With `warm`, each case is measured once, after 0.4 s of the same calls.
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
@@ -141,11 +143,25 @@ void measure_plain(Bench& bench, const BackwardShape& s, bool causal, std::int64
   bench.measure_backward(cases);
 }
 
+constexpr BackwardShape kBackwardShapes[] = {{32, 8, 128, 128, 4096},   {32, 32, 128, 128, 4096},
+                                             {32, 32, 128, 128, 16384}, {32, 32, 128, 128, 32768},
+                                             {32, 32, 64, 64, 4096},    {32, 32, 64, 64, 16384},
+                                             {32, 32, 64, 64, 32768},   {32, 32, 96, 96, 16384}};
+
+// Plain gradients alone.
+void backward_plain(Bench& bench) {
+  for (const BackwardShape& s : kBackwardShapes) {
+    for (const bool causal : {false, true}) {
+      bench.measure_backward(
+          {{make_case(fmt::format("backward D={} Dv={} {}/{} {} {}", s.dim, s.value_dim, s.heads,
+                                  s.kv_heads, s.length, causal ? "causal" : "full"),
+                      {1, s.length, s.length, s.heads, s.kv_heads, s.dim, s.value_dim}, causal)}});
+    }
+  }
+}
+
 void backward(Bench& bench) {
-  for (const BackwardShape& s :
-       {BackwardShape{32, 8, 128, 128, 4096}, BackwardShape{32, 8, 128, 128, 16384},
-        BackwardShape{32, 32, 128, 128, 16384}, BackwardShape{32, 8, 128, 128, 32768},
-        BackwardShape{32, 32, 64, 64, 16384}}) {
+  for (const BackwardShape& s : kBackwardShapes) {
     for (const bool causal : {false, true}) measure_plain(bench, s, causal);
   }
   measure_plain(bench, {32, 8, 128, 128, 32768}, true, 4096);
@@ -153,6 +169,7 @@ void backward(Bench& bench) {
 
 void backward_under_masks(Bench& bench) {
   backward_masks(bench, {32, 8, 128, 128, 16384});
+  backward_masks(bench, {32, 8, 64, 64, 16384});
 }
 
 void backward_of_wide_heads(Bench& bench) {
@@ -489,9 +506,11 @@ int main(int argc, char** argv) {
       return 2;
     }
     std::vector<std::string> words(argv + 1, argv + argc);
+    if (std::erase(words, "warm") > 0) bench.set_warm();
     std::vector<void (*)(annulus::Bench&)> asked, all;
     for (const auto& [name, measure] :
-         {std::pair{"dense", &annulus::beside_cudnn}, std::pair{"backward", &annulus::backward},
+         {std::pair{"dense", &annulus::beside_cudnn}, std::pair{"plain", &annulus::backward_plain},
+          std::pair{"backward", &annulus::backward},
           std::pair{"masks", &annulus::backward_under_masks},
           std::pair{"wide", &annulus::backward_of_wide_heads},
           std::pair{"modifiers", &annulus::backward_modifiers},

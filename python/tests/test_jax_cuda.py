@@ -166,4 +166,6 @@ def test_in_shard_map(whole):
     share = slice(rank * LENGTH // ranks, (rank + 1) * LENGTH // ranks)
     for one, right in zip(found[:3], expected[:3]):
         np.testing.assert_allclose(one.addressable_data(0), right[:, share], atol=2e-3, rtol=2e-3)
-    np.testing.assert_allclose(found[3].addressable_data(0), expected[3], atol=2e-2, rtol=2e-3)
+    # JAX's products with w are of TF32, so an entry's error grows with the largest.
+    np.testing.assert_allclose(found[3].addressable_data(0), expected[3], rtol=2e-3,
+                               atol=2e-3 * float(np.abs(expected[3]).max()))

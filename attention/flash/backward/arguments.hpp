@@ -70,6 +70,7 @@ struct Arguments {
   TileMask mask;
   float scale = 1;  ///< of the logits
 
+  bool general = false;  ///< the problem has modifiers that need the general class
   cuda::ScoreArguments scores = {};
   /// With a bias: its gradient, in the bias's manner; null: nobody wants it.
   float* grad_bias = nullptr;

@@ -37,7 +37,9 @@ bool is_float32(const AttentionProblem& problem) {
 }
 
 int rows_of_tile(const AttentionProblem& problem) {
-  return is_float32(problem) ? kFloat32Tile : tile_queries(tile_dim(problem));
+  return is_float32(problem) ? kFloat32Tile
+                             : tile_queries(tile_dim(problem), is_general(problem) ? PairClass::general
+                                                                                   : PairClass::lists);
 }
 
 int keys_of_tile(const AttentionProblem& problem) {
@@ -238,6 +240,7 @@ Arguments FlashBackward::arguments_of(const BackwardBlock& block, const Gradient
   a.section_heads = static_cast<std::int32_t>(
       std::clamp(section_heads, 1.0, static_cast<double>(query[0] * key[2])));
   a.scale = static_cast<float>(problem_.logit_scale());
+  a.general = is_general(problem_);
   if (!block.scores.empty()) {
     a.scores = cuda::score_arguments(block.scores);
     a.query_rows = rows_of(block.query);

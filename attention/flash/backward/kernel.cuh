@@ -6,6 +6,7 @@
 #include "flash/backward/kernels.hpp"
 #include "flash/backward/pair_bits.cuh"
 #include "flash/backward/producer.cuh"
+#include "flash/backward/score_preparation.cuh"
 #include "flash/backward/scores.cuh"
 #include "flash/backward/soft_cap.cuh"
 #include "flash/backward/special.cuh"
@@ -20,20 +21,26 @@ namespace annulus::flash::backward {
 
 /// One warpgroup's part: dK and dV of 64 keys, in registers until all queries of the group of heads
 /// have been seen, and half of each query tile's dQ.
-template <class Tiles, PairClass kPairs, bool kSoftCap>
+template <class Tiles>
 class Consumer {
   using Element = typename Tiles::Element;
-  static constexpr bool kLists = kPairs != PairClass::band;
-  static constexpr bool kGeneral = kPairs == PairClass::general;
+  static constexpr bool kLists = Tiles::kPairs != PairClass::band;
+  static constexpr bool kGeneral = Tiles::kGeneral;
+  static constexpr bool kSoftCap = Tiles::kSoftCap;
   static constexpr int kScores = Tiles::kQueries / 2;
   static constexpr int kSums = Tiles::kDim / 2;
-  static constexpr bool kSplitsDims = SharedTiles<Tiles>::kSplitsDims;
-  // Named barriers of both warpgroups.
+  static constexpr bool kSplitsDims = Tiles::kSplitsDims;
+  static constexpr bool kSplitsKeys = Tiles::kSplitsKeys;
+  // Named barriers of both warpgroups, and then of each.
   static constexpr int kTileSync = 1;
   static constexpr int kSpecialSync = 2;
-  static constexpr int kDropoutSync = 3;  // and three more, for each pair of warps
+  static constexpr int kGroupSync = 3;
+  static constexpr int kPairSync = 5;  // and three more, for each pair of warps
+  // Calls of Philox that run at a time.
+  static constexpr int kDraws = Tiles::kDim == 64 ? 4 : 2;
   using ScoreProduct = hopper::Product<Element, Tiles::kQueries>;
   using SumProduct = hopper::Product<Element, Tiles::kDim>;
+  static constexpr int kSumWarps = Tiles::kSumWarps;
   using QueryProduct = hopper::Product<Element, 64>;
 
  public:
@@ -88,15 +95,16 @@ class Consumer {
     hopper::products_commit();
   }
 
-  // This warpgroup's 64 × 64 part of dQᵀ = Kᵀ·dSᵀ: half of the dims, or of the queries. Its threads
-  // then hold neighbouring dims, which lie in different banks.
+  // This warpgroup's 64 × 64 part of dQᵀ = Kᵀ·dSᵀ: half of the dims, of the queries or of the keys.
+  // Its threads then hold neighbouring dims, which lie in different banks.
   __device__ __forceinline__ void issue_query(float (&sum)[32], const Element* grad_score) const {
-    const std::uint64_t left =
-        hopper::operand_descriptor(shared.key + (kSplitsDims ? group * Tiles::kKeys * 64 : 0));
+    constexpr int kKeys = kSplitsKeys ? 64 : Tiles::kKeys;
+    const std::uint64_t left = hopper::operand_descriptor(
+        shared.key + (kSplitsDims || kSplitsKeys ? group * kKeys * 64 : 0));
     const std::uint64_t right =
-        hopper::operand_descriptor(grad_score + (kSplitsDims ? 0 : group * Tiles::kKeys * 64));
+        hopper::operand_descriptor(grad_score + (kSplitsDims ? 0 : group * kKeys * 64));
 #pragma unroll
-    for (int key = 0; key < Tiles::kKeys; key += 16) {
+    for (int key = 0; key < kKeys; key += 16) {
       const std::uint64_t l = hopper::advance(left, key * 128);
       const std::uint64_t r = hopper::advance(right, key * 128);
       if (key == 0) {
@@ -108,23 +116,15 @@ class Consumer {
     hopper::products_commit();
   }
 
-  // The shared memory of a warp of the group between step() and store_grad_scores(), which is
-  // where the latter stores the warp's keys.
-  [[nodiscard]] __device__ __forceinline__ unsigned char* memory_of(int in_group) const {
-    return reinterpret_cast<unsigned char*>(shared.grad_score[at.count % 2]) +
-           (group * 64 + in_group * 16) * 128;
-  }
-
+  // The warp's keys, and its shared memory before store_grad_scores(), which stores dS of these
+  // keys there.
   [[nodiscard]] __device__ __forceinline__ WarpScores warp_scores(std::int32_t row) const {
-    const int in_group = warp % 4;
     return {work.batch,
             shared.step[at.slot()].head,
             row,
-            work.first_column + group * 64 + in_group * 16,
-            warp,
+            work.first_column + warp * 16,
             lane,
-            memory_of(in_group),
-            memory_of(in_group ^ 1)};
+            reinterpret_cast<unsigned char*>(shared.grad_score[at.count % 2]) + warp * 16 * 128};
   }
   [[nodiscard]] __device__ __forceinline__ bool has_scores() const {
     return kGeneral && (a.scores.bias.data != nullptr || a.scores.mask.data != nullptr);
@@ -138,76 +138,133 @@ class Consumer {
     }
   }
 
-  // Bit i: score i is that of a hidden pair.
-  __device__ __forceinline__ void find_hidden(std::uint32_t (&bits)[kScores / 32], const Rows& rows,
-                                              std::int32_t row) const {
+  // Finds the pairs that a masked tile hides.
+  __device__ __forceinline__ void find_hidden(const Rows& rows, std::int32_t row) const {
     const WarpScores of = warp_scores(row);
-    auto* const hidden = reinterpret_cast<std::uint16_t*>(of.own + 128 * (kScores / 32));
-    if (shared.step[at.slot()].masked != 0) {
-      const ListedColumns columns(a, of, Tiles::kKeys);
+    auto* const hidden = reinterpret_cast<std::uint16_t*>(of.own + kFound);
+    const ListedColumns columns(a, of, Tiles::kKeys);
 #pragma unroll
-      for (int i = 0; i < Tiles::kQueries / 32; ++i) {
-        hidden[32 * i + lane] = static_cast<std::uint16_t>(~columns.seen_by(rows[i]));
-      }
-    } else {
-#pragma unroll
-      for (int i = 0; i < Tiles::kQueries / 32; ++i) hidden[32 * i + lane] = 0;
-    }
-    if (kGeneral && a.scores.mask.data != nullptr) {
-      hide_by_mask(hidden, a, of, Tiles::kQueries, shared.neighbours != 0);
+    for (int i = 0; i < Tiles::kQueries / 32; ++i) {
+      hidden[32 * i + lane] = static_cast<std::uint16_t>(~columns.seen_by(rows[i]));
     }
     __syncwarp();
-    gather_bits(bits, hidden, lane);
   }
 
-  // Bit i: score i drops.
-  __device__ __forceinline__ void find_dropped(std::uint32_t (&bits)[kScores / 32],
-                                               std::int32_t row) const {
-    draw_dropout(bits, a, warp_scores(row), shared.neighbours != 0, kDropoutSync + warp / 2);
+  // Bits of scores 32 · part + i in the warp's shared memory.
+  [[nodiscard]] __device__ __forceinline__ std::uint32_t bits_at(int of, int part = 0) const {
+    return gather_bits(warp_scores(0).own + of + 128 * part, lane);
+  }
+  // Bit i: score 32 · part + i is that of a hidden pair. Found before the products of the scores
+  // are waited for if there is one part, and else when it is needed, which takes fewer registers.
+  static constexpr bool kFindsEarly = kLists && kScores == 32;
+  [[nodiscard]] __device__ __forceinline__ std::uint32_t hidden_bits(int part) const {
+    std::uint32_t hidden = 0;
+    if (shared.step[at.slot()].masked != 0) hidden = bits_at(kFound, part);
+    if constexpr (kGeneral) {
+      if (a.scores.mask.data != nullptr) hidden |= bits_at(kMasked);
+    }
+    return hidden;
   }
 
-  // Bias entries that are read at a time, since registers are few.
-  static constexpr int kBiasPart = 32;
-  template <int kFirst>
-  __device__ __forceinline__ void read_bias(float (&bias)[kBiasPart], std::int32_t row) const {
-    for_entries<kFirst, kBiasPart>(a, warp_scores(row), a.scores.bias.data, a.scores.bias.strides,
-                                   [&](int i, const float* entry) { bias[i] = __ldg(entry); });
-  }
-  // Turns products q·k into logits, from score kFirst on. `bias` holds the first kBiasPart entries;
-  // later ones are read here.
-  template <int kFirst>
-  __device__ __forceinline__ void add_bias(float (&scores)[kScores], float (&bias)[kBiasPart],
-                                           std::int32_t row) const {
+  // Finds the pairs that the dense mask hides. A lane examines some rows.
+  __device__ __forceinline__ void find_masked(std::int32_t row) const {
+    const WarpScores of = warp_scores(row);
+    auto* const hidden = reinterpret_cast<std::uint16_t*>(of.own + kMasked);
+    if (shared.copies_mask != 0) {
+      wait_for_bias();
+      const auto& rows = shared.scores.bias[at.count % Tiles::kBiasStages];
 #pragma unroll
-    for (int i = 0; i < kBiasPart; ++i) {
-      scores[kFirst + i] = fmaf(scores[kFirst + i], a.scale, bias[i]);
+      for (int r = lane; r < Tiles::kQueries; r += 32) {
+        const std::uint32_t shown = set_of_16(*reinterpret_cast<const uint4*>(&rows[r][4 * warp]));
+        hidden[r] = static_cast<std::uint16_t>(row + r < a.rows ? ~shown : ~0U);
+      }
+      pass_bias();
+      return;
     }
-    if constexpr (kFirst + kBiasPart < kScores) {
-      read_bias<kFirst + kBiasPart>(bias, row);
-      add_bias<kFirst + kBiasPart>(scores, bias, row);
+#pragma unroll
+    for (int r = lane; r < Tiles::kQueries; r += 32) {
+      hidden[r] = static_cast<std::uint16_t>(
+          hidden_by_mask(a, of.batch, of.head, row + r, of.column, shared.neighbours != 0));
+    }
+    __syncwarp();
+  }
+
+  // Bit i: score i drops. Two warps meet, of which each thread draws a row.
+  [[nodiscard]] __device__ __forceinline__ std::uint32_t draw_dropped(std::int32_t row) const {
+    static_assert(kScores == 32 || !kGeneral);
+    const WarpScores of = warp_scores(row);
+    const int odd = warp % 2, r = 32 * odd + lane;
+    const std::uint32_t bits = draw_row<kDraws>(
+        a, {of.batch, of.head, row + r, of.column - 16 * odd}, shared.neighbours != 0);
+    unsigned char* const even_keys = of.own - odd * 16 * 128;
+    reinterpret_cast<std::uint16_t*>(even_keys + kDropped)[r] = static_cast<std::uint16_t>(bits);
+    reinterpret_cast<std::uint16_t*>(even_keys + 16 * 128 + kDropped)[r] =
+        static_cast<std::uint16_t>(bits >> 16U);
+    hopper::named_sync(kPairSync + warp / 2, 64);
+    return bits_at(kDropped);
+  }
+
+  // The entry of score 0 in the step's bias.
+  [[nodiscard]] __device__ __forceinline__ float* bias_entries() const {
+    return &shared.scores.bias[at.count % Tiles::kBiasStages][2 * (lane % 4)][warp * 16 + lane / 4];
+  }
+  // The distance of another score's entry from it.
+  [[nodiscard]] __device__ __forceinline__ static constexpr int bias_distance(int score) {
+    return (score / 4 * 8 + score % 2) * SharedScores<Tiles>::kPitch + score / 2 % 2 * 8;
+  }
+  // Lets the bias of a later step, or this one's gradient, leave the place of this step's bias.
+  __device__ __forceinline__ void pass_bias() const {
+    __syncwarp();
+    release(shared.scores.bias_read[at.count % Tiles::kBiasStages]);
+  }
+  __device__ __forceinline__ void wait_for_bias() const {
+    shared.scores.bias_full[at.count % Tiles::kBiasStages].wait(at.count / Tiles::kBiasStages % 2);
+  }
+
+  // Turns products q·k into logits.
+  __device__ __forceinline__ void add_bias(float (&scores)[kScores]) const {
+    wait_for_bias();
+    const float* const bias = bias_entries();
+#pragma unroll
+    for (int i = 0; i < kScores; ++i) {
+      scores[i] = fmaf(scores[i], a.scale, bias[bias_distance(i)]);
+    }
+    if (a.grad_bias == nullptr) pass_bias();
+  }
+
+  // Puts the bias's gradient in its place.
+  template <class Of>
+  __device__ __forceinline__ void store_bias_gradient(Of of) const {
+    float* const entries = bias_entries();
+#pragma unroll
+    for (int i = 0; i < kScores; ++i) entries[bias_distance(i)] = of(i);
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+    pass_bias();
+  }
+
+  // Takes what ScorePreparation has for a step of which pair by pair is computed.
+  __device__ __forceinline__ void skip_scores() const {
+    if (a.scores.bias.data == nullptr && shared.copies_mask == 0) return;
+    wait_for_bias();
+    if (a.grad_bias == nullptr) {
+      pass_bias();
+    } else {
+      store_bias_gradient([](int) { return 0.0F; });
     }
   }
 
-  // Adds to the bias's gradient, of which each pair has an entry, or shares one with other batches
-  // and heads.
-  __device__ __forceinline__ void add_bias_gradient(const float (&grad_scores)[kScores],
-                                                    std::int32_t row) const {
-    for_entries<0, kScores>(a, warp_scores(row), a.grad_bias, a.grad_bias_strides,
-                            [&](int i, float* entry) {
-                              if (grad_scores[i] == 0) return;  // as for hidden pairs
-                              atomicAdd(entry, a.grad_bias_scale * grad_scores[i]);
-                            });
-  }
-
-  // The scores of hidden pairs: those of the bits, or those that the band hides.
+  // The scores of hidden pairs.
   template <class Hide>
-  __device__ __forceinline__ void for_hidden(std::int32_t row,
-                                             const std::uint32_t (&bits)[kScores / 32],
+  __device__ __forceinline__ void for_hidden(std::int32_t row, std::uint32_t early,
                                              Hide hide) const {
     if constexpr (kLists) {
 #pragma unroll
-      for (int i = 0; i < kScores; ++i) {
-        if ((bits[i / 32] >> i % 32 & 1) != 0) hide(i);
+      for (int part = 0; part < kScores / 32; ++part) {
+        const std::uint32_t hidden = kFindsEarly ? early : hidden_bits(part);
+#pragma unroll
+        for (int i = 0; i < 32; ++i) {
+          if ((hidden >> i & 1) != 0) hide(32 * part + i);
+        }
       }
     } else {
 #pragma unroll
@@ -306,17 +363,20 @@ class Consumer {
   }
 
   // A tile of which hidden pairs must not even be multiplied, pair by pair: a warp per row for dQ,
-  // and then one per key, so that nothing is added in an order that varies.
+  // or for a group's part of it, and then one per key, so that nothing is added in an order that
+  // varies.
   __device__ __forceinline__ void differentiate_pairs(std::int32_t first_row) const {
     constexpr int kParts = Tiles::kDim / 64;
-    const std::uint32_t slot = at.slot(), buffer = at.count % 2;
+    const std::uint32_t slot = at.slot();
     if (a.grad_query.data != nullptr) {
+      constexpr int kKeys = kSplitsKeys ? 64 : Tiles::kKeys;
+      const int first_key = kSplitsKeys ? group * 64 : 0;
       wait_for_buffer();
 #pragma unroll 1
-      for (int r = warp; r < Tiles::kQueries; r += 8) {
+      for (int r = kSplitsKeys ? warp % 4 : warp; r < Tiles::kQueries; r += kSumWarps) {
         float2 sum[kParts] = {};
 #pragma unroll 1
-        for (int k = 0; k < Tiles::kKeys; ++k) {
+        for (int k = first_key; k < first_key + kKeys; ++k) {
           if (shared.lse[slot][r] == kInfinity) break;
           if (!is_visible(first_row + r, work.first_column + k)) continue;
           const float grad = differentiate_pair(first_row, r, k).y;
@@ -331,7 +391,7 @@ class Consumer {
         for (int i = 0; i < kParts; ++i) {
           const int dim = 64 * i + 2 * lane;
           const int pair = kSplitsDims ? dim / 32 : r / 64 * 2 + dim / 32;
-          float* const to = sum_place(buffer, pair, r % 64, dim % 32);
+          float* const to = sum_place(pair, r % 64, dim % 32);
           to[0] = Tiles::sum_scale(a) * sum[i].x;
           to[1] = Tiles::sum_scale(a) * sum[i].y;
         }
@@ -405,18 +465,23 @@ class Consumer {
   }
 
   // Where dQ lies, swizzled as TMA expects it.
-  [[nodiscard]] __device__ __forceinline__ float* sum_place(std::uint32_t buffer, int pair,
-                                                            int query, int dim) const {
-    return shared.grad_query[buffer][pair] + query * 32 + (dim / 4 ^ query % 8) * 4 + dim % 4;
+  [[nodiscard]] __device__ __forceinline__ float* sum_place(int box, int query, int dim) const {
+    return shared.grad_query[sum_buffer()][box] + query * 32 + (dim / 4 ^ query % 8) * 4 + dim % 4;
+  }
+  [[nodiscard]] __device__ __forceinline__ std::uint32_t sum_buffer() const {
+    return kSplitsKeys ? group : at.count % Tiles::kSumBuffers;
   }
   __device__ __forceinline__ void wait_for_buffer() const {
-    shared.sum_empty[at.count % 2].wait(at.count / 2 % 2 ^ 1);
-    if (threadIdx.x == 128) shared.sum_step[at.count % 2] = shared.step[at.slot()];
+    const std::uint32_t round = kSplitsKeys ? at.count : at.count / Tiles::kSumBuffers;
+    shared.sum_empty[sum_buffer()].wait(round % 2 ^ 1);
+    if (threadIdx.x == (kSplitsKeys ? 128 + 128 * group : 128)) {
+      shared.sum_step[sum_buffer()] = shared.step[at.slot()];
+    }
   }
   __device__ __forceinline__ void pass_buffer() const {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
     __syncwarp();
-    release(shared.sum_full[at.count % 2]);
+    release(shared.sum_full[sum_buffer()]);
   }
 
   // Hands over this warp's part of the 64 × 32 that a pair of warps has.
@@ -428,7 +493,7 @@ class Consumer {
       const int dim = warp % 2 * 16 + lane / 4 + 8 * h;
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
-        float* const to = sum_place(at.count % 2, warp / 2, lane % 4 * 2 + j, dim);
+        float* const to = sum_place(kSplitsKeys ? warp % 4 / 2 : warp / 2, lane % 4 * 2 + j, dim);
 #pragma unroll
         for (int i = 0; i < 8; ++i) to[i * 256] = Tiles::sum_scale(a) * sum[4 * i + 2 * h + j];
       }
@@ -439,7 +504,7 @@ class Consumer {
   // Hides the place in the ring from the compiler, so that values derived from it fill no
   // registers.
   __device__ __forceinline__ void forget_place() {
-    if constexpr (Tiles::kDim == 64) {
+    if constexpr (Tiles::kDim == 64 || kGeneral) {
       asm volatile("" : "+r"(at.count));
       asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
     }
@@ -469,15 +534,15 @@ class Consumer {
   [[nodiscard]] __device__ __forceinline__ float capped_unit() const {
     return kGeneral ? a.soft_cap : a.soft_cap * kLog2E;
   }
-  // True if some of the tile's pairs may be hidden.
-  [[nodiscard]] __device__ __forceinline__ bool has_hidden(std::uint32_t slot) const {
-    return shared.step[slot].masked != 0 || (kGeneral && a.scores.mask.data != nullptr);
+  // True if some of the tile's pairs may be hidden, or some of the thread's if that is known.
+  [[nodiscard]] __device__ __forceinline__ bool has_hidden(std::uint32_t early) const {
+    return kFindsEarly ? early != 0 : shared.step[at.slot()].masked != 0;
   }
 
   // Replaces scores by their weights.
   __device__ __forceinline__ void weigh(float (&scores)[kScores],
                                         std::uint32_t (&weights)[kScores / 2], std::int32_t row,
-                                        const std::uint32_t (&hidden)[kScores / 32]) const {
+                                        std::uint32_t hidden) const {
     const float scale = unit();
     const std::uint32_t slot = at.slot();
 #pragma unroll
@@ -490,7 +555,7 @@ class Consumer {
         scores[4 * i + 2 * h + 1] = weight_of(scores[4 * i + 2 * h + 1], scale, lse.y);
       }
     }
-    if (has_hidden(slot)) {
+    if (has_hidden(hidden)) {
       for_hidden(row, hidden, [&](int i) { scores[i] = 0; });
     }
 #pragma unroll
@@ -499,10 +564,10 @@ class Consumer {
 
   // The same, and with a soft cap that of weigh_capped(), with dropout of the weights, but not of
   // those in `scores`.
-  __device__ __forceinline__ void weigh_general(
-      float (&scores)[kScores], std::uint32_t (&weights)[kScores / 2], std::int32_t row,
-      const std::uint32_t (&hidden)[kScores / 32],
-      const std::uint32_t (&dropped)[kScores / 32]) const {
+  __device__ __forceinline__ void weigh_general(float (&scores)[kScores],
+                                                std::uint32_t (&weights)[kScores / 2],
+                                                std::int32_t row, std::uint32_t hidden,
+                                                std::uint32_t dropped) const {
     if (a.soft_cap != 0) {
       weigh_capped(scores, weights, row, hidden);
     } else {
@@ -511,7 +576,7 @@ class Consumer {
     if (a.dropout.threshold == 0) return;
 #pragma unroll
     for (int i = 0; i < kScores; i += 2) {
-      const std::uint32_t bits = dropped[i / 32] >> i % 32;
+      const std::uint32_t bits = dropped >> i;
       if ((bits & 1) != 0) weights[i / 2] &= 0xffff0000;
       if ((bits & 2) != 0) weights[i / 2] &= 0x0000ffff;
     }
@@ -520,8 +585,7 @@ class Consumer {
   // The same, but leaves weights times the cap's derivative in `scores`.
   __device__ __forceinline__ void weigh_capped(float (&scores)[kScores],
                                                std::uint32_t (&weights)[kScores / 2],
-                                               std::int32_t row,
-                                               const std::uint32_t (&hidden)[kScores / 32]) const {
+                                               std::int32_t row, std::uint32_t hidden) const {
     const float scale = capped_unit();
     const std::uint32_t slot = at.slot();
     replace_by_tanh(scores, a);
@@ -539,7 +603,7 @@ class Consumer {
         scores[j + 1] = y * fmaf(-scores[j + 1], scores[j + 1], 1);
       }
     }
-    if (!has_hidden(slot)) return;
+    if (!has_hidden(hidden)) return;
     for_hidden(row, hidden, [&](int i) {
       scores[i] = 0;
       weights[i / 2] &= i % 2 == 0 ? 0xffff0000 : 0x0000ffff;
@@ -562,6 +626,7 @@ class Consumer {
       shared.output_full[slot].wait(parity);
       shared.key_watched.wait(0);
       if (is_special(slot, flags)) {
+        if constexpr (kGeneral) skip_scores();
         differentiate_pairs(row);
         release(shared.output_empty[slot]);
         release(shared.query_empty[slot]);
@@ -570,7 +635,7 @@ class Consumer {
       }
     }
     const float factor = grad_factor();
-    std::uint32_t hidden[kScores / 32] = {}, dropped[kScores / 32] = {};
+    std::uint32_t hidden = 0, dropped = 0;
     float scores[kScores], grads[kScores];
     std::uint32_t weights[kScores / 2], packed[kScores / 2];
     hopper::leave_undefined(scores);
@@ -578,17 +643,13 @@ class Consumer {
     hopper::products_begin();
     issue_scores(scores, shared.key, shared.query[slot]);
     if constexpr (kLists) {
-      if (has_hidden(slot)) find_hidden(hidden, rows, row);
+      if (masked) find_hidden(rows, row);
     }
     if constexpr (kGeneral) {
-      if (a.dropout.threshold != 0) find_dropped(dropped, row);
-      const bool biased = a.scores.bias.data != nullptr;
-      float bias[kBiasPart] = {};
-      if (biased) read_bias<0>(bias, row);
-      hopper::products_wait<0>();
-      hopper::pin(scores);
-      if (biased) add_bias<0>(scores, bias, row);
+      if (a.scores.mask.data != nullptr) find_masked(row);
+      if (a.dropout.threshold != 0) dropped = draw_dropped(row);
     }
+    if constexpr (kFindsEarly) hidden = hidden_bits(0);
     shared.output_full[slot].wait(parity);
     hopper::products_begin();
     issue_scores(grads, shared.value, shared.grad_output[slot]);
@@ -596,6 +657,7 @@ class Consumer {
     hopper::products_wait<1>();
     hopper::pin(scores);
     if constexpr (kGeneral) {
+      if (a.scores.bias.data != nullptr) add_bias(scores);
       weigh_general(scores, weights, row, hidden, dropped);
     } else if constexpr (kSoftCap) {
       weigh_capped(scores, weights, row, hidden);
@@ -614,7 +676,7 @@ class Consumer {
 #pragma unroll
         for (int i = 0; i < kScores; ++i) {
           // Times 0 rather than set to 0, so that products that are not finite count.
-          if ((dropped[i / 32] >> i % 32 & 1) != 0) grads[i] *= 0;
+          if ((dropped >> i & 1) != 0) grads[i] *= 0;
         }
       }
     }
@@ -633,10 +695,16 @@ class Consumer {
     Element* const grad_score = shared.grad_score[at.count % 2];
     store_grad_scores(grad_score, packed);
     if constexpr (kGeneral) {
-      if (a.grad_bias != nullptr) add_bias_gradient(scores, row);
+      if (a.grad_bias != nullptr) {
+        store_bias_gradient([&](int i) { return a.grad_bias_scale * scores[i]; });
+      }
     }
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-    hopper::named_sync(kTileSync, 256);
+    if constexpr (kSplitsKeys) {
+      hopper::named_sync(kGroupSync + group, 128);
+    } else {
+      hopper::named_sync(kTileSync, 256);
+    }
     float query_sum[32];
     hopper::leave_undefined(query_sum);
     hopper::pin(packed);
@@ -690,10 +758,10 @@ template <class Tiles>
 
 /// Gradients of a key tile and a key/value head, in the manner of FlashAttention-3's backward pass
 /// (Shah et al. 2024). Sᵀ rather than S is computed, so that weights stay in registers.
-template <class Tiles, PairClass kPairs, bool kSoftCap>
+template <class Tiles>
 __global__ void __launch_bounds__(Tiles::kThreads, 1)
     differentiate(const __grid_constant__ Arguments a) {
-  constexpr bool kLists = kPairs != PairClass::band;
+  constexpr bool kLists = Tiles::kPairs != PairClass::band;
   extern __shared__ __align__(1024) unsigned char bytes[];
   auto& shared = *reinterpret_cast<SharedTiles<Tiles>*>(bytes);
   if (threadIdx.x == 0) {
@@ -709,16 +777,34 @@ __global__ void __launch_bounds__(Tiles::kThreads, 1)
       shared.query_empty[i].init(8);
       shared.output_empty[i].init(8);
     }
-    for (int i = 0; i < 2; ++i) {
-      shared.sum_full[i].init(8);
+    for (int i = 0; i < Tiles::kSumBuffers; ++i) {
+      shared.sum_full[i].init(Tiles::kSumWarps);
       shared.sum_empty[i].init(1);
+    }
+    if constexpr (Tiles::kGeneral) {
+      for (hopper::Barrier& barrier : shared.scores.bias_full) barrier.init(64);
+      for (hopper::Barrier& barrier : shared.scores.bias_read) barrier.init(8);
     }
     hopper::fence_barrier_init();
   }
   __syncthreads();
-  if constexpr (kPairs == PairClass::general) {
+  if constexpr (Tiles::kGeneral) {
     const bool all = __syncthreads_and(is_neighbour(a, shared.work, threadIdx.x)) != 0;
-    if (threadIdx.x == 0) shared.neighbours = all ? 1 : 0;
+    if (threadIdx.x == 0) {
+      const auto can_copy = [&](const auto* data, const std::int64_t(&strides)[4]) {
+        return can_copy_rows(a, shared.work, all, data, strides);
+      };
+      const auto& mask = a.scores.mask;
+      shared.copies_mask =
+          mask.data != nullptr && a.scores.bias.data == nullptr && can_copy(mask.data, mask.strides)
+              ? 1
+              : 0;
+      shared.neighbours = all ? 1 : 0;
+      shared.copies_rows = can_copy(a.scores.bias.data, a.scores.bias.strides) &&
+                                   can_copy(a.grad_bias, a.grad_bias_strides)
+                               ? 1
+                               : 0;
+    }
   }
   if constexpr (kLists) {
     atomicAdd(&shared.steps, steps_of_thread(a, shared.work));
@@ -726,26 +812,31 @@ __global__ void __launch_bounds__(Tiles::kThreads, 1)
   }
   if (shared.steps <= 0) return;
   if (threadIdx.x < 128) {
-    hopper::release_registers<24>();
+    hopper::release_registers<Tiles::kFewRegisters>();
     const auto thread = static_cast<int>(threadIdx.x);
     if (thread == 0) {
-      produce<Tiles, kPairs>(a, shared);
+      produce<Tiles>(a, shared);
     } else if (thread >= 32) {
       watch_keys<Tiles>(shared, thread - 32);
-      if (a.grad_query.data != nullptr && thread % 32 == 0 && thread >= 64) {
-        add_queries<Tiles, kLists>(a, shared, thread / 32 - 2);
+      // One thread adds dQ where two warps prepare scores.
+      if (Tiles::kGeneral && thread >= 64) {
+        if constexpr (Tiles::kGeneral) ScorePreparation<Tiles>(a, shared).run();
+      } else if (a.grad_query.data != nullptr && thread % 32 == 0) {
+        constexpr int kThreads = Tiles::kGeneral ? 1 : 2;
+        if (thread / 32 <= kThreads) add_queries<Tiles, kThreads>(a, shared, thread / 32 - 1);
       }
     }
   } else {
-    hopper::take_registers<240>();
-    Consumer<Tiles, kPairs, kSoftCap>(a, shared).run();
+    hopper::take_registers<Tiles::kManyRegisters>();
+    Consumer<Tiles>(a, shared).run();
   }
 }
 
-template <class Tiles, PairClass kPairs, bool kSoftCap>
+template <class Tiles>
 cudaError_t launch(const Arguments& a, unsigned items, cudaStream_t stream) {
   constexpr std::size_t kShared = sizeof(SharedTiles<Tiles>);
-  const auto kernel = &differentiate<Tiles, kPairs, kSoftCap>;
+  static_assert(kShared <= 227 * 1024);
+  const auto kernel = &differentiate<Tiles>;
   if (const cudaError_t code =
           cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared)) {
     return code;

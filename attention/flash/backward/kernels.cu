@@ -8,16 +8,9 @@
 namespace annulus::flash::backward {
 namespace {
 
-__host__ __device__ bool is_general(const Arguments& a) {
-  return a.dropout.threshold != 0 || a.scores.bias.data != nullptr || a.scores.mask.data != nullptr;
-}
-
 // LSE and delta of each row of a query tile, and its flags.
-template <class Tiles>
-__global__ void __launch_bounds__(Tiles::kQueries)
-    prepare_rows(const __grid_constant__ Arguments a) {
-  using Element = typename Tiles::Element;
-  constexpr int kQueries = Tiles::kQueries;
+template <class Element, int kQueries>
+__global__ void __launch_bounds__(kQueries) prepare_rows(const __grid_constant__ Arguments a) {
   const std::int32_t tiles = a.padded_rows / kQueries;
   const auto pair = static_cast<std::int32_t>(blockIdx.x) / tiles;
   const std::int32_t tile = static_cast<std::int32_t>(blockIdx.x) - pair * tiles;
@@ -39,7 +32,7 @@ __global__ void __launch_bounds__(Tiles::kQueries)
     };
     const float natural = value(a.lse);
     if (natural != -kInfinity) {
-      lse = is_general(a) ? natural : natural * kLog2E;
+      lse = a.general ? natural : natural * kLog2E;
       delta = value(a.delta);
       special = special || is_special(lse) || is_special(delta);
     }
@@ -52,7 +45,8 @@ __global__ void __launch_bounds__(Tiles::kQueries)
     const int flags = (any_hidden ? kHiddenRows : 0) | (any_special ? kSpecialValues : 0);
     record[kQueries + in_tile] = __int_as_float(in_tile == 0 ? flags : 0);
   }
-  a.padded_delta[std::int64_t{blockIdx.x} * kQueries + in_tile] = Tiles::score_scale(a) * delta;
+  a.padded_delta[std::int64_t{blockIdx.x} * kQueries + in_tile] =
+      Tiles<Element, 128>::score_scale(a) * delta;
   if (a.turns != nullptr && in_tile == 0) {
     a.turns[blockIdx.x] = 0;
     if (blockIdx.x == 0) *a.next_index = 0;
@@ -66,31 +60,39 @@ unsigned blocks(std::int64_t work, std::int64_t of_a_block) {
 template <class Tiles>
 void launch_preparation(const Arguments& a, cudaStream_t stream) {
   const std::int64_t rows = std::int64_t{a.batches} * a.heads * a.padded_rows;
-  prepare_rows<Tiles><<<blocks(rows, Tiles::kQueries), Tiles::kQueries, 0, stream>>>(a);
+  constexpr int kQueries = Tiles::kQueries;
+  prepare_rows<typename Tiles::Element, kQueries>
+      <<<blocks(rows, kQueries), kQueries, 0, stream>>>(a);
+}
+
+template <int kDim, bool kHalf, PairClass kPairs, bool kSoftCap>
+using NarrowTiles = Tiles<std::conditional_t<kHalf, __half, __nv_bfloat16>, kDim, kPairs, kSoftCap>;
+
+template <int kDim, bool kHalf, PairClass kPairs, bool kSoftCap>
+cudaError_t launch(const Arguments& a, cudaStream_t stream) {
+  const unsigned items = blocks(a.columns, kTileKeys) *
+                         static_cast<unsigned>(a.batches * (a.heads / a.heads_per_kv_head));
+  launch_preparation<NarrowTiles<kDim, kHalf, kPairs, kSoftCap>>(a, stream);
+  return launch_differentiate<kDim, kHalf, kPairs, kSoftCap>(a, items, stream);
 }
 
 template <int kDim, bool kHalf>
 cudaError_t launch(const Arguments& a, cudaStream_t stream) {
-  const unsigned items = blocks(a.columns, kTileKeys) *
-                         static_cast<unsigned>(a.batches * (a.heads / a.heads_per_kv_head));
-  launch_preparation<Tiles<std::conditional_t<kHalf, __half, __nv_bfloat16>, kDim>>(a, stream);
   constexpr PairClass kBand = PairClass::band, kLists = PairClass::lists;
-  if (is_general(a)) {
-    return launch_differentiate<kDim, kHalf, PairClass::general, false>(a, items, stream);
-  }
   const bool lists = a.mask.key_tiles > 0, cap = a.soft_cap != 0;
-  if (lists && cap) return launch_differentiate<kDim, kHalf, kLists, true>(a, items, stream);
-  if (lists) return launch_differentiate<kDim, kHalf, kLists, false>(a, items, stream);
-  if (cap) return launch_differentiate<kDim, kHalf, kBand, true>(a, items, stream);
-  return launch_differentiate<kDim, kHalf, kBand, false>(a, items, stream);
+  if (a.general) return launch<kDim, kHalf, PairClass::general, false>(a, stream);
+  if (lists && cap) return launch<kDim, kHalf, kLists, true>(a, stream);
+  if (lists) return launch<kDim, kHalf, kLists, false>(a, stream);
+  if (cap) return launch<kDim, kHalf, kBand, true>(a, stream);
+  return launch<kDim, kHalf, kBand, false>(a, stream);
 }
 
 template <bool kHalf>
 cudaError_t launch(const Arguments& a, int dim, cudaStream_t stream) {
   if (dim == 64) return launch<64, kHalf>(a, stream);
   if (dim == 128) return launch<128, kHalf>(a, stream);
-  using Narrow = Tiles<std::conditional_t<kHalf, __half, __nv_bfloat16>, 128>;
-  static_assert(Narrow::kQueries == tile_queries(256));
+  using Narrow = NarrowTiles<128, kHalf, PairClass::band, false>;
+  static_assert(Narrow::kQueries == tile_queries(256, PairClass::band));
   launch_preparation<Narrow>(a, stream);
   return dim == 192 ? launch_wide<192, 128, kHalf>(a, stream)
                     : launch_wide<256, 256, kHalf>(a, stream);

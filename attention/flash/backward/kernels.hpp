@@ -32,9 +32,9 @@ enum class PairClass : std::uint8_t {
 [[nodiscard]] constexpr int tile_keys(int dim) {
   return is_wide(dim) ? kWideTileKeys : kTileKeys;
 }
-/// Rows of a query tile.
-[[nodiscard]] constexpr int tile_queries(int dim) {
-  return dim == 64 ? 128 : 64;
+/// Rows of a query tile. Kernels of the general class also keep bias or mask in shared memory.
+[[nodiscard]] constexpr int tile_queries(int dim, PairClass pairs) {
+  return dim == 64 && pairs != PairClass::general ? 128 : 64;
 }
 
 /// Enqueues the backward pass of a block: LSE and delta of the rows, and the main kernel. `dim` is

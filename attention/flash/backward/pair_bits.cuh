@@ -12,23 +12,24 @@
 // bits of its scores from shared memory.
 namespace annulus::flash::backward {
 
-/// Collects the bits of the thread's scores: bit i of word n is that of score 32n + i. `of_rows`
-/// has 16 bits for each row, one for each of the warp's keys.
-template <int kWords>
-__device__ __forceinline__ void gather_bits(std::uint32_t (&bits)[kWords],
-                                            const std::uint16_t* of_rows, int lane) {
+/// Where bits of a consumer warp's pairs lie in its shared memory, in bytes: dropout and the dense
+/// mask of 64 queries, and then those that the warp finds by itself.
+inline constexpr int kDropped = 0, kMasked = 128, kFound = 256;
+
+/// Bit i: the bit of the thread's score i, of 32. `of_rows`: 16 bits for each of 64 queries, one
+/// for each of the warp's keys.
+[[nodiscard]] __device__ __forceinline__ std::uint32_t gather_bits(const unsigned char* of_rows,
+                                                                   int lane) {
+  std::uint32_t bits = 0;
 #pragma unroll
-  for (int n = 0; n < kWords; ++n) {
-    bits[n] = 0;
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      const std::uint32_t two_rows =
-          *reinterpret_cast<const std::uint32_t*>(of_rows + 64 * n + 8 * i + 2 * (lane % 4));
-      // In bits 0, 8, 16 and 24: scores 4i, 4i + 2, 4i + 1 and 4i + 3.
-      const std::uint32_t four = two_rows >> lane / 4 & 0x01010101U;
-      bits[n] |= ((four | four >> 6U | four >> 15U | four >> 21U) & 15U) << (4 * i);
-    }
+  for (int i = 0; i < 8; ++i) {
+    const std::uint32_t two_rows =
+        *reinterpret_cast<const std::uint32_t*>(of_rows + 2 * (8 * i + 2 * (lane % 4)));
+    // In bits 0, 8, 16 and 24: scores 4i, 4i + 2, 4i + 1 and 4i + 3.
+    const std::uint32_t four = two_rows >> lane / 4 & 0x01010101U;
+    bits |= ((four | four >> 6U | four >> 15U | four >> 21U) & 15U) << (4 * i);
   }
+  return bits;
 }
 
 /// The 16 columns of a warp, for masked tiles.
@@ -75,32 +76,33 @@ class ListedColumns {
   return set * 0x01020408U >> 24U & 15U;
 }
 
-/// Sets bit k of a row's bits if the dense mask hides key k. Each lane examines some of the
-/// `rows` rows. `neighbours`: the keys of the tile are neighbours in position.
-__device__ __forceinline__ void hide_by_mask(std::uint16_t* hidden, const Arguments& a,
-                                             const WarpScores& of, int rows, bool neighbours) {
+/// The same for 16 bytes.
+[[nodiscard]] __device__ __forceinline__ std::uint32_t set_of_16(const uint4& bytes) {
+  return set_bytes(bytes.x) | set_bytes(bytes.y) << 4U | set_bytes(bytes.z) << 8U |
+         set_bytes(bytes.w) << 12U;
+}
+
+/// Bit k: the dense mask hides column `column` + k of a row, of 16. `neighbours`: the columns are
+/// neighbours in position.
+[[nodiscard]] __device__ __forceinline__ std::uint32_t hidden_by_mask(
+    const Arguments& a, std::int32_t batch, std::int32_t head, std::int32_t row,
+    std::int32_t column, bool neighbours) {
+  // Rows past the last one read its bias, which may be any number where a pair is hidden.
+  if (row >= a.rows) return 0xffff;
   const cuda::ScoreArgument<std::uint8_t>& mask = a.scores.mask;
-  const bool in_vectors =
-      (neighbours || a.scores.by_column) && mask.strides[3] == 1 && of.column + 16 <= a.columns;
-#pragma unroll 2
-  for (int r = of.lane; r < rows; r += 32) {
-    const std::uint8_t* const row = mask.row(of.batch, of.head, min(of.row + r, a.rows - 1));
-    const std::uint8_t* const first = row + key_at(a, of.column) * mask.strides[3];
-    std::uint32_t shown = 0;
-    if (in_vectors && reinterpret_cast<std::uintptr_t>(first) % 16 == 0) {
-      const uint4 keys = __ldg(reinterpret_cast<const uint4*>(first));
-      shown = set_bytes(keys.x) | set_bytes(keys.y) << 4U | set_bytes(keys.z) << 8U |
-              set_bytes(keys.w) << 12U;
-    } else {
-#pragma unroll 1
-      for (int k = 0; k < 16; ++k) {
-        if (__ldg(row + key_at(a, of.column + k) * mask.strides[3]) != 0) shown |= 1U << k;
-      }
+  const std::uint8_t* const keys = mask.row(batch, head, row);
+  const std::uint8_t* const first = keys + key_at(a, column) * mask.strides[3];
+  std::uint32_t shown = 0;
+  if ((neighbours || a.scores.by_column) && mask.strides[3] == 1 && column + 16 <= a.columns &&
+      reinterpret_cast<std::uintptr_t>(first) % 16 == 0) {
+    shown = set_of_16(__ldg(reinterpret_cast<const uint4*>(first)));
+  } else {
+#pragma unroll 4
+    for (int k = 0; k < 16; ++k) {
+      if (__ldg(keys + key_at(a, column + k) * mask.strides[3]) != 0) shown |= 1U << k;
     }
-    // Rows past the last one read its bias, which may be any number where a pair is hidden.
-    if (of.row + r >= a.rows) shown = 0;
-    hidden[r] |= static_cast<std::uint16_t>(~shown);
   }
+  return ~shown;
 }
 
 }  // namespace annulus::flash::backward

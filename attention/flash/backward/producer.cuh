@@ -5,7 +5,6 @@
 
 #include "flash/backward/kernels.hpp"
 #include "flash/backward/order.cuh"
-#include "flash/backward/scores.cuh"
 #include "flash/backward/tiles.cuh"
 #include "flash/hopper/tma.cuh"
 #include "flash/shared.cuh"
@@ -22,35 +21,10 @@ __device__ __forceinline__ void copy_bytes(void* target, const void* from, std::
       : "memory");
 }
 
-/// Asks L2 for a tile's entries in a bias or dense mask, so that consumers do not wait for memory.
-/// Does nothing where a row's entries are not neighbours.
-template <class Tiles, class T>
-__device__ __forceinline__ void prefetch_scores(const Arguments& a,
-                                                const cuda::ScoreArgument<T>& scores,
-                                                const SharedTiles<Tiles>& shared, std::int32_t head,
-                                                std::int32_t row) {
-  if (scores.data == nullptr || scores.strides[3] != 1) return;
-  if (shared.neighbours == 0 && !a.scores.by_column) return;
-  const std::int32_t column = shared.work.first_column;
-  const T* first = scores.row(shared.work.batch, head, row) + key_at(a, column);
-  const std::int32_t keys = min(Tiles::kKeys, a.columns - column);
-  for (std::int32_t r = min(Tiles::kQueries, a.rows - row); r > 0; --r) {
-    const auto ahead = static_cast<std::uint32_t>(reinterpret_cast<std::uintptr_t>(first) % 16);
-    const std::uint32_t bytes = (keys * static_cast<std::uint32_t>(sizeof(T)) + ahead) / 16 * 16;
-    if (bytes > 0) {
-      asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(
-                       reinterpret_cast<const unsigned char*>(first) - ahead),
-                   "r"(bytes)
-                   : "memory");
-    }
-    first += scores.strides[2];
-  }
-}
-
-template <class Tiles, PairClass kPairs>
+template <class Tiles>
 __device__ __forceinline__ void produce(const Arguments& a, SharedTiles<Tiles>& shared) {
   const Work<Tiles>& work = shared.work;
-  constexpr bool kLists = kPairs != PairClass::band;
+  constexpr bool kLists = Tiles::kPairs != PairClass::band;
   using hopper::Cache;
   using hopper::copy_box;
   constexpr std::uint32_t kBytes = Tiles::kTileElements * 2 + Tiles::kQueries * 4;
@@ -94,10 +68,6 @@ __device__ __forceinline__ void produce(const Arguments& a, SharedTiles<Tiles>& 
     }
     copy_bytes(shared.delta[slot], a.padded_delta + first_value + row, Tiles::kQueries * 4,
                shared.output_full[slot]);
-    if constexpr (kPairs == PairClass::general) {
-      prefetch_scores(a, a.scores.bias, shared, step.head, row);
-      prefetch_scores(a, a.scores.mask, shared, step.head, row);
-    }
   }
 }
 
@@ -113,34 +83,50 @@ __device__ __forceinline__ void watch_keys(SharedTiles<Tiles>& shared, int threa
   shared.key_watched.arrive();
 }
 
-/// By one thread for each of the two buffers of dQ, which take steps by turns.
-template <class Tiles, bool kLists>
+/// The turns of a step's query tile.
+template <class Tiles>
+[[nodiscard]] __device__ __forceinline__ Turn turn_of(const Arguments& a, const Work<Tiles>& work,
+                                                      const Step& step) {
+  return Turn(a.turns + (work.batch * a.heads + step.head) * (a.padded_rows / Tiles::kQueries) +
+              step.tile);
+}
+
+/// Adds the dQ of every kThreads-th step from `first` on, by one of kThreads threads.
+template <class Tiles, int kThreads>
 __device__ __forceinline__ void add_queries(const Arguments& a, SharedTiles<Tiles>& shared,
-                                            std::int32_t buffer) {
-  constexpr bool kSplitsDims = SharedTiles<Tiles>::kSplitsDims;
+                                            std::int32_t first) {
+  constexpr bool kLists = Tiles::kPairs != PairClass::band;
+  constexpr int kParts = Tiles::kSplitsKeys ? 2 : 1;
   const Work<Tiles>& work = shared.work;
-  for (std::int32_t i = buffer; i < shared.steps; i += 2) {
-    shared.sum_full[buffer].wait(i / 2 % 2);
-    const Step step = shared.sum_step[buffer];
-    const auto turn = [&] {
-      return Turn(a.turns + (work.batch * a.heads + step.head) * (a.padded_rows / Tiles::kQueries) +
-                  step.tile);
-    };
-    if (a.turns != nullptr) {
-      const std::int32_t before =
-          kLists ? listed_before(a, work.batch, step, work.key_tile()) : work.before(a, step.tile);
-      turn().wait(before);
-    }
+  for (std::int32_t i = first; i < shared.steps; i += kThreads) {
+    Step step;
 #pragma unroll
-    for (int pair = 0; pair < 4; ++pair) {
-      hopper::add_box(
-          &a.query_sum, shared.grad_query[buffer][pair], (kSplitsDims ? pair : pair % 2) * 32,
-          step.tile * Tiles::kQueries + (kSplitsDims ? 0 : pair / 2 * 64), step.head, work.batch);
+    for (int part = 0; part < kParts; ++part) {
+      const std::int32_t buffer = Tiles::kSplitsKeys ? part : i % Tiles::kSumBuffers;
+      const std::int32_t round = Tiles::kSplitsKeys ? i : i / Tiles::kSumBuffers;
+      shared.sum_full[buffer].wait(round % 2);
+      step = shared.sum_step[buffer];
+      if (a.turns != nullptr && part == 0) {
+        turn_of(a, work, step)
+            .wait(kLists ? listed_before(a, work.batch, step, work.key_tile())
+                         : work.before(a, step.tile));
+      }
+#pragma unroll
+      for (int box = 0; box < SharedTiles<Tiles>::kSumBoxes; ++box) {
+        hopper::add_box(&a.query_sum, shared.grad_query[buffer][box],
+                        (Tiles::kSplitsDims ? box : box % 2) * 32,
+                        step.tile * Tiles::kQueries + (Tiles::kSplitsDims ? 0 : box / 2 * kSumRows),
+                        step.head, work.batch);
+      }
+      asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+      asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+      shared.sum_empty[buffer].arrive();
+      // The parts of a step are added in this order.
+      if (a.turns != nullptr && part + 1 < kParts) {
+        asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+      }
     }
-    asm volatile("cp.async.bulk.commit_group;" ::: "memory");
-    asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
-    shared.sum_empty[buffer].arrive();
-    if (a.turns != nullptr) turn().pass(work.key_tile());
+    if (a.turns != nullptr) turn_of(a, work, step).pass(work.key_tile());
   }
   asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
 }

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "flash/backward/arguments.hpp"
 #include "flash/backward/kernels.hpp"
@@ -12,14 +13,30 @@
 namespace annulus::flash::backward {
 
 /// Tiles of the main kernel. Two warpgroups compute 64 keys each; a third loads.
-template <class Element_, int kDim_>
+template <class Element_, int kDim_, PairClass kPairs_ = PairClass::band, bool kSoftCap_ = false>
 struct Tiles {
   using Element = Element_;
   static constexpr int kDim = kDim_;
+  static constexpr PairClass kPairs = kPairs_;
   static constexpr int kKeys = 128;
-  static constexpr int kQueries = kDim == 64 ? 128 : 64;
+  static constexpr bool kSoftCap = kSoftCap_;
+  static constexpr int kQueries = tile_queries(kDim, kPairs);
   static constexpr int kStages = 2;
+  static constexpr bool kGeneral = kPairs == PairClass::general;
+  /// How the warpgroups share dQ: by the keys that it sums over, each with a buffer of its own;
+  /// else by dims if D = 128, or by queries.
+  static constexpr bool kSplitsKeys = kDim == 64 && kQueries == 64;
+  static constexpr bool kSplitsDims = kDim == 128;
+  /// Buffers of dQ and of bias, for which D = 128 has little shared memory.
+  static constexpr int kSumBuffers = kSplitsDims && kGeneral ? 1 : 2;
+  static constexpr int kSumWarps = kSplitsKeys ? 4 : 8;  ///< that fill one
+  static constexpr int kBiasStages = kDim == 128 ? 1 : 2;
+  /// Registers of a thread that loads, and of one that computes.
+  static constexpr int kFewRegisters = kGeneral ? 40 : 24;
+  static constexpr int kManyRegisters = kGeneral ? 232 : 240;
   static constexpr int kThreads = 384;
+  // A block begins with 168 registers for each thread.
+  static_assert(kFewRegisters + 2 * kManyRegisters <= 3 * 168);
   static constexpr int kTileElements = kQueries * kDim;
   /// dS has the logits' scale in it. In float16 this would make small ones subnormal.
   static constexpr bool kScaledScores = !std::is_same_v<Element, __half>;
@@ -87,10 +104,23 @@ struct Next {
   RingPosition<Tiles::kStages> at;
 };
 
+/// Bias or dense mask of tiles: see ScorePreparation.
+template <class Tiles>
+struct SharedScores {
+  /// Floats from one query's entries to the next one's: 16 bytes more than the entries, so that the
+  /// rows that a warp reads at a time lie in different banks.
+  static constexpr int kPitch = Tiles::kKeys + 4;
+  /// The bias, in whose place the consumers put its gradient, or else bytes of the dense mask.
+  alignas(128) float bias[Tiles::kBiasStages][Tiles::kQueries][kPitch];
+  hopper::Barrier bias_full[Tiles::kBiasStages], bias_read[Tiles::kBiasStages];
+  Step bias_step[2][Tiles::kBiasStages];
+};
+struct NoSharedScores {};
+
 template <class Tiles>
 struct SharedTiles {
   using Element = typename Tiles::Element;
-  static constexpr bool kSplitsDims = Tiles::kDim == 128;  ///< of dQ, between the warpgroups
+  static constexpr int kSumBoxes = Tiles::kQueries / kSumRows * Tiles::kDim / 32;
   alignas(1024) Element key[Tiles::kKeys * Tiles::kDim];
   alignas(1024) Element value[Tiles::kKeys * Tiles::kDim];
   alignas(1024) Element query[Tiles::kStages][Tiles::kTileElements];
@@ -98,8 +128,9 @@ struct SharedTiles {
   /// dSᵀ: for every 64 queries, a row of 128 bytes for each key. Two, so that one barrier per tile
   /// is enough.
   alignas(1024) Element grad_score[2][Tiles::kKeys * Tiles::kQueries];
-  /// dQ of each pair of warps: a box. Two, one for each warp that adds them.
-  alignas(1024) float grad_query[2][4][kSumRows * 32];
+  /// dQ, in boxes.
+  alignas(1024) float grad_query[Tiles::kSumBuffers][kSumBoxes][kSumRows * 32];
+  std::conditional_t<Tiles::kGeneral, SharedScores<Tiles>, NoSharedScores> scores;
   alignas(128) float lse[Tiles::kStages][Tiles::kQueries + kFlagValues];
   alignas(128) float delta[Tiles::kStages][Tiles::kQueries];
   /// In shared memory, so that they take no registers.
@@ -107,14 +138,16 @@ struct SharedTiles {
   ListPlace list_place;
   Next<Tiles> next;
   Step step[Tiles::kStages];
-  Step sum_step[2];
+  Step sum_step[Tiles::kSumBuffers];
   std::int32_t steps;
   std::int32_t special_keys;  ///< keys or values are special
   std::int32_t neighbours;    ///< keys are neighbours in position
+  std::int32_t copies_rows;   ///< of bias and its gradient
+  std::int32_t copies_mask;   ///< the dense mask lies where the bias would
   hopper::Barrier key_full, key_watched;
   hopper::Barrier query_full[Tiles::kStages], query_empty[Tiles::kStages];
   hopper::Barrier output_full[Tiles::kStages], output_empty[Tiles::kStages];
-  hopper::Barrier sum_full[2], sum_empty[2];
+  hopper::Barrier sum_full[Tiles::kSumBuffers], sum_empty[Tiles::kSumBuffers];
 };
 
 }  // namespace annulus::flash::backward

@@ -9,9 +9,8 @@ namespace annulus::flash::backward {
 struct WarpScores {
   std::int32_t batch, head;
   std::int32_t row, column;  ///< the first ones
-  int warp, lane;
-  unsigned char* own;        ///< shared memory of the warp, 256 bytes for every 64 queries
-  unsigned char* neighbour;  ///< that of the other warp, with 16 keys beside these
+  int lane;
+  unsigned char* own;  ///< shared memory of the warp: see kDropped
 };
 
 }  // namespace annulus::flash::backward

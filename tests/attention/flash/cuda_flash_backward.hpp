@@ -84,6 +84,20 @@ class CudaFlashBackward : public CudaTest {
     }
   }
 
+  /// Checks gradients, and that they have the same bits in ten runs.
+  void expect_same_bits(Random& random, const AttentionProblem& problem) {
+    repeats_bits_ = true;
+    const WholeGradients whole(random, problem);
+    add(whole);
+    EXPECT_LT(whole.largest_share(), 1);
+    const std::vector<float> first = floats_of(whole);
+    for (int run = 1; run < 10; ++run) {
+      whole.clear();
+      add(whole);
+      ASSERT_TRUE(same_bits(floats_of(whole), first));
+    }
+  }
+
   void expect_blocks_add_up(const Dims& dims, std::optional<Dropout> dropout = {}) {
     Random random(6);
     AttentionProblem problem = problem_of({2, 320, 320, 4, 2, dims.head, dims.value}, dims.dtype);

@@ -67,6 +67,7 @@ TEST_F(CudaFlashBackward, OtherHeadDimensions) {
   for (const Dims& dims : {Dims{8, 8},
                            {80, 80},
                            {96, 64},
+                           {96, 96},
                            {64, 128},
                            {136, 72},
                            {192, 128},

@@ -37,9 +37,10 @@ bool is_float32(const AttentionProblem& problem) {
 }
 
 int rows_of_tile(const AttentionProblem& problem) {
-  return is_float32(problem) ? kFloat32Tile
-                             : tile_queries(tile_dim(problem), is_general(problem) ? PairClass::general
-                                                                                   : PairClass::lists);
+  return is_float32(problem)
+             ? kFloat32Tile
+             : tile_queries(tile_dim(problem),
+                            is_general(problem) ? PairClass::general : PairClass::lists);
 }
 
 int keys_of_tile(const AttentionProblem& problem) {

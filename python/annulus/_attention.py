@@ -108,9 +108,9 @@ class Attention:
     def close(self) -> None:
         """Waits for calls under way, and ends the object. Later calls are errors."""
         handle, self._handle = self._handle, None
-        for ending in getattr(self, "at_close", ()):  # none where it was never opened
-            ending()
         if handle is not None:
+            for ending in self.at_close:
+                ending()
             _library.function("attention_destroy")(handle)
 
     def __del__(self) -> None:

@@ -22,9 +22,9 @@ def pytest_ignore_collect(collection_path):
 
 def connect_jax(gpus=None):
     """Makes one mesh of JAX out of the devices of all processes, one each."""
+    size = int(os.environ.get("OMPI_COMM_WORLD_SIZE", os.environ.get("PMI_SIZE", 1)))
     try:
         import jax
-        from mpi4py import MPI
     except ImportError:
         return
     options = {}
@@ -33,9 +33,9 @@ def connect_jax(gpus=None):
     else:
         os.environ.setdefault("PJRT_NPROC", "8")  # threads, for calls at the same time anywhere
         jax.config.update("jax_platforms", "cpu")
-    ranks = MPI.COMM_WORLD
-    if ranks.size == 1 or gpus is not None and ranks.size > gpus:
+    if size == 1 or gpus is not None and size > gpus:
         return
+    from mpi4py.MPI import COMM_WORLD as ranks  # not under torchrun, whose ranks have no MPI
     if not ON_GPUS:
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
     with socket.socket() as probe:

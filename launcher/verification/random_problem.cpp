@@ -98,13 +98,17 @@ Placement draw_placement(Draws& draws, const MeshShape& mesh) {
   return placement;
 }
 
+int draw_divisor(Draws& draws, int number, int most) {
+  std::vector<int> divisors;
+  for (int divisor = 1; divisor <= most; ++divisor) {
+    if (number % divisor == 0) divisors.push_back(divisor);
+  }
+  return draws.pick(std::span<const int>(divisors));
+}
+
 void draw_heads(Draws& draws, int shards, AttentionShape& shape) {
   if (shards > 1 && draws.chance(40)) {  // fewer key/value heads than ranks: shared
-    std::vector<std::int64_t> divisors;
-    for (std::int64_t d = 1; d < shards; ++d) {
-      if (shards % d == 0) divisors.push_back(d);
-    }
-    shape.kv_heads = draws.pick(std::span<const std::int64_t>(divisors));
+    shape.kv_heads = draw_divisor(draws, shards, shards - 1);
     shape.heads = shards * draws.between(1, std::max(1, 8 / shards));
     return;
   }
@@ -208,17 +212,23 @@ void draw_segments(Draws& draws, const AttentionShape& shape, Mask& mask) {
   mask.set_segments(shape.batch, std::move(query_ids), std::move(kv_ids));
 }
 
-// Packed documents, some of them empty: the same in every batch row, or different ones.
+// Where packed documents end, some of them empty.
+std::vector<std::int32_t> draw_cu_seqlens(Draws& draws, std::int64_t documents,
+                                          std::int64_t length) {
+  std::vector<std::int32_t> cu_seqlens{0, static_cast<std::int32_t>(length)};
+  for (std::int64_t i = 1; i < documents; ++i) {
+    cu_seqlens.push_back(static_cast<std::int32_t>(draws.between(0, length)));
+  }
+  std::ranges::sort(cu_seqlens);
+  return cu_seqlens;
+}
+
+// Packed documents: the same in every batch row, or different ones.
 void draw_documents(Draws& draws, const AttentionShape& shape, Mask& mask) {
   const bool same = draws.chance(50);
   std::int64_t documents = draws.between(1, 6);
   const auto row_of = [&](std::int64_t length) {
-    std::vector<std::int32_t> cu_seqlens{0, static_cast<std::int32_t>(length)};
-    for (std::int64_t i = 1; i < documents; ++i) {
-      cu_seqlens.push_back(static_cast<std::int32_t>(draws.between(0, length)));
-    }
-    std::sort(cu_seqlens.begin(), cu_seqlens.end());
-    return segments_from_cu_seqlens(cu_seqlens, length);
+    return segments_from_cu_seqlens(draw_cu_seqlens(draws, documents, length), length);
   };
   const auto ids_of = [&](std::int64_t length) {
     std::vector<std::int32_t> row = row_of(length);
@@ -276,16 +286,8 @@ std::int64_t draw_offset(Draws& draws, const AttentionShape& shape) {
 // Two packings with the same number of documents, alike in all batches, with either alignment.
 void draw_packings(Draws& draws, const AttentionShape& shape, Mask& mask) {
   const std::int64_t documents = draws.between(1, 5);
-  const auto packing = [&](std::int64_t length) {
-    std::vector<std::int32_t> cu_seqlens{0, static_cast<std::int32_t>(length)};
-    for (std::int64_t i = 1; i < documents; ++i) {
-      cu_seqlens.push_back(static_cast<std::int32_t>(draws.between(0, length)));
-    }
-    std::sort(cu_seqlens.begin(), cu_seqlens.end());
-    return cu_seqlens;
-  };
-  std::vector<std::int32_t> query = packing(shape.query_length);
-  std::vector<std::int32_t> kv = packing(shape.kv_length);
+  std::vector<std::int32_t> query = draw_cu_seqlens(draws, documents, shape.query_length);
+  std::vector<std::int32_t> kv = draw_cu_seqlens(draws, documents, shape.kv_length);
   mask.set_offset(0);
   mask.set_packings(
       shape.batch, std::move(query), std::move(kv),
@@ -426,15 +428,6 @@ std::string draw_schedule(Draws& draws, const RandomProblem& drawn, int kv_shard
   return schedule == "auto" || is_planned(drawn, schedule) ? schedule : plain_schedule(kv_shards);
 }
 
-int draw_divisor(Draws& draws, int number) {
-  std::vector<int> divisors;
-  for (int divisor = 1; divisor <= number; ++divisor) {
-    if (number % divisor == 0) divisors.push_back(divisor);
-  }
-  return divisors[static_cast<std::size_t>(
-      draws.between(0, static_cast<std::int64_t>(divisors.size()) - 1))];
-}
-
 // Draws another layout for the keys.
 void draw_kv_layout(Draws& draws, ring::OperandLayout& layout) {
   std::vector<LayoutKind> others{LayoutKind::contiguous, LayoutKind::zigzag, LayoutKind::striped,
@@ -453,8 +446,8 @@ void draw_vanilla(Draws& draws, RandomProblem& drawn) {
 
 ring::PlanOptions draw_plan(Draws& draws, int kv_shards) {
   ring::PlanOptions plan;
-  plan.ulysses_degree = draws.chance(50) ? 0 : draw_divisor(draws, kv_shards);
-  plan.inner_size = draw_divisor(draws, kv_shards);
+  plan.ulysses_degree = draws.chance(50) ? 0 : draw_divisor(draws, kv_shards, kv_shards);
+  plan.inner_size = draw_divisor(draws, kv_shards, kv_shards);
   if (draws.chance(50)) plan.head_group_bytes = draws.pick<std::int64_t>({1, 1024, 65536});
   if (draws.chance(40)) plan.gather_bytes = draws.pick<std::int64_t>({1, 4096, 65536});
   if (draws.chance(40)) plan.result_bytes = draws.pick<std::int64_t>({1, 4096, 65536});

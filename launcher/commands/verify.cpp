@@ -99,19 +99,12 @@ void leave_order_open(verification::ShardedCase& drawn) {
 
 NamedCase random_case(const RandomCase& which, const Options& options, Context& context) {
   const Place place = context.place();
-  verification::RandomProblem drawn =
+  const verification::RandomProblem drawn =
       verification::draw_problem(which.seed, which.index, context.size(), place.kind);
   NamedCase result;
   result.index = std::to_string(which.index);
-  result.mesh = std::move(drawn.mesh);
-  result.sharded.problem = std::move(drawn.problem);
-  result.sharded.layout = std::move(drawn.layout);
-  result.sharded.schedule = std::move(drawn.schedule);
-  result.sharded.plan = drawn.plan;
-  result.sharded.seed = drawn.seed;
-  result.sharded.fills = std::move(drawn.fills);
-  result.sharded.called = drawn.called;
-  result.sharded.implementation = std::move(drawn.implementation);
+  result.mesh = drawn.mesh;
+  result.sharded = drawn;
   if (options.reproducible) {
     result.sharded.problem.reproducible = options.reproducible;
     result.may_be_refused = result.sharded.problem.in_global_order();
@@ -132,7 +125,7 @@ NamedCase random_case(const RandomCase& which, const Options& options, Context& 
       backward_of(drawn, result.sharded.problem, options, context.registry(), place);
   result.sharded.transport = options.transport;
   result.sharded.tuning = tuning_options(options);
-  result.command = std::move(drawn.command);
+  result.command = drawn.command;
   if (options.backward) result.command += *options.backward ? " --backward" : " --backward=false";
   if (options.implementation != "auto") result.command += " --impl " + options.implementation;
   if (options.reproducible) {

@@ -13,7 +13,7 @@ bool is_planned(const RandomProblem& drawn, const std::string& schedule,
   const Place place = Place::host();
   const ring::ShardedOperands operands =
       ring::shard_operands(drawn.problem, drawn.mesh, drawn.layout);
-  ring::PlanOptions options = drawn.plan;
+  ring::PlanOptions options = drawn.plan.value();
   options.grad_wire = grad_wire;
   try {
     ring::check_schedule(
@@ -40,7 +40,7 @@ void draw_backward(Draws& draws, RandomProblem& drawn, int kv_shards, Place::Kin
   if (device == Place::Kind::host && draws.chance(10)) backward.implementation = "vanilla";
   if (device == Place::Kind::cuda) {
     drawn.problem.reproducible = draws.chance(25) ? Reproducible::run : Reproducible::no;
-    if (draws.chance(40)) drawn.plan.preferred = "sdpa";  // in both passes, where it can
+    if (draws.chance(40)) drawn.plan->preferred = "sdpa";  // in both passes, where it can
   }
   backward.schedule =
       kv_shards == 1

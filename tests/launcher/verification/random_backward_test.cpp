@@ -22,7 +22,7 @@ TEST(RandomBackward, EveryDrawIsPlannedAndHasGradients) {
       EXPECT_FALSE(drawn.fills.key || drawn.fills.query) << drawn.command;
       const ring::ShardedOperands operands =
           ring::shard_operands(drawn.problem, drawn.mesh, drawn.layout);
-      ring::PlanOptions options = drawn.plan;
+      ring::PlanOptions options = *drawn.plan;
       options.grad_wire = drawn.backward->grad_wire;
       const ring::PlanInput input =
           ring::make_plan_input(drawn.problem, operands, {}, Place::host(),
@@ -78,8 +78,8 @@ TEST(RandomBackward, OnGpusMostPlansAllowBitsToVaryAndSomePreferCudnn) {
   for (int index = 0; index < 200; ++index) {
     const RandomProblem drawn = draw_problem(1, index, 4, Place::Kind::cuda);
     varying += drawn.problem.repeats_bits({Place::Kind::cuda, 0}) ? 0 : 1;
-    preferring += drawn.plan.preferred == "sdpa" ? 1 : 0;
-    EXPECT_EQ(draw_problem(1, index, 4, Place::Kind::host).plan.preferred, "");
+    preferring += drawn.plan->preferred == "sdpa" ? 1 : 0;
+    EXPECT_EQ(draw_problem(1, index, 4, Place::Kind::host).plan->preferred, "");
   }
   EXPECT_GT(varying, 120);
   EXPECT_LT(varying, 180);

@@ -25,7 +25,7 @@ std::string description(const RandomProblem& drawn) {
       to_string(p.shape), name_of(p.dtype), p.scale.value_or(-1), p.soft_cap.value_or(-1),
       to_string(drawn.mesh), to_string(drawn.layout.query), to_string(drawn.layout.kv),
       ring::layout_text(drawn.layout), drawn.schedule, drawn.implementation,
-      drawn.plan.gather_bytes, drawn.plan.result_bytes, drawn.seed);
+      drawn.plan->gather_bytes, drawn.plan->result_bytes, drawn.seed);
   text += to_string(p.mask);
   const auto append = [&](const auto& numbers) {
     for (const std::int32_t number : numbers) text += fmt::format(" {}", number);
@@ -122,7 +122,7 @@ void expect_legal(const RandomProblem& drawn, int ranks) {
   static const Registry registry = Registry::standard();
   const ring::PlanInput input =
       ring::make_plan_input(drawn.problem, operands, {&registry.get("native")}, Place::host(),
-                            ring::CostModel::cpu_core(), drawn.plan);
+                            ring::CostModel::cpu_core(), *drawn.plan);
   ASSERT_NO_THROW(static_cast<void>(ring::choose_schedule(input, drawn.schedule)));
 }
 
@@ -358,7 +358,7 @@ std::set<std::string> features(const RandomProblem& drawn) {
   note(p.softmax_dtype == DType::float64, "softmax in float64");
   note(p.softmax_dtype == DType::float64 && kv_shards > 1, "softmax in float64, of sharded keys");
   found.insert("schedule " + drawn.schedule);
-  note(drawn.plan.gather_bytes < 1 << 20, "small gather");
+  note(drawn.plan->gather_bytes < 1 << 20, "small gather");
   found.insert("mesh " + to_string(drawn.mesh));
   return found;
 }

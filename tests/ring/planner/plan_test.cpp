@@ -94,11 +94,11 @@ TEST(Plan, RandomProblemsAreComputedCompletely) {
       SCOPED_TRACE(drawn.command + ": " + to_string(drawn.problem.shape) + ", mask " +
                    to_string(drawn.problem.mask));
       const ShardedOperands operands = shard_operands(drawn.problem, drawn.mesh, drawn.layout);
-      const PlanInput input = native_input(drawn.problem, operands, drawn.plan);
+      const PlanInput input = native_input(drawn.problem, operands, *drawn.plan);
       const Schedule schedule = choose_schedule(input, drawn.schedule).schedule;
       const Plan plan = make_plan(input, schedule);
       expect_valid(plan, operands, static_cast<unsigned>(index));
-      expect_valid(make_plan(gpu_input(drawn.problem, operands, drawn.plan), schedule), operands,
+      expect_valid(make_plan(gpu_input(drawn.problem, operands, *drawn.plan), schedule), operands,
                    static_cast<unsigned>(index));
       // Rows are rounded by whoever completes them, whatever another call costs.
       AttentionProblem half = drawn.problem;
@@ -108,8 +108,8 @@ TEST(Plan, RandomProblemsAreComputedCompletely) {
       expect_valid(make_plan(rounding, schedule), operands, static_cast<unsigned>(index));
       // Kernels that round, that continue a state and that do neither, in one plan: every other
       // block is refused to the one that would take it first.
-      const PlanInput straight = gpu_input(half, operands, drawn.plan);
-      PlanOptions options = drawn.plan;
+      const PlanInput straight = gpu_input(half, operands, *drawn.plan);
+      PlanOptions options = *drawn.plan;
       options.lse_dtype = DType::float32;
       PlanInput mixed = make_plan_input(
           half, operands, {straight.candidates[0], rounding.candidates[0], straight.candidates[1]},
@@ -126,7 +126,7 @@ TEST(Plan, RandomProblemsAreComputedCompletely) {
       }
       expect_valid(make_plan(mixed, schedule), operands, static_cast<unsigned>(index));
       // On nodes of two ranks.
-      PlanInput apart = gpu_input(drawn.problem, operands, drawn.plan);
+      PlanInput apart = gpu_input(drawn.problem, operands, *drawn.plan);
       for (int r = 0; r < ranks; ++r) apart.prices.node_of_rank.push_back(r / 2);
       expect_valid(make_plan(apart, schedule), operands, static_cast<unsigned>(index));
       const RankPlan alone = make_rank_plan(input, schedule, ranks - 1);

@@ -151,7 +151,7 @@ TEST(Simulate, RandomProblemsFinishInTime) {
       const verification::RandomProblem drawn = verification::draw_problem(13, index, ranks);
       SCOPED_TRACE(drawn.command);
       const ShardedOperands operands = shard_operands(drawn.problem, drawn.mesh, drawn.layout);
-      const PlanInput input = native_input(drawn.problem, operands, drawn.plan);
+      const PlanInput input = native_input(drawn.problem, operands, *drawn.plan);
       const Schedule schedule = choose_schedule(input, drawn.schedule).schedule;
       const Plan plan = make_plan(input, schedule);
       const CostCurve messages = CostCurve::transfer(1e-6, 1e9);

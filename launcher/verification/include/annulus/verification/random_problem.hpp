@@ -4,32 +4,18 @@
 #include <optional>
 #include <string>
 
-#include <annulus/attention/problem.hpp>
 #include <annulus/core/place.hpp>
 #include <annulus/mesh/mesh_shape.hpp>
-#include <annulus/ring/planner.hpp>
-#include <annulus/ring/sharded_operands.hpp>
-#include <annulus/verification/backward_case.hpp>
-#include <annulus/verification/called_case.hpp>
-#include <annulus/verification/operand_fills.hpp>
+#include <annulus/verification/verification.hpp>
 
 namespace annulus::verification {
 
-/// One problem drawn at random, with all that is needed to run it.
-struct RandomProblem {
-  AttentionProblem problem;
+/// One problem drawn at random, with all that is needed to run it. It has its plan options, and a
+/// backward pass if it has gradients, its inputs are finite, and the pass can be planned for the
+/// layout.
+struct RandomProblem : ShardedCase {
   MeshShape mesh;
-  ring::OperandLayout layout;
-  std::string schedule;
-  std::string implementation = "auto";  ///< or "vanilla"
-  ring::PlanOptions plan;
-  std::uint64_t seed = 0;  ///< of the tensors; see fill_random()
-  OperandFills fills;
-  /// Set if the problem has gradients, its inputs are finite, and a backward pass can be planned
-  /// for the layout.
-  std::optional<BackwardCase> backward;
   bool draws_backward = false;  ///< for half of the problems; never without `backward`
-  CalledCase called;            ///< see ShardedCase
   /// The command that repeats just this problem:
   /// "mpirun -np RANKS annulus verify --random-case SEED:INDEX --device cpu".
   std::string command;

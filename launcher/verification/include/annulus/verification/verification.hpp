@@ -15,14 +15,28 @@
 #include <annulus/ring/context.hpp>
 #include <annulus/ring/planner.hpp>
 #include <annulus/ring/sharded_operands.hpp>
-#include <annulus/verification/backward_case.hpp>
-#include <annulus/verification/called_case.hpp>
 #include <annulus/verification/comparison.hpp>
 #include <annulus/verification/gradient_verification.hpp>
 #include <annulus/verification/random_scores.hpp>
 #include <annulus/verification/random_tensor.hpp>
 
 namespace annulus::verification {
+
+/// The backward pass of a case, and how to compute it.
+struct BackwardCase {
+  std::string implementation = {};  ///< empty: the forward pass's, or "auto"
+  std::string schedule = {};        ///< likewise
+  ring::BackwardRequest request = {};
+  DType grad_wire = DType::float32;  ///< see ring::PlanOptions::grad_wire
+  /// True if the case passes when no implementation computes the gradients.
+  bool may_be_refused = false;
+};
+
+/// How the values that AttentionProblem::call_arguments names come with the calls of a case.
+struct CalledCase {
+  bool sinks = false;             ///< sinks come with the calls too
+  bool in_device_memory = false;  ///< of lengths, offsets and seed; sinks always are
+};
 
 /// A problem on random tensors, and how to compute it; the context is passed separately.
 struct ShardedCase {

@@ -6,9 +6,10 @@
 #include <optional>
 #include <vector>
 
-#include <annulus/core/convert.hpp>
 #include <annulus/core/error.hpp>
 #include <annulus/verification/comparison.hpp>
+
+#include "entries.hpp"
 
 namespace annulus::verification {
 namespace {
@@ -18,16 +19,6 @@ constexpr double kInfinity = std::numeric_limits<double>::infinity();
 // The larger one; NaN if either is.
 double worse(double a, double b) {
   return std::isnan(a) || a > b ? a : b;
-}
-
-void widen(const void* row, DType dtype, std::vector<double>& values) {
-  if (dtype == DType::float64) {
-    std::copy_n(static_cast<const double*>(row), values.size(), values.data());
-    return;
-  }
-  std::vector<float> narrow(values.size());
-  to_float32(row, dtype, narrow.data(), static_cast<std::int64_t>(narrow.size()));
-  std::copy(narrow.begin(), narrow.end(), values.begin());
 }
 
 // The deviation of an LSE or a maximum.

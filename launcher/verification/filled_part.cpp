@@ -51,4 +51,21 @@ FillPart mask_fill(const OperandFills& fills, const Extents& global_shape, std::
   return fills.mask ? fills.mask : random_mask(global_shape, 0.75, seed);
 }
 
+Tensor random_grad_output(const ring::ShardedOperands& operands, DType dtype, std::uint64_t seed,
+                          int rank, MemoryPool& memory, int threads) {
+  const Extents& whole = operands.output.global_shape();
+  return filled_part(name_of(Operand::grad_output), operands.output.index(rank), dtype,
+                     random_operand(whole, seed, Operand::grad_output, threads), memory);
+}
+
+Tensor random_grad_lse(const ring::ShardedOperands& operands, std::uint64_t seed, int rank,
+                       MemoryPool& memory, int threads) {
+  std::vector<PositionRanges> index = operands.lse.index(rank);
+  index.push_back(PositionRanges::all(1));
+  const Extents& rows = operands.lse.global_shape();
+  const Extents whole{rows[0], rows[1], rows[2], 1};
+  return filled_part(name_of(Operand::grad_lse), index, DType::float32,
+                     random_operand(whole, seed, Operand::grad_lse, threads), memory);
+}
+
 }  // namespace annulus::verification

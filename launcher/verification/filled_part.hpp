@@ -7,6 +7,7 @@
 #include <annulus/core/position.hpp>
 #include <annulus/core/tensor.hpp>
 #include <annulus/partition/named_sharding.hpp>
+#include <annulus/ring/sharded_operands.hpp>
 #include <annulus/verification/operand_fills.hpp>
 #include <annulus/verification/random_tensor.hpp>
 
@@ -27,5 +28,12 @@ namespace annulus::verification {
                                  std::uint64_t seed, int threads = 1);
 [[nodiscard]] FillPart mask_fill(const OperandFills& fills, const Extents& global_shape,
                                  std::uint64_t seed);
+
+/// A rank's part of random gradients of the output, and of the LSE, as [b,n,t,1].
+[[nodiscard]] Tensor random_grad_output(const ring::ShardedOperands& operands, DType dtype,
+                                        std::uint64_t seed, int rank, MemoryPool& memory,
+                                        int threads = 1);
+[[nodiscard]] Tensor random_grad_lse(const ring::ShardedOperands& operands, std::uint64_t seed,
+                                     int rank, MemoryPool& memory, int threads = 1);
 
 }  // namespace annulus::verification

@@ -75,6 +75,10 @@ void ForwardRun::run(int unwritten, const ring::CallValues& values) {
   moved.download();
 }
 
+bool on_any_rank(Control& ranks, bool fact, std::string_view what) {
+  return ranks.max(std::array{fact ? 1.0 : 0.0}, what)[0] > 0;
+}
+
 double allowed_error(std::int64_t rows, double unsharded, int shards, double rounding,
                      double merge) {
   // A rounding error is uniform up to a unit roundoff, so its root mean square is 1/√3 of that.

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string_view>
 
 #include <annulus/core/memory.hpp>
 #include <annulus/ring/attention.hpp>
@@ -37,6 +38,9 @@ struct ForwardRun {
  private:
   void run(int unwritten, const ring::CallValues& values);
 };
+
+/// Collective.
+[[nodiscard]] bool on_any_rank(Control& ranks, bool fact, std::string_view what);
 
 /// The error allowed by verify_sharded() for this many rows that are not 0. `rounding` is that of
 /// partial results; `merge` is the error of merging two of them, in float32 roundings.

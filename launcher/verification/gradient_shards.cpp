@@ -9,6 +9,7 @@
 #include <annulus/verification/for_tensor.hpp>
 #include <annulus/verification/gradient_shards.hpp>
 
+#include "entries.hpp"
 #include "filled_part.hpp"
 #include "same_bits.hpp"
 
@@ -16,19 +17,6 @@ namespace annulus::verification {
 namespace {
 
 constexpr float kBefore = 0.25F;  // the value that gradients are added to; exact in every dtype
-
-std::vector<double> numbers_of(const Tensor& tensor) {
-  const ConstTensorView view = tensor.view();
-  std::vector<double> wide(static_cast<std::size_t>(view.elements()));
-  if (view.dtype() == DType::float64) {
-    std::copy_n(view.as<double>(), wide.size(), wide.data());
-    return wide;
-  }
-  std::vector<float> narrow(wide.size());
-  to_float32(view.data(), view.dtype(), narrow.data(), view.elements());
-  std::copy(narrow.begin(), narrow.end(), wide.begin());
-  return wide;
-}
 
 void fill(const Tensor& tensor, float value) {
   const TensorView view = tensor.view();
@@ -62,27 +50,13 @@ struct Before {
 
 Squares squares_of(const Tensor& found, const NamedSharding& sharding, int rank,
                    const OracleGradient& truth, const Before& before) {
-  const std::vector<PositionRanges> index = sharding.index(rank);
-  const Extents& whole = sharding.global_shape();
-  const Extents& shape = found.shape();
   const std::vector<double> numbers = numbers_of(found);
   Squares sum;
-  auto number = numbers.begin();
-  const auto at = [&](std::size_t dim, std::int64_t local) {
-    return index[dim].global(LocalPosition(local)).value();
-  };
-  for (std::int64_t b = 0; b < shape[0]; ++b) {
-    for (std::int64_t t = 0; t < shape[1]; ++t) {
-      for (std::int64_t h = 0; h < shape[2]; ++h) {
-        const std::int64_t row = (at(0, b) * whole[1] + at(1, t)) * whole[2] + at(2, h);
-        for (std::int64_t d = 0; d < shape[3]; ++d, ++number) {
-          const auto entry = static_cast<std::size_t>(row * shape[3] + d);
-          add_entry(sum, *number - before.value, truth.values[entry], truth.magnitudes[entry],
-                    before.size);
-        }
-      }
-    }
-  }
+  for_each_entry(sharding.index(rank), [&](const Entry& entry, std::int64_t i) {
+    const std::size_t number = number_of(entry, sharding.global_shape());
+    add_entry(sum, numbers[static_cast<std::size_t>(i)] - before.value, truth.values[number],
+              truth.magnitudes[number], before.size);
+  });
   return sum;
 }
 
@@ -100,20 +74,10 @@ GradientShards::GradientShards(const ring::ShardedOperands& operands,
   const DType dtype = problem.dtype;
   collectively(context.mesh().world(), "gradients", [&] {
     const Computing filling = context.mesh().world().computing();
-    const auto drawn = [&](Operand which, const std::vector<PositionRanges>& index,
-                           const Extents& shape, DType type) {
-      return filled_part(name_of(which), index, type,
-                         operand_fill({}, shape, seed, which, context.threads()), host_);
-    };
-    const NamedSharding& output = operands.output;
-    grad_output_ = {drawn(Operand::grad_output, output.index(rank_), output.global_shape(), dtype),
+    grad_output_ = {random_grad_output(operands, dtype, seed, rank_, host_, context.threads()),
                     device_};
     if (request_.grad_lse) {
-      std::vector<PositionRanges> index = operands.lse.index(rank_);
-      index.push_back(PositionRanges::all(1));
-      const Extents& rows = operands.lse.global_shape();
-      grad_lse_ = {drawn(Operand::grad_lse, index, {rows[0], rows[1], rows[2], 1}, DType::float32),
-                   device_};
+      grad_lse_ = {random_grad_lse(operands, seed, rank_, host_, context.threads()), device_};
     }
     const auto unfilled = [&](const char* name, const NamedSharding& sharding, DType type) {
       const Extents shape = sharding.local_shape(rank_);
@@ -183,12 +147,10 @@ void GradientShards::compute(Attention& attention, const ring::LocalTensors& for
 }
 
 void GradientShards::compute_others(Attention& attention, const ring::LocalTensors& forward) {
-  const std::size_t size = grad_output_.host.bytes();
-  auto* const data = static_cast<std::byte*>(grad_output_.host.view().data());
-  const std::vector<std::byte> given(data, data + size);
-  std::memset(data, 0, size);
+  const std::vector<std::byte> given = bytes_of(grad_output_.host);
+  grad_output_.host.fill_zero();
   compute(attention, forward);
-  std::copy(given.begin(), given.end(), data);
+  std::memcpy(grad_output_.host.view().data(), given.data(), given.size());
 }
 
 bool GradientShards::are_parts_of(const GradientShards& whole) const {
@@ -212,10 +174,7 @@ bool GradientShards::are_parts_of(const GradientShards& whole) const {
 
 std::vector<std::vector<std::byte>> GradientShards::bytes() const {
   std::vector<std::vector<std::byte>> all;
-  for (const DeviceTwin* one : gradients()) {
-    const auto* const data = static_cast<const std::byte*>(one->host.view().data());
-    all.emplace_back(data, data + one->host.bytes());
-  }
+  for (const DeviceTwin* one : gradients()) all.push_back(bytes_of(one->host));
   return all;
 }
 

@@ -15,36 +15,15 @@
 #include <annulus/verification/random_scores.hpp>
 #include <annulus/verification/random_tensor.hpp>
 
+#include "entries.hpp"
+
 namespace annulus::verification {
 namespace {
-
-using Entry = std::array<std::int64_t, 4>;  // global indices of batch, head, row, column
-
-// Calls body(entry, its offset in the part) in order.
-template <class Body>
-void for_each_entry(const TensorView& part, std::span<const PositionRanges> index,
-                    const Body& body) {
-  std::array<std::vector<std::int64_t>, 4> positions;
-  for (std::size_t dim = 0; dim < 4; ++dim) {
-    for (std::int64_t i = 0; i < index[dim].size(); ++i) {
-      positions[dim].push_back(index[dim].global(LocalPosition(i)).value());
-    }
-  }
-  std::int64_t offset = 0;
-  for (const std::int64_t b : positions[0]) {
-    for (const std::int64_t n : positions[1]) {
-      for (const std::int64_t t : positions[2]) {
-        for (const std::int64_t s : positions[3]) body(Entry{b, n, t, s}, offset++);
-      }
-    }
-  }
-  if (offset != part.elements()) throw InternalError("a part does not fit its index");
-}
 
 // True if the mask hides all pairs to which an entry of a bias of this shape applies.
 bool hides(const AttentionProblem& problem, const Extents& bias, const Entry& entry) {
   const AttentionShape& shape = problem.shape;
-  const Entry whole{shape.batch, shape.heads, shape.query_length, shape.kv_length};
+  const std::array whole{shape.batch, shape.heads, shape.query_length, shape.kv_length};
   const auto begin = [&](int dim) {
     return bias[dim] == 1 ? 0 : entry[static_cast<std::size_t>(dim)];
   };
@@ -64,10 +43,10 @@ bool hides(const AttentionProblem& problem, const Extents& bias, const Entry& en
   return true;
 }
 
-// The dense mask at the entries of a part of the bias. Empty if there is no dense mask, or if it
-// may hide only some of the pairs of a bias entry.
-std::vector<std::uint8_t> mask_at(const AttentionProblem& problem, const FillPart& fill,
-                                  const TensorView& part, std::span<const PositionRanges> index) {
+// The dense mask at the entries of a part of the bias. Without dimensions if there is no dense
+// mask, or if it may hide only some of the pairs of a bias entry.
+Tensor mask_at(const AttentionProblem& problem, const FillPart& fill, const TensorView& part,
+               std::span<const PositionRanges> index, MemoryPool& memory) {
   if (!problem.dense_mask || !fill) return {};
   const Extents& mask = *problem.dense_mask;
   std::vector<PositionRanges> wanted(index.begin(), index.end());
@@ -80,21 +59,10 @@ std::vector<std::uint8_t> mask_at(const AttentionProblem& problem, const FillPar
       return {};
     }
   }
-  HostMemoryPool memory;
   const Tensor entries(DType::boolean, shape, memory);
   fill(entries.view(), wanted);
-  std::vector<std::uint8_t> result(static_cast<std::size_t>(part.elements()));
-  const ConstTensorView whole = broadcast_to(entries.view(), part.shape());
-  std::size_t i = 0;
-  for (std::int64_t b = 0; b < part.size(0); ++b) {
-    for (std::int64_t n = 0; n < part.size(1); ++n) {
-      for (std::int64_t t = 0; t < part.size(2); ++t) {
-        for (std::int64_t s = 0; s < part.size(3); ++s) {
-          result[i++] = whole.at<std::uint8_t>({b, n, t, s});
-        }
-      }
-    }
-  }
+  Tensor result(DType::boolean, part.shape(), memory);
+  copy(broadcast_to(entries.view(), part.shape()), result.view());
   return result;
 }
 
@@ -120,9 +88,8 @@ FillPart random_mask(const Extents& shape, double density, std::uint64_t seed) {
     const PhiloxKey key = philox_key(seed);
     std::uint64_t drawn = ~std::uint64_t{0};
     PhiloxCounter words{};
-    for_each_entry(part, index, [&](const Entry& e, std::int64_t offset) {
-      const auto place = static_cast<std::uint64_t>(
-          ((e[0] * shape[1] + e[1]) * shape[2] + e[2]) * shape[3] + e[3]);
+    for_each_entry(index, [&](const Entry& e, std::int64_t offset) {
+      const std::uint64_t place = number_of(e, shape);
       if (place / 4 != drawn) {
         drawn = place / 4;
         words = philox({static_cast<std::uint32_t>(drawn), static_cast<std::uint32_t>(drawn >> 32U),
@@ -140,11 +107,13 @@ FillPart non_finite_bias(const AttentionProblem& problem, OperandFills fills) {
     constexpr float kInfinity = std::numeric_limits<float>::infinity();
     constexpr std::array kNonFinite{std::numeric_limits<float>::quiet_NaN(), kInfinity, -kInfinity};
     fills.bias(part, index);
-    const std::vector<std::uint8_t> mask = mask_at(problem, fills.mask, part, index);
+    HostMemoryPool memory;
+    const Tensor mask = mask_at(problem, fills.mask, part, index, memory);
+    const auto* const shown = static_cast<const std::uint8_t*>(mask.view().data());
     auto* const entries = part.as<float>();
-    for_each_entry(part, index, [&](const Entry& entry, std::int64_t offset) {
-      const auto at = static_cast<std::size_t>(offset);
-      if ((!mask.empty() && mask[at] == 0) || hides(problem, *problem.bias, entry)) {
+    for_each_entry(index, [&](const Entry& entry, std::int64_t offset) {
+      const bool masked = mask.shape().rank() > 0 && shown[offset] == 0;
+      if (masked || hides(problem, *problem.bias, entry)) {
         entries[offset] = kNonFinite[static_cast<std::size_t>(entry[2] + 2 * entry[3]) % 3];
       }
     });

@@ -1,30 +1,23 @@
 #include "same_bits.hpp"
 
 #include <cstddef>
+#include <cstdint>
 #include <cstring>
-#include <vector>
+
+#include "entries.hpp"
 
 namespace annulus::verification {
 
 bool is_part_of(const Tensor& part, const NamedSharding& sharding, int rank, const Tensor& whole) {
-  const std::vector<PositionRanges> index = sharding.index(rank);
-  const ConstTensorView all = whole.view();
-  const auto bytes = static_cast<std::int64_t>(size_of(part.dtype()));
-  const auto* entry = static_cast<const std::byte*>(part.view().data());
-  bool same = part.dtype() == all.dtype() && whole.shape() == sharding.global_shape();
-  const auto compare = [&](const auto& self, int dim, std::int64_t offset) -> void {
-    if (dim == all.rank()) {
-      const auto* const expected = static_cast<const std::byte*>(all.data()) + offset * bytes;
-      same = same && std::memcmp(entry, expected, static_cast<std::size_t>(bytes)) == 0;
-      entry += bytes;
-      return;
-    }
-    const PositionRanges& positions = index[static_cast<std::size_t>(dim)];
-    for (std::int64_t i = 0; i < positions.size(); ++i) {
-      self(self, dim + 1, offset + positions.global(LocalPosition(i)).value() * all.stride(dim));
-    }
-  };
-  if (same) compare(compare, 0, 0);
+  if (part.dtype() != whole.dtype() || whole.shape() != sharding.global_shape()) return false;
+  const std::size_t bytes = size_of(part.dtype());
+  const auto* const own = static_cast<const std::byte*>(part.view().data());
+  const auto* const all = static_cast<const std::byte*>(whole.view().data());
+  bool same = true;
+  for_each_entry(sharding.index(rank), [&](const Entry& entry, std::int64_t i) {
+    const std::byte* const expected = all + number_of(entry, whole.shape()) * bytes;
+    same = same && std::memcmp(own + static_cast<std::size_t>(i) * bytes, expected, bytes) == 0;
+  });
   return same;
 }
 

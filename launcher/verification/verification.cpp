@@ -2,20 +2,19 @@
 #include <cmath>
 #include <cstddef>
 #include <cstring>
-#include <iterator>
 #include <utility>
 #include <vector>
 
 #include <fmt/format.h>
 
 #include <annulus/attention/oracle.hpp>
-#include <annulus/core/convert.hpp>
 #include <annulus/mesh/agreement.hpp>
 #include <annulus/mesh/mesh.hpp>
 #include <annulus/ring/attention.hpp>
 #include <annulus/verification/for_tensor.hpp>
 #include <annulus/verification/verification.hpp>
 
+#include "entries.hpp"
 #include "filled_part.hpp"
 #include "forward_run.hpp"
 #include "same_bits.hpp"
@@ -26,11 +25,6 @@ namespace annulus::verification {
 namespace {
 
 using Index = std::vector<PositionRanges>;
-
-std::vector<std::byte> bytes_of(const Tensor& tensor) {
-  const auto* data = static_cast<const std::byte*>(tensor.view().data());
-  return {data, data + tensor.bytes()};
-}
 
 std::vector<std::vector<std::byte>> bytes_of_results(const CaseShards& shards) {
   std::vector<std::vector<std::byte>> all;
@@ -194,12 +188,8 @@ std::vector<const Tensor*> CaseShards::results() const {
 
 bool CaseShards::all_finite() const {
   for (const Tensor* tensor : {&query, &key, &value}) {
-    const std::int64_t count = tensor->view().elements();
-    std::vector<float> numbers(static_cast<std::size_t>(count));
-    to_float32(tensor->view().data(), tensor->view().dtype(), numbers.data(), count);
-    const bool finite = std::all_of(numbers.begin(), numbers.end(),
-                                    [](float number) { return std::isfinite(number); });
-    if (!finite) return false;
+    const auto finite = [](double number) { return std::isfinite(number); };
+    if (!std::ranges::all_of(numbers_of(*tensor), finite)) return false;
   }
   return true;
 }
@@ -243,8 +233,7 @@ std::vector<Failure> Verification::failures() const {
     all.push_back({Failure::Kind::reproduction, "the unsharded run gave different bits"});
   }
   if (gradients) {
-    std::vector<Failure> more = gradients->failures();
-    std::move(more.begin(), more.end(), std::back_inserter(all));
+    for (Failure& failure : gradients->failures()) all.push_back(std::move(failure));
   }
   return all;
 }
@@ -332,11 +321,10 @@ Verification verify_sharded(const ShardedCase& sharded_case, Context& context, c
   result.bound = accuracy_bound(problem);
   result.sharded = accuracy(sharded, world);
   result.unsharded = accuracy(unsharded, world);
-  result.reduces_rounded = world.max(std::vector{attention.reduces_rounded() ? 1.0 : 0.0},
-                                     "rounding of partial results")[0] > 0;
-  const bool recomputes =
-      !device.place().is_host() &&
-      world.max(std::vector{shards.all_finite() ? 0.0 : 1.0}, "inputs that are not finite")[0] > 0;
+  result.reduces_rounded =
+      on_any_rank(world, attention.reduces_rounded(), "rounding of partial results");
+  const bool recomputes = !device.place().is_host() &&
+                          on_any_rank(world, !shards.all_finite(), "inputs that are not finite");
   if (problem.dtype != DType::float64 && !recomputes) {
     const NamedSharding& query = operands.query;
     const int copies = mesh.size() / (query.shards(0) * query.shards(1) * query.shards(2));
@@ -344,9 +332,8 @@ Verification verify_sharded(const ShardedCase& sharded_case, Context& context, c
                                      result.unsharded.output, operands.key.shards(1),
                                      result.reduces_rounded ? unit_roundoff(problem.dtype) : 0);
   }
-  result.reproduces =
-      world.max(std::vector{reproduces ? 0.0 : 1.0}, "comparison with an unsharded call")[0] == 0;
-  result.repeats = world.max(std::vector{repeats ? 0.0 : 1.0}, "comparison of two calls")[0] == 0;
+  result.reproduces = !on_any_rank(world, !reproduces, "comparison with an unsharded call");
+  result.repeats = !on_any_rank(world, !repeats, "comparison of two calls");
   if (sharded_case.backward) {
     result.gradients = verify_gradients(sharded_case, with_all_columns, sharded_run,
                                         result.reduces_rounded, context, phase);

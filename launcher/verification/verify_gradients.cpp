@@ -16,6 +16,7 @@
 #include <annulus/ring/sharded_attention.hpp>
 #include <annulus/verification/gradient_shards.hpp>
 
+#include "entries.hpp"
 #include "whole_gradients.hpp"
 
 namespace annulus::verification {
@@ -64,9 +65,9 @@ GradientErrors unsharded_errors(const ShardedCase& whole, const std::string& cho
                            whole.seed, context);
   gradients.compute(forward->attention, forward->tensors());
   const bool differs = whole.problem.in_global_order() && !sharded.are_parts_of(gradients);
-  reproduces = context.mesh().world().max(std::vector{differs ? 1.0 : 0.0},
-                                          "comparison with an unsharded backward pass")[0] == 0;
-  return gradients.errors(truth, context.mesh().world());
+  Control& world = context.mesh().world();
+  reproduces = !on_any_rank(world, differs, "comparison with an unsharded backward pass");
+  return gradients.errors(truth, world);
 }
 
 // Part of all errors of planner and registry that say that no implementation can compute something.
@@ -99,43 +100,33 @@ bool cuts_otherwise(const ring::RankPlan& forward, const ring::RankPlan& backwar
   });
 }
 
-double root_mean_square(double sum, std::int64_t count) {
-  return count == 0 ? 0 : std::sqrt(sum / static_cast<double>(count));
-}
-
-// The root mean square of a rank's LSE. Merging rounds the LSE, and weights are exp(logit − LSE),
-// so the rounding appears in weights, |LSE| times as large.
-double size_of(const Tensor& lse) {
-  const auto* const values = static_cast<const float*>(lse.view().data());
+// The root mean square of the finite numbers of a tensor.
+double root_mean_square(const Tensor& tensor) {
   double sum = 0;
   std::int64_t count = 0;
-  for (std::int64_t i = 0; i < lse.view().elements(); ++i) {
-    if (!std::isfinite(values[i])) continue;
-    sum += double{values[i]} * values[i];
+  for (const double number : numbers_of(tensor)) {
+    if (!std::isfinite(number)) continue;
+    sum += number * number;
     ++count;
   }
-  return root_mean_square(sum, count);
+  return count == 0 ? 0 : std::sqrt(sum / static_cast<double>(count));
 }
 
 // The root mean square of the norms of [b,t,n,D] vectors, over finite entries.
 double norm_of(const Tensor& vectors) {
-  const ConstTensorView view = vectors.view();
-  std::vector<float> values(static_cast<std::size_t>(view.elements()));
-  to_float32(view.data(), view.dtype(), values.data(), view.elements());
-  double sum = 0;
-  for (const float value : values) sum += std::isfinite(value) ? double{value} * value : 0;
-  return root_mean_square(sum, view.elements() / std::max<std::int64_t>(1, view.size(3)));
+  return root_mean_square(vectors) * std::sqrt(static_cast<double>(vectors.shape()[3]));
 }
 
 // The errors of weights, in float32 roundings, from merging partial results of the forward pass and
-// from computing logits in other tiles. A product q·k is off by scale · ‖q‖‖k‖ / √6 roundings if
-// its terms are added one after the other. If both passes compute the same tiles, this cancels in
-// logit − LSE for rows that see few keys.
+// from computing logits in other tiles. Merging rounds the LSE, and weights are exp(logit − LSE),
+// so the rounding appears in weights, |LSE| times as large. A product q·k is off by scale · ‖q‖‖k‖
+// / √6 roundings if its terms are added one after the other. If both passes compute the same tiles,
+// this cancels in logit − LSE for rows that see few keys.
 double roundings_of_weights(const ShardedCase& sharded_case, const ring::RankPlan& forward,
                             const ring::RankPlan& backward, const CaseShards& shards,
                             Control& world) {
   const std::vector<double> most =
-      world.max(std::vector{merges(forward) ? size_of(shards.lse) : 0.0,
+      world.max(std::vector{merges(forward) ? root_mean_square(shards.lse) : 0.0,
                             cuts_otherwise(forward, backward) ? 1.0 : 0.0, norm_of(shards.query),
                             norm_of(shards.key)},
                 "sizes of LSE and logits");
@@ -213,12 +204,10 @@ GradientVerification verify_gradients(const ShardedCase& sharded_case,
   result.unsharded =
       unsharded_errors(unsharded_case(with_all_columns, context.place()), result.implementations,
                        truth, context, gradients, result.reproduces);
-  result.reduces_rounded =
-      world.max(std::vector{pass.reduces_rounded() ? 1.0 : 0.0}, "rounding of gradients")[0] > 0;
+  result.reduces_rounded = on_any_rank(world, pass.reduces_rounded(), "rounding of gradients");
   const bool wide = problem.dtype == DType::float64;
   const DType judged = wide ? DType::float32 : problem.dtype;
-  result.adds_rounded =
-      world.max(std::vector{pass.adds_rounded_gradients() ? 1.0 : 0.0}, "rounding of parts")[0] > 0;
+  result.adds_rounded = on_any_rank(world, pass.adds_rounded_gradients(), "rounding of parts");
   const double wire = result.adds_rounded ? unit_roundoff(DType::bfloat16) : 0;
   result.bound =
       std::hypot(2 * accuracy_bound(judged, problem.shape.kv_length).output, wire / std::sqrt(3.0));
@@ -230,8 +219,7 @@ GradientVerification verify_gradients(const ShardedCase& sharded_case,
                        roundings_of_weights(sharded_case, attention.rank_plan(), pass.rank_plan(),
                                             forward.shards, world));
   }
-  result.repeats =
-      world.max(std::vector{repeats ? 0.0 : 1.0}, "comparison of two backward passes")[0] == 0;
+  result.repeats = !on_any_rank(world, !repeats, "comparison of two backward passes");
   return result;
 }
 

@@ -22,56 +22,8 @@ std::int64_t entries_of(const AttentionProblem& problem, const ring::BackwardReq
          (request.grad_bias ? problem.bias->product() : 0);
 }
 
-// The unsharded operands.
-struct WholeTensors {
-  WholeTensors(const ShardedCase& sharded_case, MemoryPool& memory) {
-    const AttentionProblem& problem = sharded_case.problem;
-    const AttentionShape& s = problem.shape;
-    const OperandFills& fills = sharded_case.fills;
-    const auto filled = [&](const char* name, const Extents& shape, DType dtype,
-                            const FillPart& fill) {
-      std::vector<PositionRanges> index;
-      for (const std::int64_t size : shape) index.push_back(PositionRanges::all(size));
-      return filled_part(name, index, dtype, fill, memory);
-    };
-    const auto operand = [&](Operand which, const Extents& shape, DType dtype,
-                             const FillPart& given) {
-      return filled(name_of(which), shape, dtype,
-                    operand_fill(given, shape, sharded_case.seed, which));
-    };
-    query = operand(Operand::query, {s.batch, s.query_length, s.heads, s.head_dim}, problem.dtype,
-                    fills.query);
-    key = operand(Operand::key, {s.batch, s.kv_length, s.kv_heads, s.head_dim}, problem.dtype,
-                  fills.key);
-    value = operand(Operand::value, {s.batch, s.kv_length, s.kv_heads, s.value_dim}, problem.dtype,
-                    fills.value);
-    grad_output = operand(Operand::grad_output, {s.batch, s.query_length, s.heads, s.value_dim},
-                          problem.dtype, {});
-    grad_lse =
-        operand(Operand::grad_lse, {s.batch, s.heads, s.query_length, 1}, DType::float32, {});
-    if (problem.bias) {
-      bias = filled("bias", *problem.bias, DType::float32,
-                    bias_fill(fills, *problem.bias, sharded_case.seed));
-    }
-    if (problem.dense_mask) {
-      mask = filled("mask", *problem.dense_mask, DType::boolean,
-                    mask_fill(fills, *problem.dense_mask, sharded_case.seed));
-    }
-  }
-
-  [[nodiscard]] ScoreTensors scores(const AttentionShape& s) const {
-    const auto view = [](const Tensor& tensor) {
-      return tensor.shape().rank() > 0 ? ConstTensorView(tensor.view()) : ConstTensorView();
-    };
-    return broadcast_scores(view(bias), view(mask),
-                            {s.batch, s.heads, s.query_length, s.kv_length});
-  }
-
-  Tensor query, key, value, grad_output, grad_lse, bias, mask;
-};
-
-void add_to(std::vector<double>& sum, const std::vector<double>& part, std::size_t first = 0) {
-  for (std::size_t i = 0; i < part.size(); ++i) sum[first + i] += part[i];
+void add_to(std::vector<double>& sum, const std::vector<double>& part) {
+  for (std::size_t i = 0; i < part.size(); ++i) sum[i] += part[i];
 }
 
 // Gradients of all rows, initially 0.
@@ -153,15 +105,20 @@ OracleGradients whole_gradients(const ShardedCase& sharded_case, Control& ranks,
   collectively(ranks, "gradients of the oracle", [&] {
     const Computing computing = ranks.computing();
     HostMemoryPool memory;
-    const WholeTensors tensors(sharded_case, memory);
-    const ScoreTensors scores = tensors.scores(s);
+    const ring::ShardedOperands operands = ring::shard_operands(problem, MeshShape(), {});
+    const CaseShards whole_case(operands, problem.dtype, sharded_case.seed, 0, memory, 1,
+                                sharded_case.fills);
+    const ScoreTensors scores = whole_case.scores(s.kv_length);
+    const Tensor grad_output =
+        random_grad_output(operands, problem.dtype, sharded_case.seed, 0, memory);
+    const Tensor lse_gradient = random_grad_lse(operands, sharded_case.seed, 0, memory);
+    const ConstTensorView grad_lse(lse_gradient.view().data(), DType::float32,
+                                   operands.lse.global_shape());
     const bool with_grad_lse = sharded_case.backward->request.grad_lse;
     const auto of_rows = [&](std::int64_t begin, std::int64_t count) {
-      const ConstTensorView grad_lse(tensors.grad_lse.view().data(), DType::float32,
-                                     {s.batch, s.heads, s.query_length});
       return oracle_gradients(
-          problem, tensors.query.view().slice(1, begin, count), tensors.key.view(),
-          tensors.value.view(), tensors.grad_output.view().slice(1, begin, count),
+          problem, whole_case.query.view().slice(1, begin, count), whole_case.key.view(),
+          whole_case.value.view(), grad_output.view().slice(1, begin, count),
           with_grad_lse ? grad_lse.slice(2, begin, count) : ConstTensorView(),
           PositionRanges::all(s.query_length).slice({LocalPosition(begin), count}), 0, 0, 0,
           scores.slice(2, begin, count));

@@ -17,7 +17,7 @@ TEST(MetadataOptions, StandBetweenCommandLineAndEnvironment) {
   const Variable scale("ANNULUS_SCALE", "3");
   const Variable cap("ANNULUS_SOFT_CAP", "3");
   const Variable threads("ANNULUS_THREADS", "3");
-  const Options options = parse({"bench", "--metadata", metadata.path(), "--scale", "1"});
+  const Options options = parse("bench --metadata " + metadata.path() + " --scale 1");
   EXPECT_EQ(options.scale, 1.0);
   EXPECT_EQ(options.soft_cap, 2.5);
   EXPECT_EQ(options.threads, 3);
@@ -42,7 +42,7 @@ TEST(MetadataOptions, OfTheEnvironmentComeAfterOptionsOfTheEnvironment) {
   const Variable metadata_scale("ANNULUS_METADATA_SOFTMAX_SCALE", "2");
   const Variable metadata_cap("ANNULUS_METADATA_SOFT_CAP", "2");
   const Variable cap("ANNULUS_SOFT_CAP", "3");
-  const Options options = parse({"bench", "--config", config.path()});
+  const Options options = parse("bench --config " + config.path());
   EXPECT_EQ(options.soft_cap, 3.0);
   EXPECT_EQ(options.scale, 2.0);
   EXPECT_EQ(options.window->left, 5);
@@ -56,26 +56,26 @@ TEST(MetadataOptions, EverySourceComesBeforeTheNext) {
   const OptionFile both("soft-cap = 5\nmetadata = " + metadata.path() + "\n");
   std::optional<Variable> own(std::in_place, "ANNULUS_SOFT_CAP", "3");
   std::optional<Variable> field(std::in_place, "ANNULUS_METADATA_SOFT_CAP", "4");
-  const auto cap = [](const Words& more) { return parse(joined({"bench"}, more)).soft_cap; };
-  EXPECT_EQ(cap({"--soft-cap", "1", "--config", both.path()}), 1.0);
-  EXPECT_EQ(cap({"--metadata", metadata.path(), "--config", config.path()}), 2.0);
-  EXPECT_EQ(cap({"--config", both.path()}), 2.0);  // wherever the file is named
+  const auto cap = [](const std::string& more) { return parse("bench" + more).soft_cap; };
+  EXPECT_EQ(cap(" --soft-cap 1 --config " + both.path()), 1.0);
+  EXPECT_EQ(cap(" --metadata " + metadata.path() + " --config " + config.path()), 2.0);
+  EXPECT_EQ(cap(" --config " + both.path()), 2.0);  // wherever the file is named
   {
     const Variable named("ANNULUS_METADATA", metadata.path());
-    EXPECT_EQ(cap({"--config", config.path()}), 2.0);
+    EXPECT_EQ(cap(" --config " + config.path()), 2.0);
   }
-  EXPECT_EQ(cap({"--config", config.path()}), 3.0);
+  EXPECT_EQ(cap(" --config " + config.path()), 3.0);
   own.reset();
-  EXPECT_EQ(cap({"--config", config.path()}), 4.0);
+  EXPECT_EQ(cap(" --config " + config.path()), 4.0);
   field.reset();
-  EXPECT_EQ(cap({"--config", config.path()}), 5.0);
-  EXPECT_EQ(cap({}), std::nullopt);
+  EXPECT_EQ(cap(" --config " + config.path()), 5.0);
+  EXPECT_EQ(cap(""), std::nullopt);
 }
 
 TEST(MetadataOptions, AnExplicitNoneIsTheDefault) {
   const OptionFile metadata(R"({"soft_cap": null, "softmax_scale": null, "mesh": null})");
   const Variable cap("ANNULUS_SOFT_CAP", "3");
-  const Options options = parse({"bench", "--metadata", metadata.path(), "--scale", "2"});
+  const Options options = parse("bench --metadata " + metadata.path() + " --scale 2");
   EXPECT_EQ(options.soft_cap, std::nullopt);
   EXPECT_EQ(options.scale, 2.0);
   EXPECT_THAT(options.given, Not(HasSubstr("--soft-cap")));
@@ -84,34 +84,34 @@ TEST(MetadataOptions, AnExplicitNoneIsTheDefault) {
 TEST(MetadataOptions, MayBeNamedAnywhere) {
   const OptionFile metadata(R"({"soft_cap": 2})");
   const Variable variable("ANNULUS_METADATA", metadata.path());
-  EXPECT_EQ(parse({"bench"}).soft_cap, 2.0);
+  EXPECT_EQ(parse("bench").soft_cap, 2.0);
   // Not of this command.
-  EXPECT_EQ(parse({"info"}).soft_cap, std::nullopt);
+  EXPECT_EQ(parse("info").soft_cap, std::nullopt);
 }
 
 TEST(MetadataOptions, OfBadValuesNameKeyAndFile) {
   const OptionFile bad(R"({"dropout_prob": 2})");
-  EXPECT_THAT(error_of({"bench", "--metadata", bad.path()}),
+  EXPECT_THAT(error_of("bench --metadata " + bad.path()),
               HasSubstr("--metadata: dropout_prob in " + bad.path() + ": got 2, expected"));
   const OptionFile mesh(R"({"implementation": "fastest"})");
-  EXPECT_THAT(error_of({"bench", "--metadata", mesh.path()}),
+  EXPECT_THAT(error_of("bench --metadata " + mesh.path()),
               AllOf(HasSubstr("implementation in " + mesh.path()), HasSubstr("'fastest'")));
-  EXPECT_THAT(error_of({"bench", "--metadata", "none.json"}), HasSubstr("--metadata none.json"));
-  EXPECT_THAT(error_of({"bench", "--metadata", ""}), HasSubstr("--metadata: got ''"));
+  EXPECT_THAT(error_of("bench --metadata none.json"), HasSubstr("--metadata none.json"));
+  EXPECT_THAT(error_of("bench --metadata "), HasSubstr("--metadata: got ''"));
   const Variable variable("ANNULUS_METADATA_MODE", "training");
-  EXPECT_THAT(error_of({"bench"}), HasSubstr("ANNULUS_METADATA_MODE"));
+  EXPECT_THAT(error_of("bench"), HasSubstr("ANNULUS_METADATA_MODE"));
 }
 
 TEST(MetadataOptions, RefuseUnknownKeysUnlessLenientAndWarnAboutHints) {
   const OptionFile metadata(R"({"soft_cup": 2, "blocksize_q": 64})");
   const Variable variable("ANNULUS_METADATA_BLOCKSIZE", "64");
-  EXPECT_THAT(error_of({"bench", "--metadata", metadata.path()}),
+  EXPECT_THAT(error_of("bench --metadata " + metadata.path()),
               AllOf(HasSubstr("--metadata " + metadata.path() +
                               ": unknown key 'soft_cup'; the "
                               "nearest is soft_cap; known keys are runtime_dtype, "),
                     HasSubstr("(--metadata-lenient ignores others)")));
-  EXPECT_THAT(error_of({"bench", "--metadata-lenient"}), HasSubstr("without --metadata"));
-  const Options options = parse({"bench", "--metadata", metadata.path(), "--metadata-lenient"});
+  EXPECT_THAT(error_of("bench --metadata-lenient"), HasSubstr("without --metadata"));
+  const Options options = parse("bench --metadata " + metadata.path() + " --metadata-lenient");
   ASSERT_EQ(options.warnings.size(), 3U);
   EXPECT_THAT(options.warnings[0], HasSubstr("'ANNULUS_METADATA_BLOCKSIZE'"));
   EXPECT_THAT(options.warnings[1], AllOf(HasSubstr("'soft_cup'"), HasSubstr(metadata.path())));

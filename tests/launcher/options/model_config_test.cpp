@@ -139,24 +139,23 @@ TEST(ModelConfig, BidirectionalGemmaHalvesItsWindow) {
 }
 
 TEST(ModelConfig, TheWindowFollowsTheFinalValueOfCausal) {
-  const auto window = [](const std::string& more, const Words& options) {
+  const auto window = [](const std::string& more, const std::string& options) {
     const OptionFile config(R"({"num_attention_heads": 8, "head_dim": 8, "sliding_window": 16)" +
                             more + "}");
-    const Words words{"plan", "--shape", "1,8k,8k", "--model-config", config.path()};
-    const Options parsed = parse(joined(words, options));
+    const Options parsed = parse("plan --shape 1,8k,8k --model-config " + config.path() + options);
     return std::array{parsed.window->left, parsed.window->right};
   };
   const std::string mistral = R"(, "architectures": ["MistralForCausalLM"])";
-  EXPECT_THAT(window(mistral, {}), ElementsAre(15, 0));
-  EXPECT_THAT(window(mistral, {"--causal=false"}), ElementsAre(15, 15));
-  EXPECT_THAT(window(mistral, {"--causal=false", "--window", "7,3"}), ElementsAre(7, 3));
-  EXPECT_THAT(window("", {"--causal=false"}), ElementsAre(16, 16));
-  EXPECT_THAT(test::message_of<UserError>([&] { window("", {}); }),
+  EXPECT_THAT(window(mistral, ""), ElementsAre(15, 0));
+  EXPECT_THAT(window(mistral, " --causal=false"), ElementsAre(15, 15));
+  EXPECT_THAT(window(mistral, " --causal=false --window 7,3"), ElementsAre(7, 3));
+  EXPECT_THAT(window("", " --causal=false"), ElementsAre(16, 16));
+  EXPECT_THAT(test::message_of<UserError>([&] { window("", ""); }),
               HasSubstr("does not say whether its attention is causal (it has no architectures): "
                         "give --causal, or --causal=false"));
-  EXPECT_THAT(window("", {"--causal"}), ElementsAre(15, 0));
+  EXPECT_THAT(window("", " --causal"), ElementsAre(15, 0));
   const Variable causal("ANNULUS_CAUSAL", "true");
-  EXPECT_THAT(window("", {}), ElementsAre(15, 0));
+  EXPECT_THAT(window("", ""), ElementsAre(15, 0));
 }
 
 TEST(ModelConfig, WhatIsNotUnderstoodIsRefused) {
@@ -181,8 +180,8 @@ TEST(ModelConfig, WhatIsNotUnderstoodIsRefused) {
 
 TEST(ModelConfig, GivesOptionsThatTheCommandLineOverrides) {
   const OptionFile config(kGemma2);
-  const Words words{"plan", "--shape", "1,8k,8k", "--model-config", config.path()};
-  const Options options = parse(joined(words, {"--layer", "2"}));
+  const std::string words = "plan --shape 1,8k,8k --model-config " + config.path();
+  const Options options = parse(words + " --layer 2");
   EXPECT_EQ(options.shape->heads, 8);
   EXPECT_EQ(options.shape->kv_heads, 4);
   EXPECT_EQ(options.shape->head_dim, 256);
@@ -190,22 +189,21 @@ TEST(ModelConfig, GivesOptionsThatTheCommandLineOverrides) {
   EXPECT_EQ(options.window->left, 4095);
   EXPECT_EQ(options.window->right, 0);
   EXPECT_EQ(options.soft_cap, 50);
-  EXPECT_EQ(parse(joined(words, {"--layer", "2", "--window", "7"})).window->left, 7);
+  EXPECT_EQ(parse(words + " --layer 2 --window 7").window->left, 7);
   EXPECT_THAT(error_of(words), HasSubstr("--layer: got nothing, expected one of 0 to 25"));
-  EXPECT_THAT(error_of(joined(words, {"--layer", "26"})), HasSubstr("--layer: got 26"));
-  EXPECT_THAT(error_of({"plan", "--shape", "1,8k,8k,8,4,256", "--layer", "2"}),
+  EXPECT_THAT(error_of(words + " --layer 26"), HasSubstr("--layer: got 26"));
+  EXPECT_THAT(error_of("plan --shape 1,8k,8k,8,4,256 --layer 2"),
               HasSubstr("--layer 2: has no effect without --model-config"));
-  EXPECT_THAT(error_of({"plan", "--shape", "1,8k,8k,8,8,256", "--model-config", config.path(),
-                        "--layer", "1"}),
-              HasSubstr("--shape: got N=8 K=8 D=256, expected N=8 K=4 D=256"));
+  EXPECT_THAT(
+      error_of("plan --shape 1,8k,8k,8,8,256 --model-config " + config.path() + " --layer 1"),
+      HasSubstr("--shape: got N=8 K=8 D=256, expected N=8 K=4 D=256"));
 }
 
 // A file of tensors has its own dtype.
 TEST(ModelConfig, ItsDtypeIsForTensorsThatAreMade) {
   const OptionFile config(kLlama);
-  EXPECT_EQ(parse({"bench", "--shape", "1,8,8", "--model-config", config.path()}).dtype,
-            DType::bfloat16);
-  const Options run = parse({"run", "--model-config", config.path()});
+  EXPECT_EQ(parse("bench --shape 1,8,8 --model-config " + config.path()).dtype, DType::bfloat16);
+  const Options run = parse("run --model-config " + config.path());
   EXPECT_FALSE(run.dtype.has_value());
   EXPECT_EQ(run.model_sizes, (ModelSizes{32, 8, 128}));
 }

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -15,16 +16,16 @@ namespace annulus::launcher {
 namespace {
 
 TEST(OptionValues, ShortNamesOfDtypes) {
-  EXPECT_EQ(parse({"bench", "--dtype", "bf16"}).dtype, DType::bfloat16);
-  EXPECT_EQ(parse({"bench", "--dtype", "fp16"}).dtype, DType::float16);
-  EXPECT_EQ(parse({"bench", "--softmax-dtype", "fp64"}).softmax_dtype, DType::float64);
-  EXPECT_EQ(parse({"bench", "--backward", "--grad-wire", "bf16"}).grad_wire, DType::bfloat16);
-  EXPECT_THAT(error_of({"bench", "--grad-wire", "fp16"}),
+  EXPECT_EQ(parse("bench --dtype bf16").dtype, DType::bfloat16);
+  EXPECT_EQ(parse("bench --dtype fp16").dtype, DType::float16);
+  EXPECT_EQ(parse("bench --softmax-dtype fp64").softmax_dtype, DType::float64);
+  EXPECT_EQ(parse("bench --backward --grad-wire bf16").grad_wire, DType::bfloat16);
+  EXPECT_THAT(error_of("bench --grad-wire fp16"),
               HasSubstr("got 'float16', expected one of float32, bfloat16"));
 }
 
 TEST(OptionValues, AGpuIsADeviceOfCuda) {
-  EXPECT_EQ(parse({"bench", "--device", "gpu"}).device, "cuda");
+  EXPECT_EQ(parse("bench --device gpu").device, "cuda");
   EXPECT_EQ(parse_backend("gpu"), Backend::cuda);
 }
 
@@ -41,24 +42,23 @@ TEST(OptionValues, BytesHaveTheUnitsOfVendorsAndOurs) {
 }
 
 TEST(OptionValues, TimesHaveUnits) {
-  EXPECT_EQ(parse({"bench", "--timeout", "5m"}).timeout, 300);
-  EXPECT_EQ(parse({"bench", "--timeout", "90s"}).timeout, 90);
-  EXPECT_EQ(parse({"bench", "--timeout", "1.5h"}).timeout, 5400);
-  EXPECT_EQ(parse({"bench", "--timeout", "2min"}).timeout, 120);
-  EXPECT_EQ(parse({"bench", "--warm-seconds", "500ms"}).warm_seconds, 0.5);
-  EXPECT_EQ(parse({"bench", "--timeout", "20"}).timeout, 20);
+  EXPECT_EQ(parse("bench --timeout 5m").timeout, 300);
+  EXPECT_EQ(parse("bench --timeout 90s").timeout, 90);
+  EXPECT_EQ(parse("bench --timeout 1.5h").timeout, 5400);
+  EXPECT_EQ(parse("bench --timeout 2min").timeout, 120);
+  EXPECT_EQ(parse("bench --warm-seconds 500ms").warm_seconds, 0.5);
+  EXPECT_EQ(parse("bench --timeout 20").timeout, 20);
   for (const char* wrong : {"m", "-5m", "5d", "5 m", "0s", "inf", ""}) {
     EXPECT_FALSE(seconds_of_text(wrong).has_value()) << wrong;
   }
 }
 
 TEST(OptionValues, AMisspeltValueIsAnsweredWithTheNearest) {
-  EXPECT_THAT(error_of({"bench", "--schedule", "rnig"}), HasSubstr("; the nearest is ring"));
-  EXPECT_THAT(error_of({"bench", "--impl", "nativ"}), HasSubstr("; the nearest is native"));
-  EXPECT_THAT(error_of({"bench", "--dtype", "Float32"}), HasSubstr("; the nearest is float32"));
-  EXPECT_THAT(error_of({"bench", "--sequence-layout", "zig-zag"}),
-              HasSubstr("; the nearest is zigzag"));
-  EXPECT_THAT(error_of({"bench", "--schedule", "xyzzy"}), Not(HasSubstr("nearest")));
+  EXPECT_THAT(error_of("bench --schedule rnig"), HasSubstr("; the nearest is ring"));
+  EXPECT_THAT(error_of("bench --impl nativ"), HasSubstr("; the nearest is native"));
+  EXPECT_THAT(error_of("bench --dtype Float32"), HasSubstr("; the nearest is float32"));
+  EXPECT_THAT(error_of("bench --sequence-layout zig-zag"), HasSubstr("; the nearest is zigzag"));
+  EXPECT_THAT(error_of("bench --schedule xyzzy"), Not(HasSubstr("nearest")));
 }
 
 TEST(OptionValues, NearestNeedsSomethingInCommon) {
@@ -70,35 +70,33 @@ TEST(OptionValues, NearestNeedsSomethingInCommon) {
 TEST(OptionValues, LogLevelsAreReadInAnyCase) {
   {
     const Variable level("ANNULUS_LOG_LEVEL", "INFO");
-    EXPECT_THAT(parse({"bench"}).warnings, ::testing::IsEmpty());
+    EXPECT_THAT(parse("bench").warnings, ::testing::IsEmpty());
   }
   const Variable level("ANNULUS_LOG_LEVEL", "degub");
-  EXPECT_THAT(parse({"bench"}).warnings,
+  EXPECT_THAT(parse("bench").warnings,
               ::testing::ElementsAre(HasSubstr("or off; the nearest is debug")));
 }
 
 TEST(OptionValues, ExamplesOfTheHelpCanBePasted) {
   for (const char* command : {"run", "verify", "bench", "plan", "info"}) {
-    const std::string help = help_of({command, "--help"});
+    const std::string help = help_of(fmt::format("{} --help", command));
     const std::string begin = "\nexample:\n";
     const std::size_t at = help.find(begin);
     ASSERT_NE(at, std::string::npos) << command;
     const std::string lines =
         help.substr(at + begin.size(), help.find("\n\n", at + begin.size()) - at - begin.size());
     for (const std::string_view line : split(lines, '\n')) {
-      Words words;
-      for (const std::string_view word : split(line, ' ')) words.emplace_back(word);
-      const auto program = std::find(words.begin(), words.end(), "annulus");
-      ASSERT_NE(program, words.end()) << line;
-      const Options options = parse({program + 1, words.end()});
+      const std::size_t program = line.find("annulus ");
+      ASSERT_NE(program, std::string_view::npos) << line;
+      const Options options = parse(std::string(line.substr(program + 8)));
       EXPECT_EQ(name_of(options.command), command);
     }
   }
 }
 
 TEST(OptionValues, NothingGivenShowsTheUsage) {
-  EXPECT_EQ(help_of({}), help_of({"--help"}));
-  EXPECT_THAT(help_of({}), HasSubstr("usage: [mpirun -n RANKS] annulus COMMAND"));
+  EXPECT_EQ(help_of(), help_of("--help"));
+  EXPECT_THAT(help_of(), HasSubstr("usage: [mpirun -n RANKS] annulus COMMAND"));
 }
 
 }  // namespace

@@ -12,8 +12,10 @@
 
 #include <annulus/core/error.hpp>
 
+#include "launcher/options/option_values.hpp"
 #include "launcher/options/options.hpp"
 #include "tests/support/environment_variable.hpp"
+#include "tests/support/message_of.hpp"
 
 namespace annulus::launcher {
 
@@ -21,7 +23,6 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
 using Variable = test::EnvironmentVariable;
-using Words = std::vector<std::string>;
 
 /// A file that an option names, for the duration of a test.
 class OptionFile {
@@ -41,35 +42,32 @@ class OptionFile {
   std::string path_;
 };
 
-inline Words joined(Words words, const Words& more) {
-  words.insert(words.end(), more.begin(), more.end());
-  return words;
+/// The words between single spaces.
+inline std::vector<std::string> words_of(const std::string& line) {
+  if (line.empty()) return {};
+  const std::vector<std::string_view> words = split(line, ' ');
+  return {words.begin(), words.end()};
 }
 
-inline Options parse(const Words& words) {
+inline Options parse(const std::string& line) {
   std::string help;
-  auto options = parse_options(words, help);
+  auto options = parse_options(words_of(line), help);
   EXPECT_TRUE(options.has_value());
   EXPECT_EQ(help, "");
   return std::move(options).value();
 }
 
-inline std::string help_of(const Words& words) {
+inline std::string help_of(const std::string& line = "") {
   std::string help;
-  EXPECT_FALSE(parse_options(words, help).has_value());
+  EXPECT_FALSE(parse_options(words_of(line), help).has_value());
   return help;
 }
 
 /// The message of the UserError that parsing throws.
-inline std::string error_of(const Words& words) {
+inline std::string error_of(const std::string& line) {
   std::string help;
-  try {
-    static_cast<void>(parse_options(words, help));
-  } catch (const UserError& error) {
-    return error.what();
-  }
-  ADD_FAILURE() << "no error";
-  return {};
+  return test::message_of<UserError>(
+      [&] { static_cast<void>(parse_options(words_of(line), help)); });
 }
 
 }  // namespace annulus::launcher

@@ -106,11 +106,10 @@ class NoMemory(CliTest):
         self.expect_error(result, 3, "annulus: error: key: tensor [1, 33554432, 1, 64] of float32: cpu: no "
                           "memory for 8 GiB", "available, this process may have 4 GiB")
 
-
     def test_little_address_space_is_an_error_and_no_hang(self):
         # Without room for its buffers, OpenBLAS would try for ever.
         ended = set()
-        for limit in range(400, 1300, 100):
+        for limit in 400, 600, 800, 1200:
             limits = (limit << 20, limit << 20)
             result = self.annulus("verify", "--shape", "1,512,512,4,2,64", "--threads", 2,
                                   preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, limits))
@@ -126,9 +125,7 @@ class FullOutput(CliTest):
     def test_is_a_failure(self):
         shape = ["--shape", "1,64,64,4,2,16"]
         plan = ["plan", "--mesh", "sp=2", *shape]
-        for words in [["--help"], ["verify", *shape], ["verify", *shape, "--json", "-"],
-                      ["verify", "--random", 2], plan, [*plan, "--json", "-"], ["info"],
-                      ["info", "--json", "-"],
+        for words in [["--help"], ["verify", "--random", 2], ["verify", *shape, "--json", "-"], plan,
                       ["bench", "--iters", 1, "--warmup", 0, *shape, "--csv", "-"]]:
             with self.subTest(words), open("/dev/full", "w") as full:
                 result = subprocess.run(command(*words), cwd=self.directory, stdout=full,

@@ -4,12 +4,10 @@ tests agrees with them. Kernels are compared in tests/ring/references_test.cpp."
 import glob
 import json
 import os
-import subprocess
-import sys
 
 import numpy as np
 
-from cli_support import CHECKER, OPERANDS, TIMEOUT, CliTest, main, read_safetensors
+from cli_support import OPERANDS, CliTest, main, read_safetensors
 
 CASES = os.path.join(os.path.dirname(__file__), "../../attention/references/cases")
 OPERAND_NAMES = ["query", "key", "value"]
@@ -73,10 +71,9 @@ class Checker(CliTest):
             self.save(f"{name}.npy", array)
             if name not in (*OPERAND_NAMES, "output"):
                 words += ["--" + name.replace("_", "-"), f"{name}.npy"]
-        result = subprocess.run([sys.executable, CHECKER, *words], cwd=self.directory,
-                                capture_output=True, text=True, timeout=TIMEOUT, check=False)
-        self.assertIn(result.returncode, (0, 4), result.stdout + result.stderr)
-        return result.returncode
+        code, output = self.checked(*words)
+        self.assertIn(code, (0, 4), output)
+        return code
 
     def test_agrees_with_every_reference(self):
         self.assertGreater(len(names()), 50)

@@ -4,6 +4,8 @@ The environment says what to run: ANNULUS_TEST_PROGRAM, ANNULUS_TEST_MPIEXEC (wi
 number of ranks) and ANNULUS_TEST_CHECKER, the independent NumPy check.
 """
 
+import contextlib
+import io
 import json
 import os
 import shlex
@@ -12,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import unittest
+import unittest.mock
 
 import numpy as np
 
@@ -19,6 +22,9 @@ PROGRAM = os.environ.pop("ANNULUS_TEST_PROGRAM")
 MPIEXEC = shlex.split(os.environ.pop("ANNULUS_TEST_MPIEXEC"))
 CHECKER = os.environ.pop("ANNULUS_TEST_CHECKER")
 TIMEOUT = 240  # seconds; machines may be busy
+
+sys.path.append(os.path.dirname(CHECKER))
+import check_attention
 
 
 def command(*words, ranks=None):
@@ -177,12 +183,38 @@ class CliTest(unittest.TestCase):
         self.expect_success(self.annulus("run", *files, *meaning, *how, ranks=ranks))
         self.expect_right_files(files, meaning)
 
+    def checked(self, *words):
+        """The exit code of the NumPy program that checks files, and its output."""
+        output = io.StringIO()
+        with (contextlib.chdir(self.directory), contextlib.redirect_stdout(output),
+              contextlib.redirect_stderr(output),
+              unittest.mock.patch.object(sys, "argv", [CHECKER, *map(str, words)])):
+            try:
+                code = check_attention.main()
+            except SystemExit as end:
+                code = end.code
+        return code, output.getvalue()
+
     def expect_right_files(self, files, meaning=()):
         """The checker finds that the files of a run are right, and there are no temporary ones."""
         self.expect_no_files()
-        checked = subprocess.run([sys.executable, CHECKER, *files, *meaning], cwd=self.directory,
-                                 capture_output=True, text=True, timeout=TIMEOUT)
-        self.assertEqual(checked.returncode, 0, checked.stdout + checked.stderr)
+        code, output = self.checked(*files, *meaning)
+        self.assertEqual(code, 0, output)
+
+    def json(self, *words, **arguments):
+        """The JSON that the program prints."""
+        result = self.annulus(*words, "--json", "-", **arguments)
+        self.expect_success(result)
+        return json.loads(result.stdout)
+
+    def load_json(self, name):
+        with open(self.path(name)) as file:
+            return json.load(file)
+
+    def save_safetensors(self, name, tensors):
+        with open(self.path(name), "wb") as file:
+            file.write(safetensors_bytes(tensors))
+        return name
 
 
 def main():

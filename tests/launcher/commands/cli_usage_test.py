@@ -10,18 +10,10 @@ import numpy as np
 
 from cli_support import OPERANDS, OUTPUT, CliTest, command_on_nodes, main
 
-COMMANDS = ["run", "verify", "bench", "plan", "info"]
 PLAN = ["plan", "--mesh", "sp=4", "--shape", "1,1k,1k,8,2,64"]
 
 
 class Help(CliTest):
-    def test_program(self):
-        result = self.annulus("--help")
-        self.expect_success(result)
-        for name in COMMANDS:
-            self.assertIn(name, result.stdout)
-        self.assertEqual(self.annulus("--version").stdout.split()[0], "annulus")
-
     def test_printed_once_under_mpirun(self):
         result = self.annulus("run", "--help", ranks=2)
         self.expect_success(result)
@@ -34,104 +26,31 @@ class Options(CliTest):
         self.assertEqual((result.returncode, result.stdout), (2, ""))
         self.assertEqual(result.stderr, self.annulus("--help").stdout)
 
-    def save_metadata(self, **fields):
-        with open(self.path("metadata.json"), "w") as file:
-            json.dump(fields, file)
-        return ["--metadata", "metadata.json"]
-
-    def test_metadata(self):
-        self.save_operands()
-        given = self.save_metadata(softmax_scale=0.5, soft_cap=2, mesh="ctx=2", dropout_prob=0.25,
-                                   sequence_axis_name="ctx", runtime_dtype="float32",
-                                   sharding_rules={"query_length": {"train": None}})
-        words = ["run", *OPERANDS, "--json", "-"]
-        result = self.annulus(*words, "--output", "output.npy", *given, "--soft-cap", "3", ranks=2,
-                              environment={"ANNULUS_SCALE": "0.25", "ANNULUS_SOFT_CAP": "4"})
-        self.expect_success(result)
-        meta = json.loads(result.stdout)["meta"]
-        self.assertIn("scale 0.5, soft cap 3, dropout 0.25", meta["problem"])
-        self.assertIn("query -,-,-,-, key/value -,ctx,-,-", meta["problem"])
-        # The same values as options give the same output.
-        same = self.annulus(*words, "--output", "same.npy", "--scale", "0.5", "--soft-cap", "3",
-                            "--dropout", "0.25", "--mesh", "ctx=2", "--query-spec", "-,-,-,-",
-                            "--kv-spec", "-,ctx,-,-", ranks=2)
-        self.expect_success(same)
-        self.assertTrue(np.array_equal(np.load(self.path("output.npy")),
-                                       np.load(self.path("same.npy"))))
-
-    def test_metadata_that_are_wrong(self):
-        self.save_operands()
-        words = ["run", *OPERANDS, *OUTPUT]
-        unknown = self.save_metadata(sofmax_scale=2)
-        self.expect_error(self.annulus(*words, *unknown), 2, "unknown key 'sofmax_scale'; the "
-                          "nearest is softmax_scale")
-        result = self.annulus(*words, *unknown, "--metadata-lenient")
-        self.expect_success(result)
-        self.assertEqual(result.stderr.count("annulus: warning: "), 1)
-        self.assertIn("metadata.json: unknown key 'sofmax_scale' is ignored", result.stderr)
-
-    def test_a_full_dump_of_metadata_says_what_nothing_says(self):
-        self.save_operands()
-        given = self.save_metadata(
-            runtime_dtype="float32", runtime_softmax_dtype="float32", softmax_scale=None,
-            soft_cap=None, dropout_prob=0.0, dropout_seed=0, blocksize_q=512, blocksize_k=1024,
-            blocksize_b=1, sequence_axis_name="sp", scan_ring_attention=True, mesh=None,
-            sharding_rules={}, backend="auto", mode=None, implementation="auto")
-        for output, words in [("a.npy", given), ("b.npy", [])]:
-            result = self.annulus("run", *OPERANDS, "--output", output, *words, ranks=2,
-                                  environment={"ANNULUS_DEVICE": "", "CUDA_VISIBLE_DEVICES": ""})
-            self.expect_success(result)
-            self.assertNotIn("warning", result.stderr)
-        self.assertTrue(np.array_equal(np.load(self.path("a.npy")), np.load(self.path("b.npy"))))
-
-    def test_verify_takes_the_ulysses_degree(self):
-        errors = set()
-        for degree in [1, 2, 4]:
-            result = self.annulus("verify", "--shape", "1,64,64,4,4,16", "--schedule", "hybrid",
-                                  "--ulysses-degree", degree, "--json", "-", ranks=4)
-            self.expect_success(result)
-            errors.add(json.loads(result.stdout)["rows"][0]["ratio"])
-        self.assertGreater(len(errors), 1)  # another order of sums
-
     def test_the_native_implementation_can_be_forced(self):
         self.save_operands()
-        result = self.annulus("run", *OPERANDS, *OUTPUT, "--impl", "sdpa", "--json", "-",
-                              environment={"ANNULUS_FORCE_NATIVE": "1"})
-        self.expect_success(result)
-        self.assertEqual(json.loads(result.stdout)["rows"][0]["impl"], "native")
+        report = self.json("run", *OPERANDS, *OUTPUT, "--impl", "sdpa",
+                           environment={"ANNULUS_FORCE_NATIVE": "1"})
+        self.assertEqual(report["rows"][0]["impl"], "native")
         result = self.annulus("run", *OPERANDS, *OUTPUT, environment={"ANNULUS_FORCE_NATIVE": "x"})
         self.expect_error(result, 2, "ANNULUS_FORCE_NATIVE: got 'x'")
-
-    def test_implementation_that_cannot(self):
-        self.save_operands()
-        result = self.annulus("run", *OPERANDS, *OUTPUT, "--impl", "sdpa")
-        self.expect_error(result, 2, "annulus: error: --impl sdpa: ", "CUDA")
-        result = self.annulus("run", *OPERANDS, *OUTPUT, "--impl", "fastest")
-        self.expect_error(result, 2, "--impl: got 'fastest'", "native")
 
     def test_schedule_that_cannot(self):
         self.save_operands()
         shape = ["--shape", "1,64,64,4,2,16"]
-        for words, ranks in [(["run", *OPERANDS, *OUTPUT], 2), (["verify", *shape], 2),
-                             (["bench", *shape], 2), (["plan", "--mesh", "sp=2", *shape], None)]:
-            with self.subTest(words[0]):
-                result = self.annulus(*words, "--schedule", "local", ranks=ranks)
-                self.expect_error(result, 2, "annulus: error: --schedule: schedule local cannot run: ",
-                                  "sharded along sp")
+        for words, ranks in [(["run", *OPERANDS, *OUTPUT], 2),
+                             (["plan", "--mesh", "sp=2", *shape], None)]:
+            result = self.annulus(*words, "--schedule", "local", ranks=ranks)
+            self.expect_error(result, 2, "annulus: error: --schedule: schedule local cannot run: ",
+                              "sharded along sp")
 
     def test_transport_without_gpus(self):
         words = ["bench", "--shape", "1,64,64,4,2,16"]
         nothing = {"CUDA_VISIBLE_DEVICES": "", "ANNULUS_DEVICE": "auto"}
-        for named in [["--transport", "nccl"], ["--transport", "peer"], ["--transport", "composite"],
-                      ["--share-gpus"]]:
-            with self.subTest(named):
-                for device in [[], ["--device", "cpu"]]:
-                    result = self.annulus(*words, *named, *device, ranks=2, environment=nothing)
-                    self.expect_error(result, 2, " ".join(named) + ": needs GPU ranks")
-                result = self.annulus(*words, *named, "--device", "cuda", environment=nothing)
-                self.expect_error(result, 2, "--device cuda", "CUDA")
-        self.expect_error(self.annulus(*words, "--share-gpus", "--transport", "nccl"), 2,
-                          "--transport: got nccl", "--share-gpus")
+        for named in [["--transport", "nccl"], ["--share-gpus"]]:
+            result = self.annulus(*words, *named, ranks=2, environment=nothing)
+            self.expect_error(result, 2, " ".join(named) + ": needs GPU ranks")
+        result = self.annulus(*words, *named, "--device", "cuda", environment=nothing)
+        self.expect_error(result, 2, "--device cuda", "CUDA")
 
     def test_no_driver_is_called_that(self):
         versions = json.loads(self.annulus("info", "--json", "-").stdout)["libraries"]["CUDA"]
@@ -145,10 +64,10 @@ class Options(CliTest):
         self.expect_error(self.annulus("run", "--window", "x", ranks=3), 2,
                           "annulus: error: --window: got 'x'")
 
-    def test_endless_files(self):
-        for words in [["--config", "/dev/zero"], ["--cost-model", "/dev/zero"]]:
-            result = self.annulus("plan", "--mesh", "sp=2", "--shape", "1,8,8,1,1,8", *words)
-            self.expect_error(result, 2, " ".join(words) + ": is longer than 4 MiB")
+    def test_unknown_variable_warns(self):
+        result = self.annulus(*PLAN, environment={"ANNULUS_CASUAL": "1"})
+        self.expect_success(result)
+        self.assertIn("annulus: warning: environment variable ANNULUS_CASUAL is ignored", result.stderr)
 
     def test_axis_that_shards_nothing_warns_once(self):
         result = self.annulus("plan", "--mesh", "ps=4", "--shape", "1,8,8,1,1,8", ranks=2)
@@ -164,28 +83,6 @@ class Options(CliTest):
                               environment={"CUDA_VISIBLE_DEVICES": ""}, ranks=2)
         self.assertEqual(result.returncode, 4, result.stdout + result.stderr)
         self.assertIn("# Verdict: FAILED (0 of 1 within bounds, 1 not computed", result.stdout)
-
-
-class Numbers(CliTest):
-    """Values that overflow somewhere on their way."""
-
-    def test_shapes_beyond_64_bits(self):
-        elements = "tensors of fewer than 2^60 elements"
-        pairs = "fewer than 2^62 pairs"
-        for shape, text in [("4294967296,4294967296,4294967296,1,1,1", elements),
-                            ("4000000000,4000000000,4000000000,4,2,32", elements),
-                            ("1,16384M,16384M,64,8,128", pairs)]:
-            for words in [["verify"], ["bench"], ["plan", "--mesh", "sp=4", "--schedule", "ring"]]:
-                with self.subTest(shape=shape, words=words):
-                    self.expect_error(self.annulus(*words, "--shape", shape), 2, "--shape: got B=", text)
-        result = self.annulus("bench", "--calibrate", "m.json", "--shape", "1M,1,1,1M,1M,1k", ranks=2)
-        self.expect_error(result, 2, "--shape: got B=", elements)
-        self.expect_no_files("m.json")
-
-    def test_shape_beyond_the_mask_files(self):
-        self.save("cu.npy", np.array([0, 8], np.int32))
-        result = self.annulus("verify", "--shape", "256M,1M,1M,1k,1k,64", "--cu-seqlens", "cu.npy")
-        self.expect_error(result, 2, "--shape: got B=", "2^60")
 
 
 class Reports(CliTest):
@@ -230,25 +127,24 @@ class Reports(CliTest):
     def test_tables_fit_unless_wide(self):
         shape = ["--shape", "1,96,96,4,2,16", "--causal"]
         self.save_operands()
-        commands = [(["run", *OPERANDS, *OUTPUT], 2), (["verify", *shape], 2),
-                    (["verify", "--random", "5"], 4), (["bench", *shape, "--iters", "1"], 2),
-                    (["plan", "--mesh", "sp=4", *shape], None)]
-        for words, ranks in commands:
+
+        def width(*words, ranks=2):
+            result = self.annulus(*words, ranks=ranks)
+            self.expect_success(result)
+            lines = result.stdout.splitlines()
+            return max(len(line) for line in lines[lines.index("#"):]
+                       if not line.startswith("# Verdict"))
+
+        for words in [["run", *OPERANDS, *OUTPUT], ["verify", "--random", "5"],
+                      ["bench", *shape, "--iters", "1"]]:
             with self.subTest(words):
-                def table(*more):
-                    result = self.annulus(*words, *more, ranks=ranks)
-                    self.expect_success(result)
-                    lines = result.stdout.splitlines()
-                    start = lines.index("#")
-                    return [line for line in lines[start:] if not line.startswith("# Verdict")]
-                self.assertLessEqual(max(map(len, table())), 120)
-                if words[0] != "plan":
-                    self.assertGreater(max(map(len, table("--wide"))), 120)
+                self.assertLessEqual(width(*words), 120)
+        self.assertLessEqual(width("plan", "--mesh", "sp=4", *shape, ranks=None), 120)
+        self.assertGreater(width("verify", *shape, "--wide"), 120)
 
     def test_json_and_csv_files(self):
         self.run_reported("--json", "report.json", "--csv", "report.csv", ranks=2)
-        with open(self.path("report.json")) as file:
-            row = self.check_report(json.load(file))
+        row = self.check_report(self.load_json("report.json"))
         self.assertEqual((row["mesh"], row["schedule"], row["layout"]), ("sp=2", "ring", "zigzag"))
         self.assertEqual((row["ranks"], row["transport"]), (2, "mpi"))
         # Every rank needs one half of the other's 32 keys or all of them: K + V, 2 heads of 16.
@@ -262,26 +158,19 @@ class Reports(CliTest):
             self.assertEqual(line[name], str(row[name]))
 
     def test_repeated_calls_have_a_median_and_a_spread(self):
-        row = self.run_reported_row("--repeat", "5")
+        self.save_operands()
+        (row,) = self.json("run", *OPERANDS, *OUTPUT, "--repeat", "5")["rows"]
         self.assertLessEqual(row["least"], row["time"])
         self.assertLessEqual(row["time"], row["most"])
-        row = self.run_reported_row()
-        self.assertEqual((row["least"], row["most"]), (row["time"], row["time"]))
-
-    def run_reported_row(self, *words):
-        result = self.run_reported("--json", "-", *words)
-        (row,) = json.loads(result.stdout)["rows"]
-        return row
 
     def test_a_dry_run_computes_and_writes_nothing(self):
         self.save_operands()
-        for ranks in None, 2:
-            result = self.annulus("run", *OPERANDS, *OUTPUT, "--causal", "--dry-run", ranks=ranks)
-            self.expect_success(result)
-            self.assertRegex(result.stdout, r"# would run: \w+ by native, transport \w+")
-            self.assertRegex(result.stdout, r"# memory: [\d.]+ \w+ of rank 0: query ")
-            self.assertIn("# Verdict: dry run: nothing was computed or written", result.stdout)
-            self.assertFalse(os.path.exists(self.path("output.npy")))
+        result = self.annulus("run", *OPERANDS, *OUTPUT, "--causal", "--dry-run", ranks=2)
+        self.expect_success(result)
+        self.assertRegex(result.stdout, r"# would run: \w+ by native, transport \w+")
+        self.assertRegex(result.stdout, r"# memory: [\d.]+ \w+ of rank 0: query ")
+        self.assertIn("# Verdict: dry run: nothing was computed or written", result.stdout)
+        self.assertFalse(os.path.exists(self.path("output.npy")))
         wrong = ["--mesh", "dp=1", "--schedule", "ring"]
         self.expect_error(self.annulus("run", *OPERANDS, *OUTPUT, "--dry-run", *wrong), 2,
                           "--schedule: schedule ring cannot run")
@@ -301,14 +190,14 @@ class Reports(CliTest):
         self.assertNotIn("# rank 1", result.stdout)
 
     def test_standard_output(self):
-        self.check_report(json.loads(self.run_reported("--json", "-").stdout))
+        row = self.check_report(json.loads(self.run_reported("--json", "-").stdout))
+        self.assertEqual((row["least"], row["most"]), (row["time"], row["time"]))
         (line,) = csv.DictReader(io.StringIO(self.run_reported("--csv", "-").stdout))
         self.assertEqual(line["schedule"], "local")
 
     def test_trace(self):
         self.run_reported("--trace", "trace.json", ranks=3)
-        with open(self.path("trace.json")) as file:
-            events = json.load(file)["traceEvents"]
+        events = self.load_json("trace.json")["traceEvents"]
         spans = [event for event in events if event["ph"] == "X"]
         self.assertEqual({event["pid"] for event in spans}, {0, 1, 2})
         self.assertEqual(min(event["ts"] for event in spans), 0)
@@ -339,23 +228,12 @@ class Reports(CliTest):
     def test_trace_of_bench(self):
         result = self.annulus("bench", "--sweep", "32:64", "--iters", "2", "--trace", "trace.json", ranks=2)
         self.expect_success(result)
-        with open(self.path("trace.json")) as file:
-            events = json.load(file)["traceEvents"]
+        events = self.load_json("trace.json")["traceEvents"]
         spans = [event for event in events if event["ph"] == "X"]
         for shape in "1,32,32,8,8,64,64", "1,64,64,8,8,64,64":
             self.assertEqual(sum(span["name"] == shape for span in spans), 2)
         self.assertEqual(sum(span["cat"] == "call" for span in spans), 2 * 2 * 2)
         self.check_arrows(events)
-        for other in ["--hops"], ["--calibrate", "model.json"]:
-            self.expect_error(self.annulus("bench", *other, "--trace", "other.json", ranks=2), 2,
-                              "--trace other.json: has no effect with " + other[0])
-        self.expect_no_files("other.json")
-
-    def test_explain(self):
-        result = self.run_reported("--explain", ranks=2)
-        for text in ["implementation chosen: native", "passed over, sdpa", "schedule chosen: ",
-                     "schedule passed over, local"]:
-            self.assertIn(text, result.stdout)
 
 
 class Log(CliTest):
@@ -385,9 +263,6 @@ class Log(CliTest):
             self.assertTrue(any("holds queries " in line for line in of_rank), lines)
             self.assertTrue(any("implementation sdpa passed over: " in line for line in of_rank), lines)
 
-    def test_off_is_the_default(self):
-        self.assertEqual(self.log_of("off", ranks=1), [])
-
 
 class Plan(CliTest):
     def planned_within(self, seconds, *words):
@@ -400,13 +275,11 @@ class Plan(CliTest):
         return result
 
     def test_large_meshes_take_seconds(self):
-        # 1024 ranks take 2 s, 4096 take 5 to 8, and up to three times as long on a core that others
-        # share; whatever grows with the square of the ranks, ten times that.
-        for ranks, seconds in [(1024, 7), (4096, 26)]:
-            with self.subTest(ranks):
-                result = self.planned_within(seconds, "--mesh", f"sp={ranks}", "--shape", "8,1M,1M,64,8,128",
-                                             "--causal", "--dtype", "bfloat16", "--device", "cuda")
-                self.assertIn(f"of {ranks} ranks planned", result.stdout)
+        # 4096 ranks take 5 to 8 s, and up to three times as long on a core that others share;
+        # whatever grows with the square of the ranks, ten times that.
+        result = self.planned_within(26, "--mesh", "sp=4096", "--shape", "8,1M,1M,64,8,128", "--causal",
+                                     "--dtype", "bfloat16", "--device", "cuda")
+        self.assertIn("of 4096 ranks planned", result.stdout)
 
     def test_sequences_too_long_to_balance(self):
         result = self.annulus("plan", "--mesh", "sp=4", "--shape", "1,256M,256M,8,8,64", "--causal")
@@ -423,9 +296,7 @@ class Plan(CliTest):
         self.assertGreater(float(contiguous[3]), 50)
 
     def test_json(self):
-        result = self.annulus(*PLAN, "--json", "-")
-        self.expect_success(result)
-        plan = json.loads(result.stdout)
+        plan = self.json(*PLAN)
         self.assertEqual((plan["schema"], plan["version"]), ("annulus.plan", 3))
         self.assertEqual(len(plan["ranks"]), 4)
         self.assertFalse(plan["tasks_left_out"])
@@ -448,8 +319,7 @@ class Plan(CliTest):
         (chosen,) = [row for row in plan["layouts"] if row["chosen"] == "yes"]
         self.assertAlmostEqual(chosen["time"], plan["predicted_ms"]["finish"], delta=0.006 * chosen["time"])
         self.annulus(*PLAN, "--json", "plan.json")
-        with open(self.path("plan.json")) as file:
-            again = json.load(file)
+        again = self.load_json("plan.json")
         self.assertIn("--json=plan.json", again["options"])
         for one in [plan, again, *plan["layouts"], *again["layouts"]]:
             self.assertEqual(one["device"], "cpu")
@@ -458,9 +328,7 @@ class Plan(CliTest):
         self.assertEqual({one["name"]: one["unit"] for one in plan["layout_columns"]}["time"], "ms, predicted")
 
     def test_imbalance_and_traffic_of_every_layout(self):
-        result = self.annulus(*PLAN, "--causal", "--json", "-")
-        self.expect_success(result)
-        layouts = {row["layout"]: row for row in json.loads(result.stdout)["layouts"]}
+        layouts = {row["layout"]: row for row in self.json(*PLAN, "--causal")["layouts"]}
         for measure in "imbalance", "tiles":
             self.assertGreater(layouts["contiguous"][measure], 50)
             self.assertLess(layouts["zigzag"][measure], 3)
@@ -516,10 +384,9 @@ class Plan(CliTest):
         self.assertEqual(ranks[4:], [str(rank) for rank in range(40)])
         self.assertIn("(s, predicted)", full)
 
-    # Variables that launchers set for the second of four processes; True for launchers of MPI.
-    LAUNCHERS = [({"TORCHELASTIC_RUN_ID": "1", "RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "here"}, False),
-                 ({"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "here"}, False),
-                 ({"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "4"}, False),
+    # Variables that launchers set for the second of four processes; True for launchers of MPI. Others
+    # are recognised in tests/mesh/launcher_detection_test.cpp.
+    LAUNCHERS = [({"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "4"}, False),
                  ({"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "4", "PMI_RANK": "1", "PMI_SIZE": "4"}, True)]
 
     def test_one_of_several_processes_plans(self):
@@ -541,14 +408,12 @@ class Plan(CliTest):
                     self.assertEqual(result.stderr, "annulus: PMI_RANK=1: process 0 does this for all\n")
                     self.assertEqual(shown.stdout, "")
                 else:
-                    variable = next(iter({"RANK", "SLURM_PROCID"} & {*second}))
-                    self.expect_error(result, 2,
-                                      f"{variable}=1: process 0 does this for all; unset {variable}")
+                    self.expect_error(result, 2, "SLURM_PROCID=1: process 0 does this for all; unset "
+                                                 "SLURM_PROCID")
                     self.assertEqual(shown.stdout, help_text)
                 self.assertEqual(result.stdout, "")
                 self.expect_no_files("plan.json")
-                first = {name: "0" if value == "1" and name != "TORCHELASTIC_RUN_ID" else value
-                         for name, value in second.items()}
+                first = {name: "0" if value == "1" else value for name, value in second.items()}
                 result = self.annulus(*words, environment=first)
                 self.expect_success(result)
                 self.assertEqual(result.stdout, alone)
@@ -570,16 +435,6 @@ class Plan(CliTest):
 
     def test_errors(self):
         self.expect_error(self.annulus("plan", "--mesh", "sp=4"), 2, "--shape: got nothing")
-        self.expect_error(self.annulus("plan", "--shape", "1,8,8,1,1,8"), 2, "--mesh: got nothing")
-        self.expect_error(self.annulus(*PLAN, "--query-spec", "xp"), 2,
-                          "--query-spec: unknown mesh axis 'xp'")
-        self.expect_error(self.annulus(*PLAN, "--kv-spec", "sp"), 2,
-                          "query and key/value specs, batch: got - and sp, expected the same axes")
-        self.expect_error(self.annulus(*PLAN, "--query-spec=-,-,sp"), 2,
-                          "query and key/value specs, heads: got sp and -, expected the same axes")
-        self.expect_error(self.annulus("plan", "--mesh", "dp=3", "--shape", "2,8,8,1,1,8"), 2, "dp")
-        self.expect_error(self.annulus("plan", "--mesh", "sp=2000000000", "--shape", "1,8,8,1,1,8"), 2,
-                          "--mesh: got 2000000000 ranks", "at most 65536 ranks")
         self.expect_error(self.annulus(*PLAN, "--ranks-per-node", "3"), 2,
                           "--ranks-per-node: got 3, expected a divisor of the mesh's 4 ranks")
 
@@ -592,7 +447,7 @@ class Info(CliTest):
                      "ANNULUS_LOG_LEVEL", "CUDA", "NCCL", "cuDNN"]:
             self.assertIn(text, result.stdout)
         self.assertNotIn("\0", result.stdout)
-        info = json.loads(self.annulus("info", "--json", "-").stdout)
+        info = self.json("info")
         self.assertEqual(info["implementations"]["native"], "yes")
         self.assertEqual(info["schedules"]["ulysses"], "yes")
         self.assertTrue(info["implementations"]["sdpa"].startswith("no: "))
@@ -617,23 +472,18 @@ class Nodes(CliTest):
         result = self.on_nodes("verify", "--shape", "1,64,64,4,4,8", "--rank-order", "mpirun")
         self.expect_success(result)
         self.assertNotIn("rank order", result.stdout)
-        self.expect_error(self.annulus("info", "--rank-order", "host"), 2, "--rank-order: got 'host'",
-                          "one of node, mpirun")
 
     def test_schedules(self):
-        for schedule in ["ring", "double_ring", "hybrid"]:
-            result = self.on_nodes("verify", "--shape", "1,96,96,4,4,8", "--schedule", schedule,
-                                   "--causal")
-            self.expect_success(result)
-            self.assertIn("# rank order: by node: mpirun's ranks 0, 2, 1, 3\n", result.stdout)
+        result = self.on_nodes("verify", "--shape", "1,96,96,4,4,8", "--schedule", "hybrid", "--causal")
+        self.expect_success(result)
+        self.assertIn("# rank order: by node: mpirun's ranks 0, 2, 1, 3\n", result.stdout)
 
     def bytes_between_nodes(self, schedule):
         """Bytes that ranks 0 and 1 on the one hand, and 2 and 3 on the other, send each other."""
         result = self.on_nodes("run", *OPERANDS, *OUTPUT, "--schedule", schedule, "--rank-order",
                                "mpirun", "--trace", "trace.json", nodes=("one", "one", "two", "two"))
         self.expect_success(result)
-        with open(self.path("trace.json")) as file:
-            events = json.load(file)["traceEvents"]
+        events = self.load_json("trace.json")["traceEvents"]
         spans = [event for event in events if event.get("cat") == "transfer" and event["ph"] == "X"]
         return sum(message["bytes"] for event in spans
                    for message in event["args"].get("from", [])

@@ -1,4 +1,5 @@
 #include <iterator>
+#include <set>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -134,6 +135,26 @@ TEST(Verify, TakesTheGradientsOfAProblemFromOptions) {
   EXPECT_THAT(with["command"].get<std::string>(), HasSubstr("--backward=true"));
 }
 
+// Another order of sums.
+TEST(Verify, TakesTheUlyssesDegree) {
+  if (test::session().size() != 4) GTEST_SKIP() << "4 ranks have several degrees";
+  std::set<double> ratios;
+  for (const char* degree : {"1", "2", "4"}) {
+    const Outcome outcome = verify({"--shape", "1,64,64,4,4,16", "--schedule", "hybrid",
+                                    "--ulysses-degree", degree, "--json", "-"});
+    if (leader())
+      ratios.insert(nlohmann::json::parse(outcome.out)["rows"][0]["ratio"].get<double>());
+  }
+  if (leader()) {
+    EXPECT_GT(ratios.size(), 1U);
+  }
+}
+
+TEST(Verify, RandomProblemsHaveTheSameBitsOnAnyRanks) {
+  const Outcome outcome = verify({"--random", "16", "--seed", "3", "--reproducible", "world"});
+  EXPECT_EQ(outcome.code, ExitCode::success) << outcome.out;
+}
+
 TEST(Verify, ExplainsItsChoices) {
   const Outcome outcome = verify({"--shape", "1,16,16,2,2,8", "--explain"});
   if (!leader()) return;
@@ -147,6 +168,9 @@ TEST(Verify, RefusesWhatItCannotHonour) {
   EXPECT_THROW(verify({"--random", "3", "--shape", "1,8,8,1,1,8"}), UserError);
   EXPECT_THROW(verify({"--random", "1", "--json", "/nowhere/at/all.json"}), UserError);
   EXPECT_THROW(verify({"--shape", "1,8,8,3,2,8"}), UserError);
+  if (test::session().size() > 1) {
+    EXPECT_THROW(verify({"--shape", "1,8,8,1,1,8", "--schedule", "local"}), UserError);
+  }
 }
 
 // Draws are legal, so an implementation that refuses them is a failure and not a usage error.

@@ -4,6 +4,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <annulus/ring/metadata.hpp>
+
 #include "tests/launcher/options/parsing.hpp"
 
 namespace annulus::launcher {
@@ -79,6 +81,19 @@ TEST(MetadataOptions, AnExplicitNoneIsTheDefault) {
   EXPECT_EQ(options.soft_cap, std::nullopt);
   EXPECT_EQ(options.scale, 2.0);
   EXPECT_THAT(options.given, Not(HasSubstr("--soft-cap")));
+}
+
+// A dump of all fields says what nothing says.
+TEST(MetadataOptions, DefaultsChangeNothing) {
+  const OptionFile metadata(to_json(AttentionMetadata()));
+  const Options options = parse("run --metadata " + metadata.path());
+  const Options defaults = parse("run");
+  EXPECT_THAT(options.warnings, ::testing::IsEmpty());
+  EXPECT_EQ(options.scale, defaults.scale);
+  EXPECT_EQ(options.mesh, defaults.mesh);
+  EXPECT_EQ(options.dropout, defaults.dropout);
+  EXPECT_EQ(options.device, defaults.device);
+  EXPECT_EQ(options.implementation, defaults.implementation);
 }
 
 TEST(MetadataOptions, MayBeNamedAnywhere) {

@@ -1,5 +1,6 @@
 // Tests of what options refuse, and how.
 #include <algorithm>
+#include <filesystem>
 #include <string>
 #include <utility>
 #include <vector>
@@ -11,6 +12,7 @@
 #include <annulus/core/error.hpp>
 #include <annulus/ring/tuning.hpp>
 
+#include "launcher/options/file_names.hpp"
 #include "launcher/options/option_table.hpp"
 #include "tests/launcher/options/parsing.hpp"
 #include "tests/support/thrown_by.hpp"
@@ -276,6 +278,12 @@ TEST(OptionErrors, OptionsWithoutAnEffectAreRefused) {
       {"plan --recommend --query-spec sp", "--query-spec sp", "--recommend", "meshes"},
       {"plan --simulate --explain", "--explain", "--simulate", "without"},
       {"bench --hops --shape 1,8,8,4,4,8", "--shape 1,8,8,4,4,8", "--hops", "--sweep"},
+      {"run --grad-query q.npy", "--grad-query q.npy", "without --grad-output", "--grad-output"},
+      {"run --grad-bias b.npy", "--grad-bias b.npy", "without --grad-output", "--grad-output"},
+      {"run --grad-output g.npy --grad-sinks s.npy", "--grad-sinks s.npy", "without", "--sinks"},
+      {"run --forward-output o.npy", "--forward-output o.npy", "without", "--grad-output"},
+      {"run --grad-output g.npy --forward-output o.npy --output p.npy", "--output p.npy",
+       "--forward-output", "no forward pass"},
       {"bench --hops --threads 2", "--threads 2", "--hops", "without"},
       {"bench --hops --trace t.json", "--trace t.json", "--hops", "without"},
       {"bench --calibrate m.json --schedule ring", "--schedule ring", "--calibrate", "without"},
@@ -448,6 +456,39 @@ TEST(OptionErrors, FilesOfTwoOptionsDiffer) {
   EXPECT_THAT(error_of("run --input q.npy"), HasSubstr("is not a .safetensors file"));
 }
 
+TEST(OptionErrors, LinksToAFileAreTheSameFile) {
+  const OptionFile file("");
+  const std::string link = file.path() + ".link";
+  for (const bool hard : {false, true}) {
+    if (hard) {
+      std::filesystem::create_hard_link(file.path(), link);
+    } else {
+      std::filesystem::create_symlink(file.path(), link);
+    }
+    EXPECT_THAT(error_of("run --key " + file.path() + " --json " + link),
+                StartsWith("--json " + link + ": is the same file as --key "));
+    std::filesystem::remove(link);
+  }
+  std::filesystem::create_symlink("missing.npy", link);
+  EXPECT_THAT(error_of("run --csv " + link + " --json " + ::testing::TempDir() + "missing.npy"),
+              HasSubstr("is the same file as --json"));
+  std::filesystem::remove(link);
+}
+
+TEST(OptionErrors, RunSaysWhichFilesItLacks) {
+  const auto error = [](const std::string& line) {
+    return test::message_of<UserError>([&] { check_files_are_given(parse(line)); });
+  };
+  EXPECT_THAT(error("run"), HasSubstr("annulus run lacks --query, --key, --value, --output (a"));
+  EXPECT_THAT(error("run --input a.safetensors"), HasSubstr("lacks --output;"));
+  const std::string operands = "run --query q.npy --key k.npy --value v.npy ";
+  EXPECT_THAT(error(operands), HasSubstr("lacks --output; see annulus run --help"));
+  EXPECT_THAT(error(operands + "--output o.npy --grad-output g.npy"),
+              HasSubstr("lacks --grad-query, --grad-key, --grad-value"));
+  EXPECT_THAT(error(operands + "--grad-output g.npy --forward-output f.npy"),
+              HasSubstr("lacks --forward-lse"));
+}
+
 TEST(OptionErrors, OnlyReportsCanBeStandardOutput) {
   for (const char* const option : {"--json", "--csv"}) {
     EXPECT_NO_THROW(parse(fmt::format("bench {} -", option)));
@@ -464,6 +505,7 @@ TEST(OptionErrors, OptionsThatExcludeEachOther) {
   EXPECT_THAT(error_of("run --json - --csv -"), HasSubstr("--csv"));
   EXPECT_THAT(error_of("run --input x.safetensors --key k.npy"), HasSubstr("--input"));
   EXPECT_THAT(error_of("verify --random 3 --random-case 1:1"), HasSubstr("--random-case"));
+  EXPECT_THAT(error_of("bench --hops --calibrate m.json"), HasSubstr("--hops: --calibrate"));
 }
 
 }  // namespace

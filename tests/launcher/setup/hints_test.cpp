@@ -72,13 +72,15 @@ TEST(Hints, OptionsThatTheChoiceLeavesWithoutEffect) {
 /// Files of tensors whose shapes need not fit.
 class OrderOfFiles : public ProblemSetupTest {
  protected:
+  std::string write_zeros(const std::string& name, const Extents& shape,
+                          DType dtype = DType::float32) {
+    const std::vector<double> zeros(static_cast<std::size_t>(shape.product()));
+    return write_array(name, "", dtype, shape, zeros.data());
+  }
   void write_shapes(const Extents& query, const Extents& key) {
-    const auto zeros = [](const Extents& shape) {
-      return std::vector<float>(static_cast<std::size_t>(shape.product()));
-    };
     options_.command = Command::run;
-    options_.query = write_floats("q.npy", "", query, zeros(query));
-    options_.key = options_.value = write_floats("k.npy", "", key, zeros(key));
+    options_.query = write_zeros("q.npy", query);
+    options_.key = options_.value = write_zeros("k.npy", key);
   }
   [[nodiscard]] std::string error() const {
     return test::message_of<UserError>([&] { static_cast<void>(open_inputs(options_)); });
@@ -100,6 +102,40 @@ TEST_F(OrderOfFiles, AHintNeedsOneReadingThatMakesSense) {
   write_shapes({1, 128, 8, 4}, {1, 2, 128, 4});
   EXPECT_THAT(error(), AllOf(HasSubstr("heads K is 128"), Not(HasSubstr("order")),
                              Not(HasSubstr("--layout"))));
+}
+
+TEST_F(OrderOfFiles, SizesThatDoNotFitAreNamed) {
+  const auto with_key = [&](const Extents& shape) {
+    write_shapes({1, 64, 4, 16}, {1, 64, 2, 16});
+    options_.key = write_zeros("key.npy", shape);
+    return error();
+  };
+  EXPECT_THAT(with_key({2, 64, 2, 16}), HasSubstr("key.npy: key: batch B is 2"));
+  EXPECT_THAT(with_key({1, 64, 2, 8}), HasSubstr("head dimension D is 8"));
+  EXPECT_THAT(with_key({1, 64, 3, 16}), HasSubstr("heads K is 3"));
+  EXPECT_THAT(with_key({64, 2, 16}), HasSubstr("4 dimensions"));
+  const auto with_value = [&](const Extents& shape) {
+    write_shapes({1, 64, 4, 16}, {1, 64, 2, 16});
+    options_.value = write_zeros("value.npy", shape);
+    return error();
+  };
+  EXPECT_THAT(with_value({2, 64, 2, 16}), HasSubstr("value.npy: value: batch B is 2"));
+  EXPECT_THAT(with_value({1, 63, 2, 16}), HasSubstr("length S is 63"));
+  EXPECT_THAT(with_value({1, 64, 1, 16}), HasSubstr("heads K is 1"));
+}
+
+TEST_F(OrderOfFiles, DtypesThatDoNotFitAreNamed) {
+  write_shapes({1, 64, 4, 16}, {1, 64, 2, 16});
+  options_.key = write_zeros("key.npy", {1, 64, 2, 16}, DType::float16);
+  EXPECT_THAT(error(), HasSubstr("key.npy: key: float16, expected float32 as query has"));
+  options_.key = options_.value;
+  options_.dtype = DType::float16;
+  EXPECT_THAT(error(), HasSubstr("q.npy: dtype float32, expected float16"));
+  options_.dtype.reset();
+  options_.query = write_zeros("query.npy", {1, 64, 4, 16}, DType::int32);
+  EXPECT_THAT(error(), HasSubstr("query.npy: dtype int32, expected float32, float16"));
+  options_.query = write_zeros("query.npy", {1, 64, 4, 16}, DType::bfloat16);
+  EXPECT_THAT(error(), AllOf(HasSubstr("dtype '<u2'"), HasSubstr("--dtype bfloat16")));
 }
 
 TEST_F(OrderOfFiles, TensorsAreTheModels) {

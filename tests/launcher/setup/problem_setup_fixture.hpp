@@ -14,6 +14,7 @@
 #include <annulus/mesh/group.hpp>
 
 #include "launcher/setup/problem_setup.hpp"
+#include "tests/support/message_of.hpp"
 
 namespace annulus::launcher {
 
@@ -31,46 +32,36 @@ class ProblemSetupTest : public ::testing::Test {
 
   [[nodiscard]] std::string path(const std::string& name) const { return directory_ / name; }
 
-  /// Writes arrays of int32 to a file and gives its path.
+  /// Writes an array to a file and gives its path.
+  std::string write_array(const std::string& name, const std::string& tensor, DType dtype,
+                          const Extents& shape, const void* values) {
+    const std::shared_ptr<Control> group = make_self_group()->shared_control();
+    files::ArrayWriter writer(*group, path(name), {{tensor, dtype, shape}});
+    writer.write_slice(files::whole(shape), ConstTensorView(values, dtype, shape));
+    writer.commit();
+    return path(name);
+  }
   std::string write(const std::string& name, const std::string& tensor, const Extents& shape,
-                    Ids values) {
-    const std::shared_ptr<Control> group = make_self_group()->shared_control();
-    files::ArrayWriter writer(*group, path(name), {{tensor, DType::int32, shape}});
-    writer.write_slice(files::whole(shape), TensorView(values.data(), DType::int32, shape));
-    writer.commit();
-    return path(name);
-  }
-  std::string write_bytes(const std::string& name, const Extents& shape,
-                          std::vector<std::uint8_t> values) {
-    const std::shared_ptr<Control> group = make_self_group()->shared_control();
-    files::ArrayWriter writer(*group, path(name), {{"", DType::uint8, shape}});
-    writer.write_slice(files::whole(shape), TensorView(values.data(), DType::uint8, shape));
-    writer.commit();
-    return path(name);
-  }
-  std::string write_floats(const std::string& name, const std::string& tensor, const Extents& shape,
-                           std::vector<float> values) {
-    const std::shared_ptr<Control> group = make_self_group()->shared_control();
-    files::ArrayWriter writer(*group, path(name), {{tensor, DType::float32, shape}});
-    writer.write_slice(files::whole(shape), TensorView(values.data(), DType::float32, shape));
-    writer.commit();
-    return path(name);
+                    const Ids& values) {
+    return write_array(name, tensor, DType::int32, shape, values.data());
   }
   std::string write(const std::string& name, const Extents& shape, const Ids& values) {
     return write(name, "", shape, values);
+  }
+  std::string write_bytes(const std::string& name, const Extents& shape,
+                          const std::vector<std::uint8_t>& values) {
+    return write_array(name, "", DType::uint8, shape, values.data());
+  }
+  std::string write_floats(const std::string& name, const std::string& tensor, const Extents& shape,
+                           const std::vector<float>& values) {
+    return write_array(name, tensor, DType::float32, shape, values.data());
   }
 
   [[nodiscard]] ProblemSetup set_up(int ranks = 4) const {
     return set_up_problem(options_, shape_, DType::float32, ranks);
   }
   [[nodiscard]] std::string error(int ranks = 4) const {
-    try {
-      static_cast<void>(set_up(ranks));
-    } catch (const UserError& error) {
-      return error.what();
-    }
-    ADD_FAILURE() << "no error";
-    return {};
+    return test::message_of<UserError>([&] { static_cast<void>(set_up(ranks)); });
   }
   /// True if query `row` sees key `column` of a batch.
   [[nodiscard]] static bool visible(const ProblemSetup& setup, std::int64_t batch, std::int64_t row,

@@ -50,6 +50,30 @@ TEST_F(ProblemSetupTest, AnUnknownAxisIsBlamedOnItsOwnSpec) {
   options_.query_spec.reset();
   options_.kv_spec = "-,x";
   EXPECT_THAT(error(), StartsWith("--kv-spec: unknown mesh axis 'x'"));
+  options_.kv_spec = "sp";
+  EXPECT_THAT(test::message_of<UserError>([&] { static_cast<void>(shard_operands(set_up())); }),
+              HasSubstr("batch: got - and sp, expected the same axes"));
+}
+
+// Wherever sizes come from, their products must not overflow.
+TEST_F(ProblemSetupTest, ShapesBeyond64BitsAreRefused) {
+  for (const auto& [shape, expected] :
+       {std::pair(AttentionShape{1LL << 32, 1LL << 32, 1LL << 32, 1, 1, 1, 1}, "2^60 elements"),
+        std::pair(AttentionShape{1LL << 28, 1 << 20, 1 << 20, 1024, 1024, 64, 64}, "2^60 elements"),
+        std::pair(AttentionShape{1, 1LL << 34, 1LL << 34, 64, 8, 128, 128}, "2^62 pairs")}) {
+    options_.shape = shape_ = shape;
+    options_.cu_seqlens = path("missing.npy");  // not read for such a shape
+    EXPECT_THAT(error(), AllOf(StartsWith("--shape: got B="), HasSubstr(expected)));
+  }
+}
+
+TEST_F(ProblemSetupTest, WhatHasNoGradientsIsRefused) {
+  options_.grad_output = "g.npy";
+  options_.grad_wire = DType::bfloat16;
+  EXPECT_THAT(error(), StartsWith("--grad-wire bfloat16: gradients of float32 are not rounded"));
+  options_.grad_wire = DType::float32;
+  options_.normalize_output = false;
+  EXPECT_THAT(error(), AllOf(StartsWith("--normalize-output false: "), HasSubstr("--grad-output")));
 }
 
 TEST_F(ProblemSetupTest, AnUnknownAxisOfARuleIsBlamedOnTheRule) {
@@ -64,6 +88,8 @@ TEST_F(ProblemSetupTest, WithoutRanksTheMeshMustBeGiven) {
   EXPECT_THAT(error(0), HasSubstr("--mesh"));
   options_.mesh = "sp=1000";
   EXPECT_EQ(set_up(0).mesh.ranks(), 1000);
+  options_.mesh = "sp=2000000000";
+  EXPECT_THAT(error(0), AllOf(HasSubstr("--mesh: got 2000000000 ranks"), HasSubstr("65536 ranks")));
 }
 
 TEST_F(ProblemSetupTest, MeshErrorsNameTheOption) {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <type_traits>
 #include <utility>
 
 #include <fmt/format.h>
@@ -16,38 +17,15 @@
 namespace annulus::launcher {
 namespace {
 
-std::string text_of(DType dtype) {
-  return std::string(name_of(dtype));
-}
-std::string text_of(Backend backend) {
-  return std::string(name_of(backend));
-}
-std::string text_of(AttentionMode mode) {
-  return std::string(name_of(mode));
-}
-std::string text_of(bool value) {
-  return value ? "true" : "false";
-}
-std::string text_of(double value) {
-  return fmt::format("{}", value);
-}
-std::string text_of(std::uint64_t value) {
-  return std::to_string(value);
-}
-const std::string& text_of(const std::string& value) {
-  return value;
-}
-std::string text_of(const ShardingRules& rules) {
-  return to_json(rules);
-}
-
-// "a, b" as names.
-std::vector<std::string> split_names(std::string_view text) {
-  std::vector<std::string> names;
-  for (const std::string_view name : split(text, ',')) {
-    names.emplace_back(name.substr(std::min(name.find_first_not_of(' '), name.size())));
+template <class Value>
+std::string text_of(const Value& value) {
+  if constexpr (std::is_same_v<Value, ShardingRules>) {
+    return to_json(value);
+  } else if constexpr (std::is_enum_v<Value>) {
+    return std::string(annulus::name_of(value));
+  } else {
+    return fmt::format("{}", value);
   }
-  return names;
 }
 
 // The fields as values of the corresponding options. `source` names them in messages: "run.json".

@@ -1,7 +1,9 @@
 #include "launcher/options/option_table.hpp"
 
 #include <algorithm>
+#include <functional>
 #include <limits>
+#include <type_traits>
 #include <utility>
 
 #include <fmt/format.h>
@@ -38,9 +40,15 @@ Apply flag_into(bool Options::*field) {
   };
 }
 
-Apply int_into(int Options::*field, std::int64_t least, std::int64_t most = kMaximumInt) {
+template <class Field>
+Apply int_into(Field Options::*field, std::int64_t least, std::int64_t most = kMaximumInt) {
   return [=](Options& options, const std::string& option, const std::string& text) {
-    options.*field = static_cast<int>(parse_integer(option, text, least, most));
+    const std::int64_t number = parse_integer(option, text, least, most);
+    if constexpr (std::is_same_v<Field, int>) {
+      options.*field = static_cast<int>(number);
+    } else {
+      options.*field = number;
+    }
   };
 }
 
@@ -52,6 +60,21 @@ Apply parsed_into(Field Options::*field, Parse parse) {
   };
 }
 
+/// One of a few words; `value_of`(word) is the field's value.
+template <class Field, class ValueOf = std::identity>
+Apply choice_into(Field Options::*field, std::vector<std::string> choices, ValueOf value_of = {}) {
+  return [=](Options& options, const std::string& option, const std::string& text) {
+    options.*field = value_of(parse_choice(option, text, choices));
+  };
+}
+
+template <class Field>
+Apply dtype_into(Field Options::*field, std::vector<DType> choices) {
+  return [=](Options& options, const std::string& option, const std::string& text) {
+    options.*field = parse_dtype_choice(option, text, choices);
+  };
+}
+
 std::string parse_spec(const std::string& option, const std::string& text) {
   try {
     static_cast<void>(PartitionSpec::parse(text, option));
@@ -59,11 +82,6 @@ std::string parse_spec(const std::string& option, const std::string& text) {
     throw UserError(fmt::format("{}: {}", option, error.what()));
   }
   return text;
-}
-
-DType parse_tensor_dtype(const std::string& option, const std::string& text) {
-  return parse_dtype_choice(option, text,
-                            {DType::float32, DType::float16, DType::bfloat16, DType::float64});
 }
 
 void set_layouts(Options& options, const std::string& option, const std::string& text) {
@@ -77,20 +95,13 @@ void set_layouts(Options& options, const std::string& option, const std::string&
   options.kv_sequence_layout = names.size() == 2 ? parse(names.back()) : "auto";
 }
 
-std::int64_t parse_granule(const std::string& option, const std::string& text) {
-  return parse_integer(option, text, 1, std::int64_t{1} << 40);
-}
-
 std::string parse_schedule_name(const std::string& option, const std::string& text) {
   if (text == "auto") return text;
   try {
     static_cast<void>(ring::parse_schedule(text));
   } catch (const ArgumentError& error) {
-    std::vector<std::string> names;
-    for (const std::string_view name : split(error.expected(), ',')) {
-      names.emplace_back(name.substr(std::min(name.find_first_not_of(' '), name.size())));
-    }
-    throw ArgumentError(option, error.value(), error.expected() + nearest_hint(text, "", names));
+    const std::string nearest = nearest_hint(text, "", split_names(error.expected()));
+    throw ArgumentError(option, error.value(), error.expected() + nearest);
   }
   return text;
 }
@@ -111,14 +122,6 @@ ShardingRules parse_rules(const std::string& option, const std::string& text) {
   return parse_sharding_rules(text, option);
 }
 
-DType parse_grad_wire(const std::string& option, const std::string& text) {
-  return parse_dtype_choice(option, text, {DType::float32, DType::bfloat16});
-}
-
-DType parse_softmax_dtype(const std::string& option, const std::string& text) {
-  return parse_dtype_choice(option, text, {DType::float32, DType::float64});
-}
-
 std::string parse_mode_name(const std::string& option, const std::string& text) {
   std::vector<std::string> names;
   names.reserve(kAttentionModes.size());
@@ -130,27 +133,10 @@ std::string parse_device(const std::string& option, const std::string& text) {
   return text == "gpu" ? "cuda" : parse_choice(option, text, {"auto", "cpu", "cuda"});
 }
 
-std::string parse_rank_order(const std::string& option, const std::string& text) {
-  return parse_choice(option, text, {"node", "mpirun"});
-}
-
 Transport parse_transport_name(const std::string& option, const std::string& text) {
   const std::vector<std::string_view> names = transport_choices();
   return annulus::parse_transport(
       parse_choice(option, text, std::vector<std::string>(names.begin(), names.end())));
-}
-
-ring::TuningPolicy parse_tuning(const std::string& option, const std::string& text) {
-  return ring::parse_tuning_policy(parse_choice(option, text, {"off", "cached", "measure"}));
-}
-
-BiasPolicy parse_policy(const std::string& option, const std::string& text) {
-  return parse_bias_policy(
-      parse_choice(option, text, {"combine", "bias_wins", "bias_disables_causal"}));
-}
-
-bool parse_axis_order(const std::string& option, const std::string& text) {
-  return parse_choice(option, text, {"bthd", "bhtd"}) == "bhtd";
 }
 
 double parse_dropout(const std::string& option, const std::string& text) {
@@ -193,6 +179,11 @@ OptionUses with_hops(OptionUses uses) {
 
 OptionUses without_calibrate(OptionUses uses) {
   uses.with_calibrate = false;
+  return uses;
+}
+
+OptionUses writing(Writes what, OptionUses uses) {
+  uses.writes = what;
   return uses;
 }
 
@@ -244,7 +235,7 @@ void add_sharding(TableBuilder& table) {
       "zigzag if causal and sharded, else contiguous, or balanced where packed documents, block "
       "masks or lengths make that uneven)");
   table.add("granule", "N", without_calibrate(drawn(kPlanned)),
-            parsed_into(&Options::granule, parse_granule),
+            int_into(&Options::granule, 1, std::int64_t{1} << 40),
             "chunks of a sequence are multiples of N positions; not with the layout striped "
             "(default: 1; balanced: 128, or less for short sequences)");
   table.add("schedule", "NAME", without_calibrate(drawn(kPlanned, same(&Options::schedule))),
@@ -280,18 +271,20 @@ void add_sharding(TableBuilder& table) {
       "auto, the name of a local kernel, ring (that schedule, any kernel) or "
       "autoregressive_decodeattn (T = 1, any kernel); annulus info lists all (default: auto)");
   table.add("rank-order", "ORDER", with_hops(kOnRanks),
-            parsed_into(&Options::rank_order, parse_rank_order),
+            choice_into(&Options::rank_order, {"node", "mpirun"}),
             "node or mpirun: how ranks are numbered on the mesh; with node, the ranks of a node "
             "follow each other, so that the last axes lie inside nodes however mpirun or srun has "
             "distributed the ranks (default: node)");
-  table.add("device", "DEVICE", with_hops(kPlanned), parsed_into(&Options::device, parse_device),
+  table.add("device", "DEVICE", with_hops(kPlanned),
+            choice_into(&Options::device, {"auto", "cpu", "cuda", "gpu"},
+                        [](const std::string& name) { return name == "gpu" ? "cuda" : name; }),
             "auto, cpu, or cuda (or gpu), one GPU per rank (default: auto: cuda if every rank has "
             "one, cpu if none has; for plan, which needs no devices: cpu)");
   table.add("cost-model", "FILE", without_calibrate(kPlanned), text_into(&Options::cost_model),
             "cost model for predicted times and --schedule auto, as bench --calibrate writes it "
             "(default: figures of an H200, or of a CPU core)");
   table.add("tuning", "POLICY", without_calibrate(kComputing),
-            parsed_into(&Options::tuning, parse_tuning),
+            choice_into(&Options::tuning, {"off", "cached", "measure"}, ring::parse_tuning_policy),
             "off, cached or measure: how auto decides; off: by the cost model; cached: by "
             "earlier measurements, else the cost model; measure: by earlier measurements, else by "
             "new ones, kept in --tuning-cache; only off gives the same bits at any time "
@@ -326,7 +319,9 @@ void add_problem(TableBuilder& table) {
       "B,T,S,N,K,D[,Dv]: batch, query length, key/value length, query heads, key/value heads, "
       "head dimensions; 4k is 4 * 1024, likewise M and G; 1e6 is a million");
   table.add(
-      "dtype", "DTYPE", drawn(kPlanned), parsed_into(&Options::dtype, parse_tensor_dtype),
+      "dtype", "DTYPE", drawn(kPlanned),
+      dtype_into(&Options::dtype,
+                 {DType::float32, DType::float16, DType::bfloat16, DType::float64}),
       "float32, float16, bfloat16 or float64, or fp32, fp16, bf16, fp64 for short; float64 only by "
       "vanilla, on CPUs (default: float32; for run: that of the files)");
   table.add("causal", "", drawn(kPlanned), flag_into(&Options::causal),
@@ -358,7 +353,7 @@ void add_problem(TableBuilder& table) {
             parsed_into(&Options::dropout, parse_dropout),
             "probability of dropping an attention weight; --seed and position decide (default: 0)");
   table.add("softmax-dtype", "DTYPE", drawn(kPlanned, same(&Options::softmax_dtype)),
-            parsed_into(&Options::softmax_dtype, parse_softmax_dtype),
+            dtype_into(&Options::softmax_dtype, {DType::float32, DType::float64}),
             "dtype of the softmax's weights and sums: float32, or float64, which only vanilla has "
             "(default: float32)");
   table.add("normalize-output", "BOOL", drawn(kPlanned, same(&Options::normalize_output)),
@@ -380,7 +375,9 @@ void add_input(TableBuilder& table) {
   table.add("input", "FILE", run, text_into(&Options::input),
             "one .safetensors file with tensors query, key and value; options below that are not "
             "given take their tensors from it, if it has them");
-  table.add("layout", "ORDER", run, parsed_into(&Options::bhtd, parse_axis_order),
+  table.add("layout", "ORDER", run,
+            choice_into(&Options::bhtd, {"bthd", "bhtd"},
+                        [](const std::string& order) { return order == "bhtd"; }),
             "order of dimensions in the files of query, key, value and output: bthd or bhtd "
             "(default: bthd)");
   table.add("q-segments", "FILE", drawn(kPlanned), text_into(&Options::query_segments),
@@ -420,7 +417,8 @@ void add_input(TableBuilder& table) {
       "a pair; random:STDDEV draws [1,N,T,S]");
   table.add(
       "bias-policy", "NAME", drawn(kPlanned, same(&Options::bias_policy)),
-      parsed_into(&Options::bias_policy, parse_policy),
+      choice_into(&Options::bias_policy, {"combine", "bias_wins", "bias_disables_causal"},
+                  parse_bias_policy),
       "combine, bias_wins or bias_disables_causal: with a bias, all of the mask applies, none "
       "of it, or all but --causal (default: combine)");
 }
@@ -430,18 +428,18 @@ void add_output(TableBuilder& table) {
   table.group(
       "Output (an existing file is replaced once the new one is complete; to name an input file "
       "of the same command is an error)");
-  table.add("output", "FILE", run, text_into(&Options::output),
+  table.add("output", "FILE", writing(Writes::result, run), text_into(&Options::output),
             "output [B,T,N,Dv], .npy or .safetensors (tensor output)");
-  table.add("lse", "FILE", run, text_into(&Options::lse),
+  table.add("lse", "FILE", writing(Writes::result, run), text_into(&Options::lse),
             "log of the sum of exponentials, float32 [B,N,T] (tensor lse); may be the "
             ".safetensors file of --output");
-  table.add("maximum", "FILE", run, text_into(&Options::maximum),
+  table.add("maximum", "FILE", writing(Writes::result, run), text_into(&Options::maximum),
             "largest logit of each row, float32 [B,N,T] (tensor maximum), in place of --lse with "
             "--normalize-output false; may be the .safetensors file of --output");
-  table.add("sum", "FILE", run, text_into(&Options::sum),
+  table.add("sum", "FILE", writing(Writes::result, run), text_into(&Options::sum),
             "sum of exp(logit - maximum) of each row, likewise (tensor sum)");
   table.add(
-      "weights", "FILE", run, text_into(&Options::weights),
+      "weights", "FILE", writing(Writes::array, run), text_into(&Options::weights),
       "attention weights [B,N,T,S] (tensor weights), in the softmax's dtype; computed only by "
       "--impl vanilla, on CPUs");
   table.add("grad-output", "FILE", run, text_into(&Options::grad_output),
@@ -454,15 +452,16 @@ void add_output(TableBuilder& table) {
             "only the gradients are computed, with --forward-lse and in place of --output");
   table.add("forward-lse", "FILE", run, text_into(&Options::forward_lse),
             "input, --lse of that run (tensor lse)");
-  table.add("grad-query", "FILE", run, text_into(&Options::grad_query),
+  table.add("grad-query", "FILE", writing(Writes::gradient, run), text_into(&Options::grad_query),
             "gradient by the query, of its shape and dtype (tensor grad_query); gradients may "
             "share one .safetensors file");
-  table.add("grad-key", "FILE", run, text_into(&Options::grad_key), "likewise (tensor grad_key)");
-  table.add("grad-value", "FILE", run, text_into(&Options::grad_value),
+  table.add("grad-key", "FILE", writing(Writes::gradient, run), text_into(&Options::grad_key),
+            "likewise (tensor grad_key)");
+  table.add("grad-value", "FILE", writing(Writes::gradient, run), text_into(&Options::grad_value),
             "likewise (tensor grad_value)");
-  table.add("grad-sinks", "FILE", run, text_into(&Options::grad_sinks),
+  table.add("grad-sinks", "FILE", writing(Writes::gradient, run), text_into(&Options::grad_sinks),
             "gradient by the sinks, float32, of their shape (tensor grad_sinks; needs --sinks)");
-  table.add("grad-bias", "FILE", run, text_into(&Options::grad_bias),
+  table.add("grad-bias", "FILE", writing(Writes::gradient, run), text_into(&Options::grad_bias),
             "gradient by the bias, float32, [B,N,T,S] with 1 where the bias is broadcast (tensor "
             "grad_bias; needs --bias)");
   table.add("deterministic", "", without_calibrate({{Command::run, Command::bench}}),
@@ -477,17 +476,19 @@ void add_output(TableBuilder& table) {
       "grad-wire", "DTYPE",
       without_calibrate(drawn({{Command::run, Command::verify, Command::bench, Command::plan}},
                               same(&Options::grad_wire))),
-      parsed_into(&Options::grad_wire, parse_grad_wire),
+      dtype_into(&Options::grad_wire, {DType::float32, DType::bfloat16}),
       "dtype in which parts of gradients of keys and values go to their owners: float32, or "
       "bfloat16 for half types, which rounds each part once and halves the bytes; needs a "
       "schedule that sums none along the way (default: float32)");
-  table.add("trace", "FILE", without_calibrate({{Command::run, Command::bench, Command::plan}}),
-            text_into(&Options::trace),
-            "timeline of every rank, as Chrome trace events (JSON), for Perfetto; with plan "
-            "--simulate, up to 64 ranks; annulus_picture draws it");
-  table.add("json", "FILE", with_hops(kAll), text_into(&Options::json),
+  table.add(
+      "trace", "FILE",
+      writing(Writes::text, without_calibrate({{Command::run, Command::bench, Command::plan}})),
+      text_into(&Options::trace),
+      "timeline of every rank, as Chrome trace events (JSON), for Perfetto; with plan "
+      "--simulate, up to 64 ranks; annulus_picture draws it");
+  table.add("json", "FILE", writing(Writes::report, with_hops(kAll)), text_into(&Options::json),
             "results as JSON; - is standard output, instead of the table");
-  table.add("csv", "FILE", with_hops(kPlanned), text_into(&Options::csv),
+  table.add("csv", "FILE", writing(Writes::report, with_hops(kPlanned)), text_into(&Options::csv),
             "results as CSV, added to an existing file with the same columns; - is "
             "standard output, instead of the table");
   table.add("wide", "", with_hops(kPlanned), flag_into(&Options::wide),
@@ -538,7 +539,8 @@ void add_running(TableBuilder& table) {
             "time the hops of a ring over all ranks instead, for each transport; --sweep gives "
             "bytes (default: 64k:256M:4)");
   table.add(
-      "calibrate", "FILE", {{Command::bench}}, text_into(&Options::calibrate),
+      "calibrate", "FILE", writing(Writes::text, {{Command::bench}}),
+      text_into(&Options::calibrate),
       "measure a cost model for --cost-model instead: merges, reads, hops, and every kernel that "
       "computes the problem (heads of --shape, rows of --sweep); FILE keeps its entries of other "
       "dtypes, head dimensions and masks, and of the other pass");
@@ -597,12 +599,8 @@ void add_running(TableBuilder& table) {
       "config.json of a Hugging Face model, which gives mask (causal, sliding window, chunks), "
       "scale and soft cap, and where tensors are made also dtype and heads, so that a shape B,T,S "
       "is enough; the command line and --metadata override it");
-  table.add(
-      "layer", "N", kPlanned,
-      [](Options& options, const std::string& option, const std::string& text) {
-        options.layer = parse_integer(option, text, 0, kMaximumInt);
-      },
-      "layer of --model-config, counted from 0; needed if the model's layers differ");
+  table.add("layer", "N", kPlanned, int_into(&Options::layer, 0),
+            "layer of --model-config, counted from 0; needed if the model's layers differ");
 }
 
 std::vector<OptionEntry> make_table() {

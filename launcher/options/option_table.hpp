@@ -9,6 +9,16 @@
 
 namespace annulus::launcher {
 
+/// The kind of file that an option's value names for writing.
+enum class Writes : std::uint8_t {
+  nothing,   ///< or the option names no file
+  result,    ///< of the forward pass: may share the .safetensors file of --output
+  gradient,  ///< several may share a .safetensors file
+  array,     ///< in a file of its own
+  text,
+  report,  ///< "-" is standard output
+};
+
 /// The commands that take an option, and the forms of them in which it has an effect.
 struct OptionUses {
   using HasDefault = std::function<bool(const Options&)>;
@@ -21,6 +31,7 @@ struct OptionUses {
   bool with_hops = false;       ///< bench --hops uses it
   /// False if bench --calibrate ignores it: that times kernels on blocks of its own, on one rank.
   bool with_calibrate = true;
+  Writes writes = Writes::nothing;
 };
 
 /// One option of the program, for parsing, precedence and help.

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <charconv>
 #include <cmath>
 #include <limits>
 #include <optional>
@@ -13,6 +12,7 @@
 #include <annulus/core/error.hpp>
 
 #include "launcher/options/nearest.hpp"
+#include "launcher/report/number.hpp"
 
 namespace annulus::launcher {
 namespace {
@@ -21,15 +21,6 @@ namespace {
 constexpr std::int64_t kLargestSize = std::int64_t{1} << 48;
 // This factor times the largest size still fits.
 constexpr std::int64_t kLargestFactor = std::int64_t{1} << 14;
-
-template <class Number>
-std::optional<Number> number_of(std::string_view text) {
-  Number number{};
-  const char* const end = text.data() + text.size();
-  const auto [stop, code] = std::from_chars(text.data(), end, number);
-  if (code != std::errc() || stop != end) return std::nullopt;
-  return number;
-}
 
 // "1e6", "2.5e5": whole numbers of at most kLargestSize, which a double holds exactly.
 std::optional<std::int64_t> size_of_decimal(std::string_view text) {
@@ -83,6 +74,14 @@ std::vector<std::string_view> split(std::string_view text, char separator) {
     if (end == std::string_view::npos) return parts;
     text.remove_prefix(end + 1);
   }
+}
+
+std::vector<std::string> split_names(std::string_view text) {
+  std::vector<std::string> names;
+  for (const std::string_view name : split(text, ',')) {
+    names.emplace_back(name.substr(std::min(name.find_first_not_of(' '), name.size())));
+  }
+  return names;
 }
 
 std::int64_t parse_integer(const std::string& option, std::string_view text, std::int64_t least,

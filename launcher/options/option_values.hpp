@@ -55,6 +55,9 @@ namespace annulus::launcher {
 /// "SEED:INDEX".
 [[nodiscard]] RandomCase parse_random_case(const std::string& option, std::string_view text);
 
+/// The names in "a, b".
+[[nodiscard]] std::vector<std::string> split_names(std::string_view text);
+
 /// The parts between separators: "a,,b" gives three parts, "" one.
 [[nodiscard]] std::vector<std::string_view> split(std::string_view text, char separator);
 

@@ -1,7 +1,6 @@
 #include "launcher/report/report.hpp"
 
 #include <algorithm>
-#include <charconv>
 #include <cmath>
 #include <ostream>
 
@@ -9,6 +8,8 @@
 #include <nlohmann/json.hpp>
 
 #include <annulus/core/error.hpp>
+
+#include "launcher/report/number.hpp"
 
 namespace annulus::launcher {
 namespace {
@@ -24,20 +25,11 @@ void flush_followed(std::ostream& out) {
   if (!out.flush()) throw LibraryError("standard output: cannot be written in full");
 }
 
-template <class Number>
-bool reads_as(const std::string& cell, Number& number) {
-  const char* end = cell.data() + cell.size();
-  const auto [stop, error] = std::from_chars(cell.data(), end, number);
-  return error == std::errc() && stop == end;
-}
-
 json json_of(const std::string& cell) {
   if (cell == kNothing) return nullptr;
-  std::int64_t integer = 0;
-  if (reads_as(cell, integer)) return integer;
-  double real = 0;
-  if (reads_as(cell, real) && std::isfinite(real)) return real;
-  return cell;
+  if (const auto integer = number_of<std::int64_t>(cell)) return *integer;
+  const auto real = number_of<double>(cell);
+  return real && std::isfinite(*real) ? json(*real) : json(cell);
 }
 
 std::string csv_quoted(const std::string& cell) {

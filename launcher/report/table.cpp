@@ -2,13 +2,15 @@
 
 #include <algorithm>
 #include <array>
-#include <charconv>
 #include <cmath>
 #include <cstdint>
 #include <ostream>
 #include <string_view>
 
 #include <fmt/format.h>
+
+#include "launcher/options/option_values.hpp"
+#include "launcher/report/number.hpp"
 
 namespace annulus::launcher {
 namespace {
@@ -37,41 +39,20 @@ const Scale* scale_of(std::string_view unit) {
   return found == kScales.end() ? nullptr : found;
 }
 
-// 0 if the cell is not a number.
-double number_of(const std::string& cell) {
-  double number = 0;
-  const char* end = cell.data() + cell.size();
-  const auto [stop, error] = std::from_chars(cell.data(), end, number);
-  return error == std::errc() && stop == end ? number : 0;
-}
-
-bool is_number(const std::string& cell) {
-  double number = 0;
-  const char* end = cell.data() + cell.size();
-  const auto [stop, error] = std::from_chars(cell.data(), end, number);
-  return error == std::errc() && stop == end;
-}
-
 // "1,131072,131072,64,8,128,128" as "1,128k,128k,64,8,128,128".
 std::string short_sizes(const std::string& sizes) {
   constexpr std::int64_t kKilo = 1024;
   std::string text;
-  std::size_t begin = 0;
-  while (begin <= sizes.size()) {
-    const std::size_t end = std::min(sizes.find(',', begin), sizes.size());
-    std::string_view one = std::string_view(sizes).substr(begin, end - begin);
-    std::int64_t size = 0;
-    const auto [stop, error] = std::from_chars(one.data(), one.data() + one.size(), size);
-    const bool whole = error == std::errc() && stop == one.data() + one.size() && size > 0;
-    if (begin > 0) text += ',';
-    if (whole && size % (kKilo * kKilo) == 0) {
+  for (const std::string_view one : split(sizes, ',')) {
+    const std::int64_t size = number_of<std::int64_t>(one).value_or(0);
+    if (!text.empty()) text += ',';
+    if (size > 0 && size % (kKilo * kKilo) == 0) {
       text += fmt::format("{}M", size / (kKilo * kKilo));
-    } else if (whole && size % kKilo == 0) {
+    } else if (size > 0 && size % kKilo == 0) {
       text += fmt::format("{}k", size / kKilo);
     } else {
       text += one;
     }
-    begin = end + 1;
   }
   return text;
 }
@@ -108,7 +89,8 @@ TableLayout::TableLayout(std::span<const Column> columns, std::span<const Row> r
 void TableLayout::choose_units(std::span<const Row> rows) {
   const auto largest = [&](std::size_t column) {
     double most = 0;
-    for (const Row& row : rows) most = std::max(most, std::abs(number_of(row[column])));
+    for (const Row& row : rows)
+      most = std::max(most, std::abs(number_of<double>(row[column]).value_or(0)));
     return most;
   };
   for (Shown& shown : shown_) {
@@ -149,8 +131,9 @@ void TableLayout::drop_columns() {
 std::string TableLayout::cell(const Shown& shown, const Row& row) const {
   const std::string& text = row[shown.column];
   if (columns_[shown.column].unit.starts_with("B,T,S")) return short_sizes(text);
-  if (shown.divisor == 1 || !is_number(text)) return text;
-  return fmt::format("{:.{}f}", number_of(text) / shown.divisor, shown.digits);
+  const auto number = number_of<double>(text);
+  if (shown.divisor == 1 || !number) return text;
+  return fmt::format("{:.{}f}", *number / shown.divisor, shown.digits);
 }
 
 void TableLayout::write_header(std::ostream& out) const {

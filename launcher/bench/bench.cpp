@@ -37,7 +37,6 @@
 #include "launcher/report/report_files.hpp"
 #include "launcher/report/trace_file.hpp"
 #include "launcher/report/warnings.hpp"
-#include "launcher/setup/cost_model_option.hpp"
 #include "launcher/setup/hints.hpp"
 #include "launcher/setup/open_context.hpp"
 #include "launcher/setup/problem_setup.hpp"
@@ -74,16 +73,9 @@ class Bench {
   /// Collective. Measures one shape and adds its row.
   void run(const AttentionShape& shape) {
     Control& world = mesh_.world();
-    ProblemSetup setup = collectively(world, [&] {
-      return set_up_problem(options_, shape, options_.dtype.value_or(DType::float32), mesh_.size());
-    });
+    ProblemSetup setup =
+        settled_problem(options_, shape, options_.dtype.value_or(DType::float32), ranks_);
     const AttentionProblem& problem = setup.problem;
-    collectively(world, [&] {
-      check_choices(setup.problem, shard_operands(setup), ranks_.registry(), device_.place());
-      setup.problem.cost_model =
-          std::make_shared<ring::CostModel>(cost_model_of(options_, device_.place()));
-    });
-    settle_layout(setup, ranks_);
     if (cases_ == 0 && mesh_.rank() == 0) print_warnings(setup.warnings);
     // Three series, the first call and the oracle; four more and a first call of the backward pass.
     // The few traced calls do not count.

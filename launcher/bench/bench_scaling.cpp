@@ -25,7 +25,6 @@
 #include "launcher/report/record.hpp"
 #include "launcher/report/report_files.hpp"
 #include "launcher/report/warnings.hpp"
-#include "launcher/setup/cost_model_option.hpp"
 #include "launcher/setup/open_context.hpp"
 #include "launcher/setup/problem_setup.hpp"
 
@@ -38,18 +37,9 @@ void measure(ScalingPoint& point, const Options& options, const AttentionShape& 
   Mesh& mesh = ranks.mesh();
   Device& device = ranks.device();
   Control& world = mesh.world();
-  ProblemSetup setup = collectively(world, [&] {
-    const Computing computing = world.computing();
-    return set_up_problem(
-        on_mesh(options, fmt::format("{}={}", options.sequence_axis, mesh.size())), shape,
-        options.dtype.value_or(DType::float32), mesh.size());
-  });
-  collectively(world, [&] {
-    check_choices(setup.problem, shard_operands(setup), ranks.registry(), device.place());
-    setup.problem.cost_model =
-        std::make_shared<ring::CostModel>(cost_model_of(options, device.place()));
-  });
-  settle_layout(setup, ranks);
+  const ProblemSetup setup =
+      settled_problem(on_mesh(options, fmt::format("{}={}", options.sequence_axis, mesh.size())),
+                      shape, options.dtype.value_or(DType::float32), ranks);
   Attention attention(ranks, setup.problem);
   if (mesh.rank() == 0) print_warnings(attention.decision().warnings);
   const verification::CaseShards shards = collectively(world, [&] {

@@ -35,7 +35,6 @@
 #include "launcher/report/report_files.hpp"
 #include "launcher/report/trace_file.hpp"
 #include "launcher/report/warnings.hpp"
-#include "launcher/setup/cost_model_option.hpp"
 #include "launcher/setup/gradient_files.hpp"
 #include "launcher/setup/hints.hpp"
 #include "launcher/setup/input_tensors.hpp"
@@ -247,15 +246,8 @@ ExitCode run_command(const CommandContext& context) {
   const InputTensors inputs = collectively(world, [&] { return open_inputs(options); });
   require_same(world, "input files",
                fmt::format("{} {}", to_string(inputs.shape), annulus::name_of(inputs.dtype)));
-  ProblemSetup setup = collectively(
-      world, [&] { return set_up_problem(options, inputs.shape, inputs.dtype, mesh.size()); });
+  ProblemSetup setup = settled_problem(options, inputs.shape, inputs.dtype, *ranks);
   const AttentionProblem& problem = setup.problem;
-  collectively(world, [&] {
-    check_choices(setup.problem, shard_operands(setup), ranks->registry(), device.place());
-    setup.problem.cost_model =
-        std::make_shared<ring::CostModel>(cost_model_of(options, device.place()));
-  });
-  settle_layout(setup, *ranks);
   if (leader) print_warnings(setup.warnings);
 
   begin_step("annulus run was preparing its plan and kernels");

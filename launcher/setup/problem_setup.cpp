@@ -4,6 +4,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -13,6 +14,8 @@
 #include <annulus/core/error.hpp>
 #include <annulus/files/array_file.hpp>
 #include <annulus/files/integer_file.hpp>
+#include <annulus/mesh/agreement.hpp>
+#include <annulus/mesh/mesh.hpp>
 #include <annulus/partition/named_sharding.hpp>
 #include <annulus/partition/sharding_rules.hpp>
 #include <annulus/ring/attention_weights.hpp>
@@ -21,6 +24,7 @@
 
 #include "launcher/options/as_option.hpp"
 #include "launcher/options/option_values.hpp"
+#include "launcher/setup/cost_model_option.hpp"
 #include "launcher/setup/hints.hpp"
 #include "launcher/setup/operand_files.hpp"
 #include "launcher/setup/score_setup.hpp"
@@ -422,8 +426,21 @@ void set_layout(ProblemSetup& setup, ring::LayoutChoice choice) {
   setup.why_layout = std::move(choice.why);
 }
 
-void settle_layout(ProblemSetup& setup, Context& context) {
+ProblemSetup settled_problem(const Options& options, const AttentionShape& shape, DType dtype,
+                             Context& context) {
+  Mesh& mesh = context.mesh();
+  Control& world = mesh.world();
+  ProblemSetup setup = collectively(world, [&] {
+    const Computing computing = world.computing();
+    return set_up_problem(options, shape, dtype, mesh.size());
+  });
+  collectively(world, [&] {
+    check_choices(setup.problem, shard_operands(setup), context.registry(), context.place());
+    setup.problem.cost_model =
+        std::make_shared<ring::CostModel>(cost_model_of(options, context.place()));
+  });
   set_layout(setup, ring::choose_layout(setup.problem, context));
+  return setup;
 }
 
 std::string why_layout_text(const ProblemSetup& setup) {

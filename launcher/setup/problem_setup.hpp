@@ -21,7 +21,7 @@ struct ProblemSetup {
   AttentionOptions problem;  ///< with its layout and the choices of the options
   MeshShape mesh;
   ring::OperandLayout layout;
-  std::string why_layout;             ///< see settle_layout()
+  std::string why_layout;             ///< see set_layout()
   verification::OperandFills fills;   ///< of bias and dense mask
   std::vector<std::string> warnings;  ///< one sentence each
 };
@@ -44,9 +44,11 @@ inline constexpr int kMaximumPlannedRanks = 1 << 16;
 [[nodiscard]] ProblemSetup set_up_problem(const Options& options, const AttentionShape& shape,
                                           DType dtype, int ranks);
 
-/// Sets the sequence layout with the shortest predicted time (ring::choose_layout()), if the
-/// options leave it open. The problem must have its cost model. Collective over the context.
-void settle_layout(ProblemSetup& setup, Context& context);
+/// set_up_problem() for a context's ranks, with checked choices (check_choices()), its cost model,
+/// and, if the options leave it open, the sequence layout with the shortest predicted time
+/// (ring::choose_layout()). Collective over the context.
+[[nodiscard]] ProblemSetup settled_problem(const Options& options, const AttentionShape& shape,
+                                           DType dtype, Context& context);
 /// Sets the layout of the problem, and the reason for it.
 void set_layout(ProblemSetup& setup, ring::LayoutChoice choice);
 

@@ -25,12 +25,10 @@
 #include <annulus/ring/cost_model.hpp>
 #include <annulus/ring/machine.hpp>
 
-#include "launcher/bench/agreed.hpp"
 #include "launcher/bench/bench_hops.hpp"
 #include "launcher/bench/calibration/call_and_rates.hpp"
 #include "launcher/bench/calibration/kernel_blocks.hpp"
-#include "launcher/bench/calibration/merge_rate.hpp"
-#include "launcher/bench/calibration/read_rate.hpp"
+#include "launcher/bench/calibration/memory_rates.hpp"
 #include "launcher/bench/timing.hpp"
 #include "launcher/options/as_option.hpp"
 #include "launcher/report/interruption.hpp"

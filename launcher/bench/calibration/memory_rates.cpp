@@ -1,26 +1,77 @@
-#include "launcher/bench/calibration/read_rate.hpp"
+#include "launcher/bench/calibration/memory_rates.hpp"
 
+#include <array>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <utility>
+#include <vector>
 
 #include <annulus/attention/registry.hpp>
+#include <annulus/attention/softmax_state.hpp>
 #include <annulus/core/error.hpp>
 #include <annulus/mesh/agreement.hpp>
+#include <annulus/ring/local_operations.hpp>
 
-#include "launcher/bench/agreed.hpp"
-#include "launcher/bench/calibration/memory_rate.hpp"
 #include "launcher/bench/repeated_call.hpp"
 #include "launcher/bench/zero_tensor.hpp"
 
 namespace annulus::launcher {
 namespace {
 
-constexpr std::int64_t kHeads = 8;
 constexpr std::int64_t kDim = 128;
-constexpr std::int64_t kKeysOnHost = 16 << 10;  // 128 MiB
-constexpr std::int64_t kKeysOnGpu = 128 << 10;  // 512 MiB
-constexpr std::int64_t kSmaller = 4;
+
+/// Work that moves bytes through memory.
+struct MemoryTime {
+  double bytes = 0;
+  double seconds = 0;
+};
+
+/// Bytes per second, from the difference of two times, so that calls do not count; from the larger
+/// work alone if it does not take longer.
+double memory_rate(const MemoryTime& small, const MemoryTime& large) {
+  return large.seconds > small.seconds
+             ? (large.bytes - small.bytes) / (large.seconds - small.seconds)
+             : large.bytes / large.seconds;
+}
+
+// Two partial results, float32, and memory for a third.
+class MergedResults {
+ public:
+  MergedResults(std::int64_t bytes_each, Device& device, Watchdog watchdog)
+      : stream_(device.make_stream("merge", std::move(watchdog), nullptr)),
+        operations_(ring::make_local_operations(device.place())),
+        merging_(device, *stream_, [this](int /*i*/) {
+          const std::vector<PartialState> parts{{state(0), 0, 0}, {state(1), 0, 0}};
+          operations_->combine(parts, state(2), SoftmaxForm::normalised, *stream_);
+        }) {
+    const std::int64_t rows =
+        bytes_each / (kHeads * kDim * static_cast<std::int64_t>(size_of(DType::float32)));
+    for (State& one : states_) {
+      one = {zero_tensor(DType::float32, {1, rows, kHeads, kDim}, device, *stream_),
+             zero_tensor(DType::float32, {1, kHeads, rows}, device, *stream_)};
+    }
+  }
+
+  void merge(int calls) { merging_.run(calls); }
+  [[nodiscard]] double bytes() const {
+    return static_cast<double>(states_.size() * states_[0].output.bytes());
+  }
+
+ private:
+  static constexpr std::int64_t kHeads = 32;
+  struct State {
+    Tensor output, lse;
+  };
+  [[nodiscard]] SoftmaxState state(std::size_t which) const {
+    return {states_.at(which).output.view(), states_.at(which).lse.view()};
+  }
+
+  std::unique_ptr<Stream> stream_;
+  std::unique_ptr<ring::LocalOperations> operations_;
+  std::array<State, 3> states_;
+  RepeatedCall merging_;
+};
 
 // One query row, the last one, against many keys and values.
 class LongCache {
@@ -78,6 +129,8 @@ class LongCache {
   void read(int calls) { reading_.run(calls); }
 
  private:
+  static constexpr std::int64_t kHeads = 8;
+
   Registry registry_ = Registry::standard();
   AttentionProblem problem_;
   std::unique_ptr<Stream> stream_;
@@ -91,9 +144,24 @@ class LongCache {
 
 }  // namespace
 
-ReadRate measure_read_rate(
-    Control& world, Device& device, const Watchdog& watchdog, int threads,
-    const std::function<double(const std::function<void(int calls)>&)>& seconds_of) {
+std::string agreed(const std::string& obstacle, Control& world) {
+  return world.first_text(obstacle, "what kernels refuse");
+}
+
+double measure_merge_rate(Control& world, Device& device, const Watchdog& watchdog,
+                          const SecondsOfCall& seconds_of) {
+  const auto timed = [&](std::int64_t bytes) {
+    const auto results = collectively(
+        world, [&] { return std::make_unique<MergedResults>(bytes, device, watchdog); });
+    return MemoryTime{results->bytes(), seconds_of([&](int calls) { results->merge(calls); })};
+  };
+  const std::int64_t large = device.place().is_host() ? 64 << 20 : 256 << 20;
+  const MemoryTime small = timed(large / 8);
+  return memory_rate(small, timed(large));
+}
+
+ReadRate measure_read_rate(Control& world, Device& device, const Watchdog& watchdog, int threads,
+                           const SecondsOfCall& seconds_of) {
   ReadRate found;
   const auto timed = [&](std::int64_t keys) {
     const auto cache = collectively(
@@ -103,8 +171,8 @@ ReadRate measure_read_rate(
     found.text = cache->name();
     return MemoryTime{cache->bytes(), seconds_of([&](int calls) { cache->read(calls); })};
   };
-  const std::int64_t keys = device.place().is_host() ? kKeysOnHost : kKeysOnGpu;
-  const MemoryTime small = timed(keys / kSmaller);
+  const std::int64_t keys = device.place().is_host() ? 16 << 10 : 128 << 10;
+  const MemoryTime small = timed(keys / 4);
   if (small.seconds == 0) return found;
   const MemoryTime large = timed(keys);
   if (large.seconds > 0) found.bytes_per_second = memory_rate(small, large);

@@ -1,7 +1,6 @@
 // Verification of the backward pass: right gradients pass, and wrong ones fail on every rank.
 #include <cmath>
 #include <cstring>
-#include <functional>
 #include <limits>
 #include <memory>
 #include <span>
@@ -14,9 +13,7 @@
 #include <annulus/core/error.hpp>
 #include <annulus/verification/verification.hpp>
 
-#include "tests/attention/wrapped_native.hpp"
 #include "tests/launcher/verification/spoiled_kernel.hpp"
-#include "tests/support/host_context.hpp"
 #include "tests/support/message_of.hpp"
 
 namespace annulus::verification {
@@ -27,34 +24,17 @@ using ::testing::Field;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
-using Spoil = SpoilGradients;
-
-class VerifyGradients : public ::testing::Test {
+class VerifyGradients : public SpoiledVerification {
  protected:
-  VerifyGradients() : context_(test::session().world(), test::on_host()) {
-    case_.problem.shape = {2, 40, 40, 4, 2, 8, 8};
+  VerifyGradients() {
     case_.problem.mask.set_causal(true);
     case_.problem.mask.set_query_lengths({40, 30});
-    case_.layout.query = case_.layout.kv = PartitionSpec::parse("-,sp");
     case_.layout.sequence = LayoutKind::zigzag;
-    case_.schedule = "ring";
-    case_.seed = 4;
     case_.backward.emplace();
   }
 
-  Verification verify_with(Spoil spoil, SpoilResult spoil_result = nullptr) {
-    context_.registry() = Registry();
-    context_.registry().add(std::make_unique<test::WrappedNative>(
-        "spoiled", [spoil = std::move(spoil),
-                    result = std::move(spoil_result)](std::unique_ptr<Kernel> native) {
-          return std::make_unique<SpoiledKernel>(std::move(native), result, spoil);
-        }));
-    return verify_sharded(case_, context_);
-  }
-  [[nodiscard]] bool on(int rank) { return context_.rank() == rank; }
-
-  Context context_;
-  ShardedCase case_;
+  Verification verify_with(const SpoilGradients& spoil) { return verify_spoiled({}, spoil); }
+  [[nodiscard]] bool on(int rank) const { return context_.rank() == rank; }
 };
 
 float& first_of(const TensorView& gradient) {
@@ -68,7 +48,7 @@ TEST_F(VerifyGradients, PassesWhatIsRight) {
       for (const char* schedule : {"auto", "ring", "allgather", "ulysses"}) {
         SCOPED_TRACE(schedule);
         case_.backward->schedule = schedule;
-        const Verification found = verify_with([](const auto&, const auto&) {});
+        const Verification found = verify();
         EXPECT_EQ(found.failure(), "");
         ASSERT_TRUE(found.gradients);
         EXPECT_EQ(found.gradients->request, case_.backward->request);
@@ -87,23 +67,22 @@ TEST_F(VerifyGradients, FailsBitsThatDependOnTheNumberOfRanks) {
   case_.schedule = "auto";
   for (const bool adds : {false, true}) {
     case_.backward->request.adds = adds;
-    EXPECT_EQ(verify_with([](const auto&, const auto&) {}).failure(), "");
+    EXPECT_EQ(verify().failure(), "");
   }
   // The last bit, where a call has not all heads.
   const Verification found = verify_with([&](const auto& block, const Gradients& gradients) {
     if (block.query.size(2) == case_.problem.shape.heads) return;
     first_of(gradients.value) = std::nextafter(first_of(gradients.value), 1e9F);
   });
-  const bool alone = context_.size() == 1;
   EXPECT_TRUE(found.reproduces);
   ASSERT_TRUE(found.gradients);
-  EXPECT_EQ(found.gradients->reproduces, alone);
-  EXPECT_THAT(found.failure(), HasSubstr(alone ? "" : "unsharded backward pass gave different"));
+  EXPECT_EQ(found.gradients->reproduces, alone());
+  EXPECT_THAT(found.failure(), HasSubstr(alone() ? "" : "unsharded backward pass gave different"));
 }
 
 TEST_F(VerifyGradients, ComputesNoneUnlessAsked) {
   case_.backward.reset();
-  EXPECT_FALSE(verify_with([](const auto&, const auto&) {}).gradients);
+  EXPECT_FALSE(verify().gradients);
 }
 
 TEST_F(VerifyGradients, FailsAWrongGradientOnAnyRank) {
@@ -142,15 +121,12 @@ TEST_F(VerifyGradients, FailsAGradientWhereThereIsNone) {
 
 // Within the bound against the oracle, but far worse than unsharded.
 TEST_F(VerifyGradients, FailsALossByShardingAlone) {
-  if (context_.size() == 1) GTEST_SKIP() << "one rank has one block";
+  if (alone()) GTEST_SKIP() << "one rank has one block";
   const std::int64_t whole = case_.problem.shape.kv_length;
   const Verification found = verify_with([&](const BackwardBlock& block, const Gradients& all) {
     if (block.columns.size() == whole) return;
-    for (std::int64_t j = 0; j < all.value.size(1); ++j) {
-      for (std::int64_t d = 0; d < all.value.size(3); ++d) {
-        all.value.at<float>({0, j, 0, d}) *= 1 + 1e-5F;
-      }
-    }
+    for_all(all.value.slice(0, 0, 1).slice(2, 0, 1),
+            [](float& gradient, auto...) { gradient *= 1 + 1e-5F; });
   });
   EXPECT_LT(found.gradients->share(), 1);
   EXPECT_THAT(found.failure(), AllOf(HasSubstr("gradient of value"), HasSubstr("unsharded")));
@@ -158,7 +134,7 @@ TEST_F(VerifyGradients, FailsALossByShardingAlone) {
 
 // Where the forward pass merges nothing, a large LSE excuses no loss by sharding.
 TEST_F(VerifyGradients, AllowsRoundingsOfTheLseOnlyWhereItIsMerged) {
-  if (context_.size() == 1) GTEST_SKIP() << "one rank has one block";
+  if (alone()) GTEST_SKIP() << "one rank has one block";
   case_.problem.shape = {1, 64, 256, 4, 2, 8, 8};
   case_.problem.mask = {};
   case_.problem.bias = Extents{1, 1, 1, 1};
@@ -170,13 +146,7 @@ TEST_F(VerifyGradients, AllowsRoundingsOfTheLseOnlyWhereItIsMerged) {
     case_.schedule = forward;
     return verify_with([&](const BackwardBlock& block, const Gradients& all) {
              if (block.columns.size() == 256) return;
-             for (std::int64_t j = 0; j < all.value.size(1); ++j) {
-               for (std::int64_t h = 0; h < all.value.size(2); ++h) {
-                 for (std::int64_t d = 0; d < 8; ++d) {
-                   all.value.at<float>({0, j, h, d}) *= 1 + 6e-6F;
-                 }
-               }
-             }
+             for_all(all.value, [](float& gradient, auto...) { gradient *= 1 + 6e-6F; });
            })
         .failure();
   };
@@ -212,7 +182,7 @@ TEST_F(VerifyGradients, GradientOfSinks) {
         shared ? Sinks({2}, {0.5F, 1}) : Sinks::random(case_.problem.shape.heads, 3, 1);
     for (const bool adds : {false, true}) {
       case_.backward->request = {true, adds, true};
-      const Verification found = verify_with([](const auto&, const auto&) {});
+      const Verification found = verify();
       EXPECT_EQ(found.failure(), "");
       ASSERT_TRUE(found.gradients);
       EXPECT_GT(found.gradients->sharded[3], 0) << "rounding shows that it was compared";
@@ -242,7 +212,7 @@ TEST_F(VerifyGradients, FailsAGradientOfSinksThatLacksRows) {
       const auto spoil = [&](const AttentionBlock&, const SoftmaxState& result) {
         if (lacks_rank(context_.rank())) clear(result.output);
       };
-      const Verification found = verify_with([](const auto&, const auto&) {}, spoil);
+      const Verification found = verify_spoiled(spoil, {});
       return found.gradients->sharded[3] / found.gradients->bound;
     };
     EXPECT_LT(error_without([](int /*rank*/) { return false; }), 0.5);
@@ -263,7 +233,7 @@ TEST_F(VerifyGradients, GradientOfBias) {
     for (const char* schedule : {"ring", "ulysses"}) {
       SCOPED_TRACE(to_string(shape) + ", " + schedule);
       case_.backward->schedule = schedule;
-      const Verification found = verify_with([](const auto&, const auto&) {});
+      const Verification found = verify();
       EXPECT_EQ(found.failure(), "");
       ASSERT_TRUE(found.gradients);
       EXPECT_GT(found.gradients->sharded[4], 0) << "rounding shows that it was compared";
@@ -276,12 +246,6 @@ TEST_F(VerifyGradients, GradientOfBias) {
   }
 }
 
-void clear_bias(const TensorView& gradient) {
-  for (std::int64_t n = 0; n < gradient.size(1); ++n) {
-    for (std::int64_t s = 0; s < gradient.size(3); ++s) gradient.at<float>({0, n, 0, s}) = 0;
-  }
-}
-
 // As of the sinks: the terms of rows that share an entry cancel.
 TEST_F(VerifyGradients, FailsAGradientOfABiasThatLacksRows) {
   case_.problem.shape = {1, 16384, 16, 2, 1, 8, 8};
@@ -291,7 +255,8 @@ TEST_F(VerifyGradients, FailsAGradientOfABiasThatLacksRows) {
   case_.backward->request = {false, false, false, true};
   const auto error_without = [&](int lacking) {
     const Verification found = verify_with([&](const auto&, const Gradients& all) {
-      if (on(lacking)) clear_bias(all.bias);
+      if (!on(lacking)) return;
+      for_all(all.bias, [](float& gradient, auto...) { gradient = 0; });
     });
     return found.gradients->sharded[4] / found.gradients->bound;
   };
@@ -303,18 +268,17 @@ TEST_F(VerifyGradients, FailsAGradientOfABiasThatLacksRows) {
 
 TEST_F(VerifyGradients, RefusesWhatItCannotCompute) {
   case_.problem.normalize_output = false;
-  EXPECT_THROW(static_cast<void>(verify_with([](const auto&, const auto&) {})), UserError);
+  EXPECT_THROW(static_cast<void>(verify()), UserError);
   case_.problem.normalize_output = true;
   case_.problem.mask = {};
   case_.problem.shape = {1, 1 << 20, 1 << 20, 8, 8, 64, 64};
-  EXPECT_THAT(test::message_of<UserError>(
-                  [&] { static_cast<void>(verify_with([](const auto&, const auto&) {})); }),
+  EXPECT_THAT(test::message_of<UserError>([&] { static_cast<void>(verify()); }),
               HasSubstr("expected at most 67108864 in query, key and value"));
   // The gradient of a bias may be the largest.
   case_.problem.shape = {1, 1 << 14, 1 << 14, 8, 8, 64, 64};
   case_.problem.bias = Extents{1, 1, 1 << 14, 1 << 14};
   case_.backward->request.grad_bias = true;
-  EXPECT_THROW(static_cast<void>(verify_with([](const auto&, const auto&) {})), UserError);
+  EXPECT_THROW(static_cast<void>(verify()), UserError);
 }
 
 TEST(GradientVerification, NamesWhatFailed) {

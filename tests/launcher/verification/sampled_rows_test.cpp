@@ -29,10 +29,8 @@ class SampledRows : public ::testing::Test {
     return shard_operands(problem_, MeshShape({{"dp", 2}, {"tp", 2}, {"sp", 2}}), layout_);
   }
 
-  // The shards with the right answer in them.
-  [[nodiscard]] CaseShards computed() {
-    CaseShards shards(operands(), problem_.dtype, kSeed, kRank, memory_, 1, {},
-                      problem_.normalize_output);
+  // From whole columns.
+  [[nodiscard]] OracleOutput truth_of(const CaseShards& shards) {
     const auto columns = [&](const NamedSharding& sharding, Operand operand) {
       auto index = sharding.index(kRank);
       index[1] = PositionRanges::all(sharding.global_shape()[1]);
@@ -44,9 +42,16 @@ class SampledRows : public ::testing::Test {
     const auto first = [&](int dim) {
       return query.positions(kRank, dim).global(LocalPosition(0)).value();
     };
-    const OracleOutput truth = oracle_attention(
-        problem_, shards.query.view(), key.view(), value.view(), query.positions(kRank, 1),
-        first(0), first(2), 0, shards.scores(problem_.shape.kv_length));
+    return oracle_attention(problem_, shards.query.view(), key.view(), value.view(),
+                            query.positions(kRank, 1), first(0), first(2), 0,
+                            shards.scores(problem_.shape.kv_length));
+  }
+
+  // The shards with the right answer in them.
+  [[nodiscard]] CaseShards computed() {
+    CaseShards shards(operands(), problem_.dtype, kSeed, kRank, memory_, 1, {},
+                      problem_.normalize_output);
+    const OracleOutput truth = truth_of(shards);
     const auto round = [](double x) { return static_cast<float>(x); };
     std::transform(truth.output.begin(), truth.output.end(), shards.output.view().as<float>(),
                    round);
@@ -87,20 +92,8 @@ TEST_F(SampledRows, BoundsOfRowsAreThoseOfTheWhole) {
   const CaseShards shards = computed();
   auto& element = shards.output.view().at<float>({1, 31, 2, 5});  // sample 7
   element += 1e-3F;
-  const auto columns = [&](const NamedSharding& sharding, Operand operand) {
-    auto index = sharding.index(kRank);
-    index[1] = PositionRanges::all(sharding.global_shape()[1]);
-    return random_part(index, sharding.global_shape(), problem_.dtype, kSeed, operand, memory_);
-  };
-  const NamedSharding query = operands().query;
-  const Tensor key = columns(operands().key, Operand::key);
-  const Tensor value = columns(operands().value, Operand::value);
-  const OracleOutput truth = oracle_attention(
-      problem_, shards.query.view(), key.view(), value.view(), query.positions(kRank, 1),
-      query.positions(kRank, 0).global(LocalPosition(0)).value(),
-      query.positions(kRank, 2).global(LocalPosition(0)).value(), 0,
-      shards.scores(problem_.shape.kv_length));
-  const Deviation whole = compare(problem_, truth, shards.output.view(), shards.lse.view());
+  const Deviation whole =
+      compare(problem_, truth_of(shards), shards.output.view(), shards.lse.view());
   EXPECT_GT(whole.row_share, 10);
   EXPECT_NEAR(deviation(shards).row_share / whole.row_share, 1, 1e-9);
 }

@@ -1,12 +1,9 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <functional>
 #include <limits>
 #include <memory>
-#include <string>
 #include <utility>
-#include <vector>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -17,60 +14,26 @@
 
 #include "tests/attention/wrapped_native.hpp"
 #include "tests/launcher/verification/spoiled_kernel.hpp"
-#include "tests/support/host_context.hpp"
 
 namespace annulus::verification {
 namespace {
 
 using ::testing::HasSubstr;
 
-using Spoil = SpoilResult;
-
-class VerifySharded : public ::testing::Test {
+class VerifySharded : public SpoiledVerification {
  protected:
-  // A long enough ring that every rank merges, with the diagonal in every shard.
-  VerifySharded() : context_(test::session().world(), test::on_host()) {
-    case_.problem.shape = {2, 40, 40, 4, 2, 8, 8};
-    case_.problem.mask.set_window(30, 30);
-    case_.layout.query = case_.layout.kv = PartitionSpec::parse("-,sp");
-    case_.schedule = "ring";
-    case_.seed = 4;
-  }
+  // Every rank merges, with the diagonal in every shard.
+  VerifySharded() { case_.problem.mask.set_window(30, 30); }
 
-  [[nodiscard]] bool alone() const { return context_.size() == 1; }
-
-  Verification verify_with(Spoil spoil) {
-    context_.registry() = Registry();
-    context_.registry().add(std::make_unique<test::WrappedNative>(
-        "spoiled", [spoil = std::move(spoil)](std::unique_ptr<Kernel> native) {
-          return std::make_unique<SpoiledKernel>(std::move(native), spoil);
-        }));
-    return verify_sharded(case_, context_);
-  }
+  Verification verify_with(const SpoilResult& spoil) { return verify_spoiled(spoil, {}); }
 
   static float& first_output(const SoftmaxState& result) {
     return result.output.at<float>({0, 0, 0, 0});
   }
-  // Calls visit(element, batch, dimension) for all elements of a tensor [B,T,N,D].
-  static void for_all(const auto& tensor, const auto& visit) {
-    const Extents& shape = tensor.shape();
-    for (std::int64_t b = 0; b < shape[0]; ++b) {
-      for (std::int64_t t = 0; t < shape[1]; ++t) {
-        for (std::int64_t n = 0; n < shape[2]; ++n) {
-          for (std::int64_t d = 0; d < shape[3]; ++d) {
-            visit(tensor.template at<float>({b, t, n, d}), b, d);
-          }
-        }
-      }
-    }
-  }
-
-  Context context_;
-  ShardedCase case_;
 };
 
 TEST_F(VerifySharded, PassesWhatIsRight) {
-  const Verification found = verify_with([](const auto&, const auto&) {});
+  const Verification found = verify();
   EXPECT_EQ(found.failure(), "");
   EXPECT_GT(found.unsharded.output, 0);
   EXPECT_LT(found.ratio().value(), 2);
@@ -130,7 +93,7 @@ TEST_F(VerifySharded, FailsAWrongLse) {
 TEST_F(VerifySharded, TheBoundOfTheLseGrowsWithTheTermsOfDotProducts) {
   case_.problem.shape.head_dim = 256;
   case_.problem.scale = 16.0;
-  const Verification right = verify_with([](const auto&, const auto&) {});
+  const Verification right = verify();
   EXPECT_GT(right.sharded.lse, 1e-5);
   EXPECT_LE(right.sharded.lse_share, 1);
   EXPECT_LE(right.sharded.row_share, 1);
@@ -165,7 +128,7 @@ TEST_F(VerifySharded, FailsOneWrongRowOfMany) {
   });
   EXPECT_LE(found.sharded.output, found.bound.output);
   EXPECT_THAT(found.failure(), HasSubstr("output error of a row"));
-  EXPECT_EQ(verify_with([](const auto&, const auto&) {}).failure(), "");
+  EXPECT_EQ(verify().failure(), "");
 }
 
 TEST_F(VerifySharded, FailsWhatIsNotWritten) {
@@ -192,7 +155,7 @@ TEST_F(VerifySharded, FailsALossByShardingAlone) {
 // Rows that see no key are exact in every run, so the ratio is luck if few other rows are left.
 TEST_F(VerifySharded, OnlyRowsThatSeeKeysMakeARatioMeaningful) {
   const auto factor = [&] {
-    const Verification found = verify_with([](const auto&, const auto&) {});
+    const Verification found = verify();
     EXPECT_EQ(found.failure(), "");
     const double merges = std::max(1, context_.size() - 1);
     return found.allowance.value() /
@@ -222,7 +185,7 @@ TEST_F(VerifySharded, FailsARunThatDoesNotRepeat) {
 TEST_F(VerifySharded, FailsBitsThatDependOnTheNumberOfRanks) {
   case_.problem.reproducible = Reproducible::world;
   case_.schedule = "auto";
-  EXPECT_EQ(verify_with([](const auto&, const auto&) {}).failure(), "");
+  EXPECT_EQ(verify().failure(), "");
   // The last bit, where a call has not all heads.
   const Verification found = verify_with([&](const auto& block, const SoftmaxState& result) {
     if (block.query.size(2) == case_.problem.shape.heads) return;
@@ -252,7 +215,7 @@ class VerifyNonFinite : public VerifySharded {
 };
 
 TEST_F(VerifyNonFinite, PassesWhatIsRight) {
-  EXPECT_EQ(verify_with([](const auto&, const auto&) {}).failure(), "");
+  EXPECT_EQ(verify().failure(), "");
 }
 
 TEST_F(VerifyNonFinite, FailsAKernelThatMultipliesHiddenValuesIn) {
@@ -281,7 +244,7 @@ TEST_F(VerifyNonFinite, FailsAKernelThatHidesANanThatRowsSee) {
 TEST_F(VerifyNonFinite, PassesWhatIsRightAtEverySeed) {
   for (case_.seed = 0; case_.seed < 140; case_.seed += 7) {
     case_.fills = with_non_finite_entries(case_.problem, {}, case_.seed, Place::Kind::host);
-    EXPECT_EQ(verify_with([](const auto&, const auto&) {}).failure(), "") << case_.seed;
+    EXPECT_EQ(verify().failure(), "") << case_.seed;
   }
 }
 
@@ -302,10 +265,10 @@ TEST_F(VerifyNonFinite, FailsAKernelThatSpreadsWhatAQueryHolds) {
 
 TEST_F(VerifySharded, ErrorsAreTheSameOnAllRanks) {
   case_.problem.shape.heads = 3;
-  EXPECT_THROW(static_cast<void>(verify_with([](const auto&, const auto&) {})), UserError);
+  EXPECT_THROW(static_cast<void>(verify()), UserError);
   case_.problem.shape.heads = 4;
   case_.implementation = "unheard of";
-  EXPECT_THROW(static_cast<void>(verify_with([](const auto&, const auto&) {})), UserError);
+  EXPECT_THROW(static_cast<void>(verify()), UserError);
 }
 
 TEST_F(VerifySharded, Float64HasABoundOfItsOwn) {

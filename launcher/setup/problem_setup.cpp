@@ -32,8 +32,6 @@
 namespace annulus::launcher {
 namespace {
 
-// The limit for a mesh that need not exist, since the plans of all its ranks are held in memory.
-
 // The most random sinks per head.
 constexpr std::int64_t kMaximumSinks = 4096;
 
@@ -245,25 +243,20 @@ Mask set_up_mask(const OperandFiles& files, const Options& options, const Attent
   set_prefix(mask, files, options, shape);
   set_segments(mask, files, options, shape);
   set_blocks(mask, files, options, shape);
-  const auto check = [&] {
-    mask.validate(shape.batch, shape.heads, shape.query_length, shape.kv_length);
+  const auto set_lengths = [&](const char* option, const std::string& given, const char* tensor,
+                               const auto& set) {
+    const OperandFile file = files.locate(option, given, tensor);
+    if (file.empty()) return;
+    const std::vector<std::int32_t> lengths = read_integers(file, tensor, {shape.batch}, "[B]");
+    as_option(file.shown, [&] {
+      set(lengths);
+      mask.validate(shape.batch, shape.heads, shape.query_length, shape.kv_length);
+    });
   };
-  if (const auto file = files.locate("--q-lengths", options.query_lengths, "q_lengths");
-      !file.empty()) {
-    const auto lengths = read_integers(file, "q_lengths", {shape.batch}, "[B]");
-    as_option(file.shown, [&] {
-      mask.set_query_lengths(lengths);
-      check();
-    });
-  }
-  if (const auto file = files.locate("--kv-lengths", options.kv_lengths, "kv_lengths");
-      !file.empty()) {
-    const auto lengths = read_integers(file, "kv_lengths", {shape.batch}, "[B]");
-    as_option(file.shown, [&] {
-      mask.set_kv_lengths(lengths);
-      check();
-    });
-  }
+  set_lengths("--q-lengths", options.query_lengths, "q_lengths",
+              [&](const auto& lengths) { mask.set_query_lengths(lengths); });
+  set_lengths("--kv-lengths", options.kv_lengths, "kv_lengths",
+              [&](const auto& lengths) { mask.set_kv_lengths(lengths); });
   return mask;
 }
 

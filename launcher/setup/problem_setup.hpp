@@ -26,6 +26,7 @@ struct ProblemSetup {
   std::vector<std::string> warnings;  ///< one sentence each
 };
 
+/// The limit for a mesh that need not exist, since the plans of all its ranks are held in memory.
 inline constexpr int kMaximumPlannedRanks = 1 << 16;
 
 /// The mesh of the options; by default all `ranks` are on sp. With `ranks` = 0 there is no

@@ -140,7 +140,6 @@ TEST(RandomProblem, EveryDrawIsLegalAndNearlyAllAreSmall) {
   }
 }
 
-// Nobody else computes in float64.
 // The fast kernel of CPUs is what is verified most; vanilla is there for what only it computes.
 TEST(RandomProblem, MostDrawsForCpusAreNotForVanilla) {
   int vanilla = 0;
@@ -151,6 +150,7 @@ TEST(RandomProblem, MostDrawsForCpusAreNotForVanilla) {
   EXPECT_LT(vanilla, 120);
 }
 
+// Nobody else computes in float64.
 TEST(RandomProblem, Float64IsForVanillaOnCpus) {
   const Registry registry = Registry::standard();
   for (int index = 0; index < 600; ++index) {

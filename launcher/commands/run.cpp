@@ -1,9 +1,11 @@
 #include <algorithm>
 #include <array>
 #include <cstddef>
+#include <iterator>
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <fmt/format.h>
@@ -39,8 +41,8 @@
 #include "launcher/setup/hints.hpp"
 #include "launcher/setup/input_tensors.hpp"
 #include "launcher/setup/open_context.hpp"
-#include "launcher/setup/output_files.hpp"
 #include "launcher/setup/problem_setup.hpp"
+#include "launcher/setup/result_files.hpp"
 #include "launcher/setup/same_on_ranks.hpp"
 #include "launcher/setup/score_setup.hpp"
 
@@ -265,8 +267,10 @@ ExitCode run_command(const CommandContext& context) {
   std::optional<GradientFiles> gradients;
   if (!options.grad_output.empty()) gradients.emplace(options, problem, mesh);
   const bool computes_forward = !gradients || !gradients->has_forward();
-  std::optional<OutputFiles> outputs;
-  if (computes_forward) outputs.emplace(options, problem, world);
+  std::vector<Result> results;
+  if (computes_forward) results = forward_results(options, problem);
+  if (gradients) std::ranges::copy(gradients->results(), std::back_inserter(results));
+  ResultFiles result_files(std::move(results), mesh);
   std::optional<TraceFile> trace;
   if (!options.trace.empty()) trace.emplace(options.trace, world);
   std::optional<ReportFiles> report_files;
@@ -406,13 +410,9 @@ ExitCode run_command(const CommandContext& context) {
   {
     begin_step(fmt::format("annulus run was writing {}", written));
     const TraceScope scope(&tracer, "files", {TraceCategory::file, "write"});
-    if (gradients) gradients->write(operands);
-    if (outputs) {
-      outputs->commit(tensors, operands, mesh,
-                      gradients ? gradients->writers() : std::vector<files::ArrayWriter*>());
-    } else {
-      gradients->commit();
-    }
+    if (gradients) gradients->write(operands, result_files);
+    result_files.write(tensors, operands);
+    result_files.commit();
   }
   begin_step(fmt::format("annulus run, with {} complete, was reporting", written));
   if (leader) log_info("wrote {}", computes_forward ? options.output : options.grad_query);

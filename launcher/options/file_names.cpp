@@ -135,8 +135,4 @@ bool are_one_safetensors(const std::string& first, const std::string& second) {
          files::is_safetensors(second) && same_file(first, second);
 }
 
-bool beside_output(const Options& options, const std::string& path) {
-  return are_one_safetensors(path, options.output);
-}
-
 }  // namespace annulus::launcher

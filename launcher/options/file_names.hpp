@@ -15,7 +15,5 @@ void check_files_are_given(const Options& options);
 
 /// True if both are names of one .safetensors file, which holds several arrays.
 [[nodiscard]] bool are_one_safetensors(const std::string& first, const std::string& second);
-/// True if this file of --lse, --maximum or --sum is the file of --output.
-[[nodiscard]] bool beside_output(const Options& options, const std::string& path);
 
 }  // namespace annulus::launcher

@@ -1,6 +1,5 @@
 #include "launcher/setup/gradient_files.hpp"
 
-#include <algorithm>
 #include <memory>
 #include <utility>
 
@@ -11,7 +10,6 @@
 #include <annulus/verification/for_tensor.hpp>
 
 #include "launcher/options/as_option.hpp"
-#include "launcher/options/file_names.hpp"
 #include "launcher/setup/input_tensors.hpp"
 
 namespace annulus::launcher {
@@ -61,49 +59,38 @@ GradientFiles::GradientFiles(const Options& options, const AttentionProblem& pro
   request_.grad_lse = grad_lse_.has_value();
   request_.grad_sinks = !options.grad_sinks.empty();
   request_.grad_bias = !options.grad_bias.empty();
-  struct Contents {
-    std::string path;
-    std::string shown;
-    std::vector<files::ArraySpec> arrays;
-  };
-  std::vector<Contents> contents;
-  const auto add = [&](const char* option, const char* name, const std::string& path,
-                       const Extents& shape, DType dtype, Sharding sharding,
-                       TensorView ring::BackwardLocalTensors::*tensor, bool bhtd) {
-    const auto found = std::ranges::find_if(
-        contents, [&](const Contents& one) { return are_one_safetensors(one.path, path); });
-    const std::size_t file = static_cast<std::size_t>(found - contents.begin());
-    if (found == contents.end()) contents.push_back({path, fmt::format("{} {}", option, path), {}});
-    std::vector<files::ArraySpec>& arrays = contents[file].arrays;
-    outputs_.push_back({file, arrays.size(), dtype, std::move(sharding), tensor, bhtd});
-    arrays.push_back({name, dtype, file_order(shape, bhtd)});
-  };
   using Operands = ring::ShardedOperands;
   using Tensors = ring::BackwardLocalTensors;
-  add("--grad-query", "grad_query", options.grad_query,
-      {s.batch, s.query_length, s.heads, s.head_dim}, problem.dtype, &Operands::query,
-      &Tensors::grad_query, bhtd_);
-  add("--grad-key", "grad_key", options.grad_key, {s.batch, s.kv_length, s.kv_heads, s.head_dim},
-      problem.dtype, &Operands::key, &Tensors::grad_key, bhtd_);
-  add("--grad-value", "grad_value", options.grad_value,
-      {s.batch, s.kv_length, s.kv_heads, s.value_dim}, problem.dtype, &Operands::value,
-      &Tensors::grad_value, bhtd_);
+  const auto add = [&](TensorView Tensors::*tensor, Result result) {
+    outputs_.push_back({std::move(result), tensor});
+  };
+  const Extents query{s.batch, s.query_length, s.heads, s.head_dim};
+  const Extents key{s.batch, s.kv_length, s.kv_heads, s.head_dim};
+  const Extents value{s.batch, s.kv_length, s.kv_heads, s.value_dim};
+  add(&Tensors::grad_query,
+      {"grad_query", options.grad_query, problem.dtype, query, &Operands::query, bhtd_});
+  add(&Tensors::grad_key,
+      {"grad_key", options.grad_key, problem.dtype, key, &Operands::key, bhtd_});
+  add(&Tensors::grad_value,
+      {"grad_value", options.grad_value, problem.dtype, value, &Operands::value, bhtd_});
   if (request_.grad_sinks) {
     const Extents shape = problem.sinks->shape();
-    add(
-        "--grad-sinks", "grad_sinks", options.grad_sinks, shape, DType::float32,
-        [shape](const Operands& operands) { return sinks_sharding(operands.query, shape); },
-        &Tensors::grad_sinks, false);
+    const auto sharding = [shape](const Operands& operands) {
+      return sinks_sharding(operands.query, shape);
+    };
+    add(&Tensors::grad_sinks, {"grad_sinks", options.grad_sinks, DType::float32, shape, sharding});
   }
   if (request_.grad_bias) {
-    add(
-        "--grad-bias", "grad_bias", options.grad_bias, *problem.bias, DType::float32,
-        [](const Operands& operands) { return operands.bias.value(); }, &Tensors::grad_bias, false);
+    const auto sharding = [](const Operands& operands) { return operands.bias.value(); };
+    add(&Tensors::grad_bias,
+        {"grad_bias", options.grad_bias, DType::float32, *problem.bias, sharding});
   }
-  for (const Contents& file : contents) {
-    writers_.push_back(
-        std::make_unique<files::ArrayWriter>(mesh.world(), file.path, file.arrays, file.shown));
-  }
+}
+
+std::vector<Result> GradientFiles::results() const {
+  std::vector<Result> results;
+  for (const Output& output : outputs_) results.push_back(output.result);
+  return results;
 }
 
 void GradientFiles::read_forward(const ring::ShardedOperands& operands, const TensorView& output,
@@ -135,8 +122,9 @@ void GradientFiles::read(const ring::ShardedOperands& operands, Device& device) 
       });
     }
     for (Output& output : outputs_) {
-      const Extents shape = output.sharding(operands).local_shape(rank);
-      output.gradient = make("gradient", [&] { return Tensor(output.dtype, shape, memory); });
+      const Extents shape = output.result.sharding(operands).local_shape(rank);
+      output.gradient =
+          make("gradient", [&] { return Tensor(output.result.dtype, shape, memory); });
     }
   });
 }
@@ -166,26 +154,10 @@ void GradientFiles::compute(Attention& attention, const ring::LocalTensors& forw
   copies->synchronize();
 }
 
-void GradientFiles::write(const ring::ShardedOperands& operands) {
-  const int rank = mesh_.rank();
-  for (Output& output : outputs_) {
-    const NamedSharding sharding = output.sharding(operands);
-    if (!sharding.is_primary(rank)) continue;
-    writers_[output.file]->write_slice(file_order(sharding.index(rank), output.bhtd),
-                                       file_order(output.gradient.host.view(), output.bhtd),
-                                       output.array);
+void GradientFiles::write(const ring::ShardedOperands& operands, ResultFiles& files) const {
+  for (const Output& output : outputs_) {
+    files.write(output.result.name, output.gradient.host.view(), operands);
   }
-}
-
-std::vector<files::ArrayWriter*> GradientFiles::writers() const {
-  std::vector<files::ArrayWriter*> all;
-  for (const auto& writer : writers_) all.push_back(writer.get());
-  return all;
-}
-
-void GradientFiles::commit() {
-  for (files::ArrayWriter* writer : writers()) writer->complete();
-  for (files::ArrayWriter* writer : writers()) writer->commit();
 }
 
 }  // namespace annulus::launcher

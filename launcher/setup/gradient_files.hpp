@@ -1,21 +1,17 @@
 #pragma once
 
-#include <cstddef>
-#include <functional>
-#include <memory>
 #include <optional>
-#include <string>
 #include <vector>
 
 #include <annulus/core/device.hpp>
 #include <annulus/core/tensor.hpp>
 #include <annulus/files/array_file.hpp>
-#include <annulus/files/array_writer.hpp>
 #include <annulus/mesh/mesh.hpp>
 #include <annulus/ring/attention.hpp>
 #include <annulus/verification/device_twin.hpp>
 
 #include "launcher/options/options.hpp"
+#include "launcher/setup/result_files.hpp"
 
 namespace annulus::launcher {
 
@@ -24,7 +20,7 @@ namespace annulus::launcher {
 /// --grad-sinks and --grad-bias, each to a file of its own or several to one .safetensors file.
 class GradientFiles {
  public:
-  /// Opens the inputs and makes the outputs, so that errors show before any work. Collective over
+  /// Opens the inputs, so that errors show before any work. Collective over
   /// the mesh. Throws FileError naming the option. The references must outlive the object.
   GradientFiles(const Options& options, const AttentionProblem& problem, Mesh& mesh);
 
@@ -40,22 +36,15 @@ class GradientFiles {
   /// Computes the gradients from the inputs and results of the forward pass, in device memory.
   /// Collective.
   void compute(Attention& attention, const ring::LocalTensors& forward, Device& device);
-  /// Writes the rank's shards to the files, which are not complete yet.
-  void write(const ring::ShardedOperands& operands);
-  [[nodiscard]] std::vector<files::ArrayWriter*> writers() const;
-  /// Completes the files and gives them their names, if no output of the forward pass is written
-  /// with them. Collective.
-  void commit();
+  /// The gradients to write.
+  [[nodiscard]] std::vector<Result> results() const;
+  /// Writes the rank's shards of them. Collective.
+  void write(const ring::ShardedOperands& operands, ResultFiles& files) const;
 
  private:
-  using Sharding = std::function<NamedSharding(const ring::ShardedOperands&)>;
   struct Output {
-    std::size_t file;   ///< in writers_
-    std::size_t array;  ///< in the file
-    DType dtype;
-    Sharding sharding;
+    Result result;
     TensorView ring::BackwardLocalTensors::*tensor;
-    bool bhtd;
     verification::DeviceTwin gradient = {};
   };
 
@@ -64,7 +53,6 @@ class GradientFiles {
   std::optional<files::ArrayFile> grad_output_, grad_lse_, forward_output_, forward_lse_;
   ring::BackwardRequest request_;
   std::vector<Output> outputs_;
-  std::vector<std::unique_ptr<files::ArrayWriter>> writers_;  // one for each file
   verification::DeviceTwin output_gradient_, lse_gradient_;
 };
 

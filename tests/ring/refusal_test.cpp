@@ -1,6 +1,5 @@
 // Which kernels compute the blocks, and what happens to tensors that do not fit.
 #include <chrono>
-#include <cstring>
 #include <functional>
 #include <memory>
 #include <string>
@@ -13,12 +12,10 @@
 
 #include <annulus/core/error.hpp>
 #include <annulus/mesh/agreement.hpp>
-#include <annulus/ring/sharded_attention.hpp>
-#include <annulus/verification/verification.hpp>
 
 #include "tests/attention/wrapped_native.hpp"
+#include "tests/ring/sharded_attention_fixture.hpp"
 #include "tests/support/message_of.hpp"
-#include "tests/support/test_world.hpp"
 
 namespace annulus::ring {
 namespace {
@@ -73,26 +70,10 @@ std::string foreign(const AttentionBlock& block, const SoftmaxState& /*result*/)
   return block.rows == block.columns ? "" : "not my columns";
 }
 
-class RefusalTest : public ::testing::Test {
+class RefusalTest : public ShardedAttentionFixture {
  protected:
-  RefusalTest()
-      : mesh_(MeshShape({{"sp", test::session().size()}}), test::session().world(),
-              test::kWatchdog) {
-    problem_.shape = {1, 48, 48, 4, 2, 16, 8};
-    layout_.query = layout_.kv = PartitionSpec::parse("-,sp");
-    options_.schedule = "ring";
-  }
+  RefusalTest() { problem_.shape = {1, 48, 48, 4, 2, 16, 8}; }
 
-  [[nodiscard]] bool alone() const { return mesh_.size() == 1; }
-  [[nodiscard]] ShardedOperands operands() const {
-    return shard_operands(problem_, mesh_.shape(), layout_);
-  }
-  [[nodiscard]] CaseShards shards() {
-    return {operands(), problem_.dtype, 1, mesh_.rank(), device_.memory()};
-  }
-  [[nodiscard]] ShardedAttention attention() {
-    return {problem_, operands(), mesh_, registry_, device_, options_};
-  }
   void register_two(Refuse first, Refuse second) {
     registry_ = Registry();
     registry_.add(picky("first", std::move(first)));
@@ -105,17 +86,6 @@ class RefusalTest : public ::testing::Test {
         .run(result.local_tensors());
     return result;
   }
-  static void expect_same_bits(const CaseShards& a, const CaseShards& b) {
-    EXPECT_EQ(std::memcmp(a.output.view().data(), b.output.view().data(), a.output.bytes()), 0);
-    EXPECT_EQ(std::memcmp(a.lse.view().data(), b.lse.view().data(), a.lse.bytes()), 0);
-  }
-
-  Mesh mesh_;
-  HostDevice device_;
-  Registry registry_;
-  AttentionProblem problem_;
-  OperandLayout layout_;
-  ShardedAttentionOptions options_;
 };
 
 TEST_F(RefusalTest, ABlockThatAKernelRefusesGoesToTheNextOne) {
@@ -132,9 +102,7 @@ TEST_F(RefusalTest, ABlockThatAKernelRefusesGoesToTheNextOne) {
     EXPECT_THAT(passed_over[0].second, HasSubstr(std::to_string(mesh_.size() - 1) + " of " +
                                                  std::to_string(mesh_.size()) + " blocks"));
   }
-  const CaseShards mine = shards();
-  attention.run(mine.local_tensors());
-  expect_same_bits(mine, expected());
+  expect_same_bits(computed(attention), expected());
 }
 
 // Kernels are built, and plans made, for longer than the others would wait for a silent rank.

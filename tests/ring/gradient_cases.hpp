@@ -148,8 +148,7 @@ inline std::vector<GradientCase> bias_gradient_cases(int ranks) {
     problem.bias = shape;
     return problem;
   };
-  for (const char* schedule :
-       {"ring", "double_ring", "allgather", "ulysses", "hybrid", "pass_q"}) {
+  for (const char* schedule : {"ring", "double_ring", "allgather", "ulysses", "hybrid", "pass_q"}) {
     bool adds = false;
     for (const Extents& shape : shapes) {
       cases.push_back(gradient_case(all, "-,sp", "-,sp", schedule, biased(shape, 2),
@@ -174,8 +173,8 @@ inline std::vector<GradientCase> bias_gradient_cases(int ranks) {
     for (const Extents& shape : shapes) {
       AttentionProblem problem = biased(shape, 1);
       problem.sinks = Sinks({2}, {0.5F, -1});
-      cases.push_back(gradient_case(half, "-,sp,tp", "-,sp,tp", schedule, problem,
-                                    {true, false, true, true}));
+      cases.push_back(
+          gradient_case(half, "-,sp,tp", "-,sp,tp", schedule, problem, {true, false, true, true}));
     }
   }
   return cases;

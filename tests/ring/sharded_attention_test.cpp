@@ -6,7 +6,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-
 #include "tests/attention/wrapped_native.hpp"
 #include "tests/ring/sharded_attention_fixture.hpp"
 #include "tests/support/host_context.hpp"

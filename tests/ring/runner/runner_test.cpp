@@ -105,9 +105,9 @@ TEST(Runner, SaysForWhichBuffersThereIsNoMemory) {
   HostDevice device;
   const AxisNames axes{"sp"};
   EXPECT_THAT(test::message_of<LibraryError>([&] {
-                const Runner runner(problem, make_rank_plan(input, Schedule::ring, mesh.rank()),
-                                    input.candidates, {&mesh.group(axes)}, device, mesh.watchdog(),
-                                    {});
+                (void)make_runner(problem, make_rank_plan(input, Schedule::ring, mesh.rank()),
+                                  input.candidates, {&mesh.group(axes)}, device, mesh.watchdog(),
+                                  {});
               }),
               ::testing::ContainsRegex("^buffers of the plan \\([0-9.]+ .iB to exchange, of which "
                                        "the largest holds key \\[.*\\] of float32.*\\): cpu: no "
@@ -126,17 +126,18 @@ TEST(Runner, TensorsThatDoNotFitThePlanAreNamed) {
                       CostModel::cpu_core(), {}, BackwardRequest{});
   HostDevice device;
   const AxisNames axes{"sp"};
-  const Runner runner(problem, make_rank_plan(input, Schedule::ring, mesh.rank()), input.candidates,
-                      {&mesh.group(axes)}, device, mesh.watchdog(), {});
-  std::vector<CallTensor> tensors = runner.expected();
-  EXPECT_THAT(test::message_of<ArgumentError>([&] { runner.check(tensors); }),
+  const auto runner =
+      make_runner(problem, make_rank_plan(input, Schedule::ring, mesh.rank()), input.candidates,
+                  {&mesh.group(axes)}, device, mesh.watchdog(), {});
+  std::vector<CallTensor> tensors = runner->expected();
+  EXPECT_THAT(test::message_of<ArgumentError>([&] { runner->check(tensors); }),
               ::testing::HasSubstr("query: got a null pointer"));
   tensors.pop_back();
-  EXPECT_THAT(test::message_of<InternalError>([&] { runner.check(tensors); }),
+  EXPECT_THAT(test::message_of<InternalError>([&] { runner->check(tensors); }),
               ::testing::HasSubstr("lacks a tensor for grad value"));
   tensors.push_back({Content::grad_lse, TensorView()});
   tensors.push_back({Content::grad_value, TensorView()});
-  EXPECT_THROW(runner.check(tensors), InternalError);
+  EXPECT_THROW(runner->check(tensors), InternalError);
 }
 
 }  // namespace

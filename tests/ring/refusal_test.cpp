@@ -134,24 +134,6 @@ TEST_F(RefusalTest, WhatAllKernelsRefuseIsAnErrorWithEveryReason) {
   EXPECT_THAT(named, Not(HasSubstr("second")));
 }
 
-// The same tensors, head-major in memory.
-struct HeadMajor {
-  HeadMajor(const CaseShards& shards, MemoryPool& memory) : lse(shards.lse.view()) {
-    for (const Tensor* tensor : {&shards.query, &shards.key, &shards.value, &shards.output}) {
-      const Extents& s = tensor->shape();
-      tensors.emplace_back(tensor->dtype(), Extents{s[0], s[2], s[1], s[3]}, memory);
-      copy(tensor->view(), bthd(tensors.back()));
-    }
-  }
-  static TensorView bthd(const Tensor& tensor) { return tensor.view().permute({0, 2, 1, 3}); }
-  [[nodiscard]] LocalTensors local_tensors() const {
-    return {bthd(tensors[0]), bthd(tensors[1]), bthd(tensors[2]), bthd(tensors[3]), lse};
-  }
-
-  std::vector<Tensor> tensors;
-  TensorView lse;
-};
-
 // Strides that an unsharded call with [b,t,n,D] in memory would not have.
 std::string head_major(const AttentionBlock& block, const SoftmaxState& /*result*/) {
   return block.query.stride(1) < block.query.stride(2) ? "head-major" : "";

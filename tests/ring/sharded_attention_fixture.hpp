@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <vector>
 
 #include <gtest/gtest.h>
 
@@ -11,6 +12,24 @@
 #include "tests/support/test_world.hpp"
 
 namespace annulus::ring {
+
+/// Tensors of shards, head-major in memory: [b,n,t,D], given through strides.
+struct HeadMajor {
+  HeadMajor(const verification::CaseShards& shards, MemoryPool& memory) : lse(shards.lse.view()) {
+    for (const Tensor* tensor : {&shards.query, &shards.key, &shards.value, &shards.output}) {
+      const Extents& s = tensor->shape();
+      tensors.emplace_back(tensor->dtype(), Extents{s[0], s[2], s[1], s[3]}, memory);
+      copy(tensor->view(), bthd(tensors.back()));
+    }
+  }
+  static TensorView bthd(const Tensor& tensor) { return tensor.view().permute({0, 2, 1, 3}); }
+  [[nodiscard]] LocalTensors local_tensors() const {
+    return {bthd(tensors[0]), bthd(tensors[1]), bthd(tensors[2]), bthd(tensors[3]), lse};
+  }
+
+  std::vector<Tensor> tensors;
+  TensorView lse;
+};
 
 /// ShardedAttention on the CPUs of all ranks, along one sequence axis.
 class ShardedAttentionFixture : public ::testing::Test {

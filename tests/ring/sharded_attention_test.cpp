@@ -101,30 +101,31 @@ TEST_F(ShardedAttentionTest, TracingChangesNoBitAndSeesEveryBlock) {
   EXPECT_GT(summarize(collector.spans()).call, 0);
 }
 
-// [B,N,T,D] in memory, given through strides.
 TEST_F(ShardedAttentionTest, HeadMajorTensorsGiveTheSame) {
   for (const DType dtype : {DType::float32, DType::bfloat16}) {
     problem_.dtype = dtype;
     for (const char* schedule : {"ring", "allgather", "ulysses", "pass_q"}) {
       options_.schedule = schedule;
-      const CaseShards straight = computed();
-      const auto head_major = [&](const Tensor& tensor) {
-        const Extents& s = tensor.shape();
-        Tensor result(tensor.dtype(), {s[0], s[2], s[1], s[3]}, device_.memory());
-        copy(tensor.view().permute({0, 2, 1, 3}), result.view());
-        return result;
-      };
-      CaseShards empty = shards();
-      const Tensor query = head_major(empty.query);
-      const Tensor key = head_major(empty.key);
-      const Tensor value = head_major(empty.value);
-      const Tensor output = head_major(empty.output);
-      const auto bthd = [](const Tensor& tensor) { return tensor.view().permute({0, 2, 1, 3}); };
-      attention().run(
-          LocalTensors{bthd(query), bthd(key), bthd(value), bthd(output), empty.lse.view()});
-      copy(bthd(output), empty.output.view());
-      expect_same_bits(straight, empty);
+      const CaseShards empty = shards();
+      const HeadMajor other(empty, device_.memory());
+      attention().run(other.local_tensors());
+      copy(HeadMajor::bthd(other.tensors[3]), empty.output.view());
+      expect_same_bits(computed(), empty);
     }
+  }
+}
+
+// Which only vanilla computes.
+TEST_F(ShardedAttentionTest, Float64IsAccurateUnderEverySchedule) {
+  Context context(test::session().world(), test::on_host());
+  verification::ShardedCase one;
+  one.problem = problem_;
+  one.problem.dtype = DType::float64;
+  one.problem.sinks = Sinks({1}, {0.5F});
+  one.layout = layout_;
+  for (const char* schedule : {"ring", "double_ring", "allgather", "ulysses", "hybrid", "pass_q"}) {
+    one.schedule = schedule;
+    EXPECT_EQ(verify_sharded(one, context).failure(), "") << schedule;
   }
 }
 

@@ -24,7 +24,7 @@
 namespace annulus::ring {
 namespace {
 
-class Gradients : public VerifiedOnHost {
+class GradientsOverRanks : public VerifiedOnHost {
  protected:
   void expect_verified(GradientCase one, const char* implementation) {
     one.sharded.implementation = implementation;
@@ -33,11 +33,11 @@ class Gradients : public VerifiedOnHost {
   }
 };
 
-TEST_F(Gradients, TakeEveryWay) {
+TEST_F(GradientsOverRanks, TakeEveryWay) {
   for (const GradientCase& one : gradient_cases(ranks())) expect_verified(one, "vanilla");
 }
 
-TEST_F(Gradients, OfABias) {
+TEST_F(GradientsOverRanks, OfABias) {
   for (const GradientCase& one : bias_gradient_cases(ranks())) expect_verified(one, "native");
 }
 
@@ -61,7 +61,7 @@ class Slow final : public Kernel {
 
 // Rank 2 sends rank 3 gradients of its columns, head by head, and gets nothing from it: it comes to
 // the sum over all ranks while they are still under way.
-TEST_F(Gradients, ExchangesOfAGroupGoOnWhileARankWaitsForAnotherGroup) {
+TEST_F(GradientsOverRanks, ExchangesOfAGroupGoOnWhileARankWaitsForAnotherGroup) {
   if (ranks() != 4) GTEST_SKIP() << "for two rows of two ranks";
   GradientCase one = gradient_case("dp=2,sp=2", "dp,sp", "dp,sp", "allgather",
                                    backward_problem(DType::float32, 8, 4), {.grad_bias = true});

@@ -252,9 +252,8 @@ void ShardedAttention::plan_until_prepared(const std::vector<CallTensor>* tensor
     const std::vector<Refusal> refusals = collectively(control, "preparation of kernels", [&] {
       const Computing computing = control.computing(kComputingTimeouts);
       if (fresh) {
-        runner_ =
-            std::make_unique<Runner>(planning_->problem, std::move(plan), input.candidates,
-                                     std::move(groups), device_, mesh_.watchdog(), options_.runner);
+        runner_ = make_runner(planning_->problem, std::move(plan), input.candidates,
+                              std::move(groups), device_, mesh_.watchdog(), options_.runner);
       }
       // Addresses are not known before the first call; contiguous is a guess.
       return runner_->prepare(tensors == nullptr ? runner_->expected() : *tensors);
@@ -331,7 +330,7 @@ std::vector<CallTensor> ShardedAttention::views_of(const BackwardLocalTensors& t
 }
 
 template <class Tensors>
-void ShardedAttention::prepare_for(const Tensors& tensors) {
+void ShardedAttention::prepare(const Tensors& tensors) {
   check_usable();
   std::vector<CallTensor> views;
   collectively(mesh_.world(), "tensors of the call", [&] {
@@ -365,13 +364,6 @@ void ShardedAttention::prepare_for(const Tensors& tensors) {
         runner_ = std::move(runner);
         if (!runner_) plan_until_prepared(nullptr);
       });
-}
-
-void ShardedAttention::prepare(const LocalTensors& tensors) {
-  prepare_for(tensors);
-}
-void ShardedAttention::prepare(const BackwardLocalTensors& tensors) {
-  prepare_for(tensors);
 }
 
 void ShardedAttention::rehearse(const LocalTensors& tensors) {
@@ -424,9 +416,9 @@ bool ShardedAttention::set_mask(const Mask& mask, NextSchedule next_schedule) {
 }
 
 template <class Tensors>
-void ShardedAttention::submit_for(const Tensors& tensors, ForeignStream* caller) {
+void ShardedAttention::submit(const Tensors& tensors, ForeignStream* caller) {
   check_usable();
-  if (!prepared_) prepare_for(tensors);
+  if (!prepared_) prepare(tensors);
   std::vector<CallTensor> views;
   try {
     views = views_of(tensors);
@@ -438,13 +430,6 @@ void ShardedAttention::submit_for(const Tensors& tensors, ForeignStream* caller)
   runner_->submit(views, caller);
 }
 
-void ShardedAttention::submit(const LocalTensors& tensors, ForeignStream* caller) {
-  submit_for(tensors, caller);
-}
-void ShardedAttention::submit(const BackwardLocalTensors& tensors, ForeignStream* caller) {
-  submit_for(tensors, caller);
-}
-
 void ShardedAttention::wait() {
   check_usable();
   FirstError error;
@@ -453,16 +438,20 @@ void ShardedAttention::wait() {
   error.rethrow();
 }
 
-void ShardedAttention::run(const LocalTensors& tensors) {
-  const TraceScope call(options_.runner.tracer, "call", {TraceCategory::call, "attention"});
+template <class Tensors>
+void ShardedAttention::run(const Tensors& tensors) {
+  const TraceScope call(options_.runner.tracer, "call",
+                        {TraceCategory::call, options_.backward ? "backward" : "attention"});
   submit(tensors, nullptr);
   wait();
 }
-void ShardedAttention::run(const BackwardLocalTensors& tensors) {
-  const TraceScope call(options_.runner.tracer, "call", {TraceCategory::call, "backward"});
-  submit(tensors, nullptr);
-  wait();
-}
+
+template void ShardedAttention::prepare(const LocalTensors& tensors);
+template void ShardedAttention::prepare(const BackwardLocalTensors& tensors);
+template void ShardedAttention::submit(const LocalTensors& tensors, ForeignStream* caller);
+template void ShardedAttention::submit(const BackwardLocalTensors& tensors, ForeignStream* caller);
+template void ShardedAttention::run(const LocalTensors& tensors);
+template void ShardedAttention::run(const BackwardLocalTensors& tensors);
 
 std::string ShardedAttention::implementations() const {
   std::string names;

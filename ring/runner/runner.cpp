@@ -38,13 +38,11 @@ bool wants_uniform_calls(const std::vector<Group*>& groups) {
                      [](const Group* group) { return group->traits().uniform_calls; });
 }
 
-}  // namespace
-
-class Runner::Impl {
+class PlanRunner final : public Runner {
  public:
-  Impl(const AttentionProblem& problem, RankPlan plan,
-       std::span<const Implementation* const> implementations, std::vector<Group*> groups,
-       Device& device, const Watchdog& watchdog, RunnerOptions options)
+  PlanRunner(const AttentionProblem& problem, RankPlan plan,
+             std::span<const Implementation* const> implementations, std::vector<Group*> groups,
+             Device& device, const Watchdog& watchdog, RunnerOptions options)
       : problem_(problem),
         plan_(std::move(plan)),
         groups_(std::move(groups)),
@@ -86,7 +84,7 @@ class Runner::Impl {
   }
 
   // Waits, since calls under way still use memory that goes back to the pool.
-  ~Impl() {
+  ~PlanRunner() override {
     if (gave_up_) return;
     try {
       wait_for_calls();
@@ -94,16 +92,16 @@ class Runner::Impl {
       // A failure is reported to callers that wait for results.
     }
   }
-  Impl(const Impl&) = delete;
-  Impl& operator=(const Impl&) = delete;
+  PlanRunner(const PlanRunner&) = delete;
+  PlanRunner& operator=(const PlanRunner&) = delete;
 
-  void connect() {
+  void connect() override {
     FirstError error;
     for (ExchangeQueue& queue : queues_) queue.connect(memory_, error);
     error.rethrow();
   }
 
-  [[nodiscard]] std::vector<CallTensor> expected() const {
+  [[nodiscard]] std::vector<CallTensor> expected() const override {
     std::vector<CallTensor> named;
     for (const TensorView& tensor : memory_.expected()) {
       named.push_back({contents_[named.size()], tensor});
@@ -111,27 +109,28 @@ class Runner::Impl {
     return named;
   }
 
-  void check(CallTensors tensors) const {
+  void check(CallTensors tensors) const override {
     check_tensors(plan_, memory_.expected(), ordered(tensors));
   }
 
-  [[nodiscard]] bool is_ready_for(CallTensors tensors) const {
+  [[nodiscard]] bool is_ready_for(CallTensors tensors) const override {
     return lies_as_before(ordered(tensors));
   }
 
-  std::vector<Refusal> prepare(CallTensors tensors) {
+  [[nodiscard]] std::vector<Refusal> prepare(CallTensors tensors) override {
     std::vector<Refusal> refusals = make_ready(ordered(tensors));
     recordings_.restart();
     return refusals;
   }
 
-  void set_values(const CallValues& values, const AttentionProblem& planned, const Mask& mask) {
+  void set_values(const CallValues& values, const AttentionProblem& planned,
+                  const Mask& mask) override {
     apply_values(values, planned, mask, plan_.global({0, plan_.local.batch}), plan_.local.heads,
                  device_.place(), problem_);
     values_ = values;
   }
 
-  void submit(CallTensors named, ForeignStream* caller) {
+  void submit(CallTensors named, ForeignStream* caller) override {
     const auto current = device_.make_current();
     const std::vector<TensorView> tensors = ordered(named);
     const bool captured = caller != nullptr && caller->is_captured();
@@ -176,7 +175,7 @@ class Runner::Impl {
     }
   }
 
-  void rehearse(CallTensors tensors) {
+  void rehearse(CallTensors tensors) override {
     const auto current = device_.make_current();
     memory_.bind(ordered(tensors));
     rehearsing_ = true;
@@ -198,7 +197,7 @@ class Runner::Impl {
     if (failure) std::rethrow_exception(failure);
   }
 
-  void wait() {
+  void wait() override {
     wait_for_calls();
     try {
       arrays_.check();
@@ -207,6 +206,15 @@ class Runner::Impl {
     }
   }
 
+  [[nodiscard]] bool awaits_arrivals() const noexcept override { return arrivals_.any(); }
+  void refuse_capture() noexcept override { refuses_capture_ = true; }
+  [[nodiscard]] bool is_captured() override { return kernels_.is_captured(); }
+
+  [[nodiscard]] const RankPlan& plan() const noexcept override { return plan_; }
+  [[nodiscard]] std::size_t extra_bytes() const noexcept override { return memory_.bytes(); }
+  [[nodiscard]] std::size_t replays() const noexcept override { return replays_; }
+
+ private:
   void wait_for_calls() {
     if (computing_->is_captured()) {
       throw UnsupportedError(
@@ -226,15 +234,6 @@ class Runner::Impl {
     }
   }
 
-  [[nodiscard]] bool awaits_arrivals() const noexcept { return arrivals_.any(); }
-  void refuse_capture() noexcept { refuses_capture_ = true; }
-  [[nodiscard]] bool is_captured() { return kernels_.is_captured(); }
-
-  [[nodiscard]] const RankPlan& plan() const noexcept { return plan_; }
-  [[nodiscard]] std::size_t extra_bytes() const noexcept { return memory_.bytes(); }
-  [[nodiscard]] std::size_t replays() const noexcept { return replays_; }
-
- private:
   // The tensors in the order of the plan's buffers.
   [[nodiscard]] std::vector<TensorView> ordered(CallTensors tensors) const {
     std::vector<TensorView> views;
@@ -550,60 +549,14 @@ class Runner::Impl {
   std::optional<CallWatch::Watched> watched_;
 };
 
-Runner::Runner(const AttentionProblem& problem, RankPlan plan,
-               std::span<const Implementation* const> implementations, std::vector<Group*> groups,
-               Device& device, const Watchdog& watchdog, RunnerOptions options)
-    : impl_(std::make_unique<Impl>(problem, std::move(plan), implementations, std::move(groups),
-                                   device, watchdog, options)) {}
-Runner::~Runner() = default;
-Runner::Runner(Runner&& other) noexcept = default;
-Runner& Runner::operator=(Runner&& other) noexcept = default;
+}  // namespace
 
-void Runner::connect() {
-  impl_->connect();
-}
-std::vector<CallTensor> Runner::expected() const {
-  return impl_->expected();
-}
-void Runner::check(CallTensors tensors) const {
-  impl_->check(tensors);
-}
-bool Runner::is_ready_for(CallTensors tensors) const {
-  return impl_->is_ready_for(tensors);
-}
-std::vector<Refusal> Runner::prepare(CallTensors tensors) {
-  return impl_->prepare(tensors);
-}
-void Runner::rehearse(CallTensors tensors) {
-  impl_->rehearse(tensors);
-}
-void Runner::submit(CallTensors tensors, ForeignStream* caller) {
-  impl_->submit(tensors, caller);
-}
-void Runner::set_values(const CallValues& values, const AttentionProblem& planned,
-                        const Mask& mask) {
-  impl_->set_values(values, planned, mask);
-}
-bool Runner::awaits_arrivals() const noexcept {
-  return impl_->awaits_arrivals();
-}
-void Runner::refuse_capture() noexcept {
-  impl_->refuse_capture();
-}
-bool Runner::is_captured() {
-  return impl_->is_captured();
-}
-void Runner::wait() {
-  impl_->wait();
-}
-const RankPlan& Runner::plan() const noexcept {
-  return impl_->plan();
-}
-std::size_t Runner::extra_bytes() const noexcept {
-  return impl_->extra_bytes();
-}
-std::size_t Runner::replays() const noexcept {
-  return impl_->replays();
+std::unique_ptr<Runner> make_runner(const AttentionProblem& problem, RankPlan plan,
+                                    std::span<const Implementation* const> implementations,
+                                    std::vector<Group*> groups, Device& device,
+                                    const Watchdog& watchdog, RunnerOptions options) {
+  return std::make_unique<PlanRunner>(problem, std::move(plan), implementations, std::move(groups),
+                                      device, watchdog, options);
 }
 
 }  // namespace annulus::ring

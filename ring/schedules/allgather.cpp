@@ -87,29 +87,21 @@ RankPlan plan_awaiting(const RankContext& context, const GatherRoutes& routes,
 RankPlan plan_in_order(const RankContext& context, const std::vector<HeadRange>& groups) {
   const int me = context.group_rank;
   const int ranks = context.needs.size();
-  std::vector<PositionRanges> shards;
-  for (const int rank : context.group) {
-    shards.push_back(held_by(context.input.operands, rank).columns);
-  }
-  const Gathering columns(shards);
+  const Gathering columns = gathering_of(context, context.group, &HeldSequence::columns);
   PlanBuilder builder(context);
   std::array<int, 2> buffers{-1, -1};  // groups take turns
   for (std::size_t g = 0; g < groups.size(); ++g) {
     const int step = static_cast<int>(g);
     int& buffer = buffers[g % 2];
-    buffer = builder.add_key_value({LocalPosition(0), columns.size()}, groups[g], buffer);
+    buffer = builder.add_key_value(columns.all(), groups[g], buffer);
     for (const Gathering::Message& message : columns.messages(me)) {
       builder.pack(message.tokens, buffer, message.placed().begin, step);
     }
     for (int turn = 1; turn < ranks; ++turn) {
       const int to = (me + turn) % ranks;
-      for (const Gathering::Message& message : columns.messages(me)) {
-        builder.send(step, to, me, buffer, message.placed());
-      }
       const int from = (me + ranks - turn) % ranks;
-      for (const Gathering::Message& message : columns.messages(from)) {
-        builder.receive(step, from, from, buffer, message.placed());
-      }
+      builder.send(step, to, me, buffer, columns.placed(me));
+      builder.receive(step, from, from, buffer, columns.placed(from));
     }
     const HeadRange heads = builder.query_heads(groups[g]);
     builder.compute(step, PlanBuilder::kOwnRows, heads, {buffer, buffer, columns.pieces()});

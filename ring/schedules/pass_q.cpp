@@ -48,9 +48,7 @@ class PassQ {
   // Every rank has rows of its own. If they are few, all ranks get all of them, so that each kernel
   // reads the columns once.
   RankPlan plan_sharded() {
-    std::vector<PositionRanges> shards;
-    for (const int rank : context_.group) shards.push_back(positions(rank));
-    const Gathering gathering(shards);
+    const Gathering gathering = gathering_of(context_, context_.group, &HeldSequence::rows);
     const AttentionShape& local = builder_.plan().local;
     std::int64_t row_bytes =
         local.batch * local.heads * local.value_dim * static_cast<std::int64_t>(sizeof(float));
@@ -65,7 +63,7 @@ class PassQ {
 
  private:
   RankPlan plan_gathered(const Gathering& gathering) {
-    const LocalRange all{LocalPosition(0), gathering.size()};
+    const LocalRange all = gathering.all();
     RowBuffers gathered = passed_.for_all();
     for (const Content content : with_rows_) {
       gathered[content] = passed_.add_of_others(content, all);
@@ -79,12 +77,8 @@ class PassQ {
       for (const Content content : with_rows_) {
         const bool same = content == Content::query;  // for all ranks
         const int sent = same || rows_.count == 0 ? gathered.query : passed_.pack(0, content, to);
-        for (const Gathering::Message& message : gathering.messages(me_)) {
-          builder_.send(0, to, me_, sent, same ? message.placed() : message.tokens);
-        }
-        for (const Gathering::Message& message : gathering.messages(from)) {
-          builder_.receive(0, from, from, gathered[content], message.placed());
-        }
+        builder_.send(0, to, me_, sent, same ? gathering.placed(me_) : gathering.tokens(me_));
+        builder_.receive(0, from, from, gathered[content], gathering.placed(from));
       }
     }
     const Result computed = builder_.add_partial_results(all, heads_);
@@ -104,15 +98,8 @@ class PassQ {
         }
         continue;
       }
-      std::vector<LocalRange> runs;
-      for (const Gathering::Message& message : gathering.messages(to))
-        runs.push_back(message.placed());
-      builder_.send(2, to, to, computed, runs);
-      runs.clear();
-      for (const Gathering::Message& message : gathering.messages(me_)) {
-        runs.push_back(message.tokens);
-      }
-      builder_.receive(2, from, me_, part, runs);
+      builder_.send(2, to, to, computed, gathering.placed(to));
+      builder_.receive(2, from, me_, part, gathering.tokens(me_));
     }
     combine(2, std::move(parts));
     return builder_.finish();

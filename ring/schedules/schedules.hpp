@@ -31,8 +31,8 @@ struct RankContext {
 [[nodiscard]] RankPlan plan_hybrid(const RankContext& context);
 [[nodiscard]] RankPlan plan_pass_q(const RankContext& context);
 
-/// The same for the backward pass. If all ranks of a group have the same rows, each computes its
-/// own columns, and the rows' gradients are summed, under every schedule.
+/// The same for the backward pass. Other schedules than local are for groups of several ranks, each
+/// with rows of its own.
 [[nodiscard]] RankPlan plan_local_backward(const RankContext& context);
 [[nodiscard]] RankPlan plan_ring_backward(const RankContext& context);
 [[nodiscard]] RankPlan plan_double_ring_backward(const RankContext& context);

@@ -206,20 +206,28 @@ std::vector<ScheduleVariant> degrees(const PlanInput& input) {
   return variants;
 }
 
+// Ranks with the same rows compute their own columns under every schedule, and the gradients of the
+// rows are summed.
+template <RankPlan (*plan)(const RankContext& context)>
+RankPlan backward(const RankContext& context) {
+  const bool alone = context.group.size() == 1 || has_replicated_rows(context.input);
+  return alone ? plan_local_backward(context) : plan(context);
+}
+
 constexpr std::array kTable{
     ScheduleEntry{Schedule::local, plan_local, plan_local_backward, needs_whole_sequence, nothing,
                   only_one<Schedule::local>},
-    ScheduleEntry{Schedule::ring, plan_ring, plan_ring_backward, nothing, wants_sharded_sequence,
-                  only_one<Schedule::ring>},
-    ScheduleEntry{Schedule::double_ring, plan_double_ring, plan_double_ring_backward,
+    ScheduleEntry{Schedule::ring, plan_ring, backward<plan_ring_backward>, nothing,
+                  wants_sharded_sequence, only_one<Schedule::ring>},
+    ScheduleEntry{Schedule::double_ring, plan_double_ring, backward<plan_double_ring_backward>,
                   needs_rows_of_a_ring, wants_rows_of_a_ring, rows_of_a_ring},
-    ScheduleEntry{Schedule::pass_q, plan_pass_q, plan_pass_q_backward, needs_rows_once,
+    ScheduleEntry{Schedule::pass_q, plan_pass_q, backward<plan_pass_q_backward>, needs_rows_once,
                   wants_short_queries, only_one<Schedule::pass_q>},
-    ScheduleEntry{Schedule::ulysses, plan_ulysses, plan_ulysses_backward, needs_same_axes,
+    ScheduleEntry{Schedule::ulysses, plan_ulysses, backward<plan_ulysses_backward>, needs_same_axes,
                   wants_exchange_of_heads, only_one<Schedule::ulysses>},
-    ScheduleEntry{Schedule::hybrid, plan_hybrid, plan_hybrid_backward, needs_degree, wants_degree,
-                  degrees},
-    ScheduleEntry{Schedule::allgather, plan_allgather, plan_allgather_backward, nothing,
+    ScheduleEntry{Schedule::hybrid, plan_hybrid, backward<plan_hybrid_backward>, needs_degree,
+                  wants_degree, degrees},
+    ScheduleEntry{Schedule::allgather, plan_allgather, backward<plan_allgather_backward>, nothing,
                   wants_sharded_sequence, only_one<Schedule::allgather>}};
 
 }  // namespace

@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "schedules/building/gathering.hpp"
+#include "schedules/building/exchange_of_heads.hpp"
 #include "schedules/building/head_shares.hpp"
 #include "schedules/building/plan_builder.hpp"
 #include "schedules/building/ring_rounds.hpp"
@@ -27,26 +27,13 @@ namespace {
 
 constexpr int kMaximumGroups = 8;  // with more, calls of kernels and messages would be too small
 
-class HeadExchange {
+class HeadExchange : private ExchangeOfHeads {
  public:
   HeadExchange(const RankContext& context, int degree)
-      : context_(context),
-        degree_(degree),
-        rings_(static_cast<int>(context.group.size()) / degree),
-        inner_(context.group_rank % degree),
-        outer_(context.group_rank / degree),
+      : ExchangeOfHeads(context, degree),
         builder_(context),
         with_rows_(builder_.sent_with_rows()),
         shares_(share_heads(local().heads, local().kv_heads, degree, groups())),
-        rows_(gathered(outer_, &HeldSequence::rows)),
-        columns_(gathered(outer_, &HeldSequence::columns)),
-        needs_(context.input.problem, rings_,
-               [this](int ring) {
-                 HeldSequence held = held_by(context_.input.operands, context_.rank);
-                 held.rows = gathered(ring, &HeldSequence::rows).positions();
-                 held.columns = gathered(ring, &HeldSequence::columns).positions();
-                 return held;
-               }),
         traffic_(
             needs_, {rings_, rings_},
             sends_directly(context, {rings_, rings_}, [this](int ring) { return member(ring); })),
@@ -60,7 +47,7 @@ class HeadExchange {
     for (std::size_t g = 0; g < groups; ++g) {
       group_ = g;
       gather();
-      if (const HeadShare* share = share_of(inner_)) {
+      if (const HeadShare* share = share_of(me_)) {
         compute(*share);
       }
       scatter();
@@ -90,25 +77,11 @@ class HeadExchange {
 
   [[nodiscard]] std::int64_t most_kv_heads() const {
     std::int64_t most = 0;
-    for (const HeadShare& share : shares_[static_cast<std::size_t>(inner_)]) {
+    for (const HeadShare& share : shares_[static_cast<std::size_t>(me_)]) {
       most = std::max(most, share.kv_heads.count);
     }
     return most;
   }
-
-  // The rows or columns that the ranks at a ring position hold together.
-  [[nodiscard]] Gathering gathered(int ring, PositionRanges HeldSequence::*sequence) const {
-    std::vector<PositionRanges> shards;
-    for (int i = 0; i < degree_; ++i) {
-      const int rank = context_.group[static_cast<std::size_t>(ring * degree_ + i)];
-      shards.push_back(held_by(context_.input.operands, rank).*sequence);
-    }
-    return Gathering(shards);
-  }
-
-  // The member of the group at this position of the rank's own ring.
-  [[nodiscard]] int member(int ring) const { return ring * degree_ + inner_; }
-  [[nodiscard]] int peer(int inner) const { return outer_ * degree_ + inner; }
 
   // The share of the current group; null if the rank has fewer groups.
   [[nodiscard]] const HeadShare* share_of(int inner) const {
@@ -147,77 +120,72 @@ class HeadExchange {
 
   void gather() {
     for (int turn = 1; turn < degree_; ++turn) {
-      const int to = (inner_ + turn) % degree_;
+      const int to = (me_ + turn) % degree_;
       if (const HeadShare* share = share_of(to)) send_heads(to, *share);
     }
-    const HeadShare* const mine = share_of(inner_);
+    const HeadShare* const mine = share_of(me_);
     if (mine == nullptr) return;
     for (const Content content : with_rows_) {
-      if (has_rows(content, inner_)) continue;
-      rows_in_[content] = add_rows(content, Role::in, inner_, all(rows_), *mine);
+      if (has_rows(content, me_)) continue;
+      rows_in_[content] = add_rows(content, Role::in, me_, rows_.all(), *mine);
     }
-    if (!has_columns(inner_)) {
+    if (!has_columns(me_)) {
       column_turn_ = 1 - column_turn_;
-      columns_in_ = add_columns(Role::in, inner_, all(columns_), *mine, column_turn_);
+      columns_in_ = add_columns(Role::in, me_, columns_.all(), *mine, column_turn_);
     }
     for (int turn = 0; turn < degree_; ++turn) {
-      const int from = (inner_ + degree_ - turn) % degree_;
+      const int from = (me_ + degree_ - turn) % degree_;
       take_rows(from);
-      if (!has_columns(inner_)) take_columns(from);
+      if (!has_columns(me_)) take_columns(from);
     }
   }
 
   // Sends the rank's own tokens for the heads of another rank.
   void send_heads(int to, const HeadShare& share) {
-    const int origin = peer(inner_);
+    const int origin = peer(me_);
     for (const Content content : with_rows_) {
       if (local().query_length == 0 || has_rows(content, to)) continue;
       const LocalRange tokens{LocalPosition(0), local().query_length};
       const int packed = add_rows(content, Role::out, to, tokens, share);
       builder_.copy_own(gathered_in(), content, tokens.begin, packed, tokens);
-      for (const Gathering::Message& message : rows_.messages(inner_)) {
-        builder_.send(gathered_in(), peer(to), origin, packed, message.tokens);
-      }
+      builder_.send(gathered_in(), peer(to), origin, packed, rows_.tokens(me_));
     }
     if (local().kv_length > 0 && !has_columns(to)) {
       const LocalRange tokens{LocalPosition(0), local().kv_length};
       const int packed = add_columns(Role::out, to, tokens, share, turn());
       builder_.pack(tokens, packed, tokens.begin, gathered_in());
-      for (const Gathering::Message& message : columns_.messages(inner_)) {
-        builder_.send(gathered_in(), peer(to), origin, packed, message.tokens);
-      }
+      builder_.send(gathered_in(), peer(to), origin, packed, columns_.tokens(me_));
     }
   }
 
   void take_rows(int from) {
     for (const Content content : with_rows_) {
-      if (has_rows(content, inner_)) continue;
+      if (has_rows(content, me_)) continue;
       const int buffer = rows_in_[content];
-      for (const Gathering::Message& message : rows_.messages(from)) {
-        const LocalRange to = message.placed();
-        if (from == inner_) {
-          builder_.copy_own(gathered_in(), content, message.tokens.begin, buffer, to);
-        } else {
-          builder_.receive(gathered_in(), peer(from), peer(from), buffer, to);
-        }
+      if (from != me_) {
+        builder_.receive(gathered_in(), peer(from), peer(from), buffer, rows_.placed(from));
+        continue;
+      }
+      for (const Gathering::Message& message : rows_.messages(me_)) {
+        builder_.copy_own(gathered_in(), content, message.tokens.begin, buffer, message.placed());
       }
     }
   }
 
   void take_columns(int from) {
-    for (const Gathering::Message& message : columns_.messages(from)) {
-      if (from == inner_) {
-        builder_.pack(message.tokens, columns_in_, message.placed().begin, gathered_in());
-      } else {
-        builder_.receive(gathered_in(), peer(from), peer(from), columns_in_, message.placed());
-      }
+    if (from != me_) {
+      return builder_.receive(gathered_in(), peer(from), peer(from), columns_in_,
+                              columns_.placed(from));
+    }
+    for (const Gathering::Message& message : columns_.messages(me_)) {
+      builder_.pack(message.tokens, columns_in_, message.placed().begin, gathered_in());
     }
   }
 
   void compute(const HeadShare& share) {
     const auto results = static_cast<std::size_t>(turn());
     std::optional<Result>& target = computed_[results];
-    target = builder_.add_complete_results(all(rows_), share.heads, target ? &*target : nullptr);
+    target = builder_.add_complete_results(rows_.all(), share.heads, target ? &*target : nullptr);
     const int rows = builder_.add_rows(rows_in_, rows_.positions(), *target, true);
     const int first_step = gathered_in() + 1;
     rounds_.add(first_step,
@@ -232,22 +200,18 @@ class HeadExchange {
   void scatter() {
     const int sent_in = gathered_in() + rings_ + 1;
     const auto set = static_cast<std::size_t>(turn());
-    const HeadShare* const mine = share_of(inner_);
+    const HeadShare* const mine = share_of(me_);
     for (int turn = 1; turn < degree_ && mine != nullptr; ++turn) {
-      const int to = (inner_ + turn) % degree_;
-      std::vector<LocalRange> runs;
-      for (const Gathering::Message& message : rows_.messages(to)) {
-        runs.push_back(message.placed());
-      }
-      builder_.send(sent_in, peer(to), peer(to), *computed_[set], runs);
+      const int to = (me_ + turn) % degree_;
+      builder_.send(sent_in, peer(to), peer(to), *computed_[set], rows_.placed(to));
     }
     for (int turn = 0; turn < degree_; ++turn) {
-      const int from = (inner_ + degree_ - turn) % degree_;
+      const int from = (me_ + degree_ - turn) % degree_;
       const HeadShare* const share = share_of(from);
       if (share == nullptr || local().query_length == 0) continue;
       const LocalRange own{LocalPosition(0), local().query_length};
       Result part;
-      if (from == inner_) {
+      if (from == me_) {
         part = *computed_[set];
       } else {
         std::optional<Result>& received =
@@ -256,31 +220,19 @@ class HeadExchange {
             builder_.add_complete_results(own, share->heads, received ? &*received : nullptr);
         part = *received;
       }
-      std::vector<LocalRange> runs;
-      for (const Gathering::Message& message : rows_.messages(inner_)) {
-        runs.push_back(message.tokens);
-        const LocalPosition begin = (from == inner_ ? message.placed() : message.tokens).begin;
+      for (const Gathering::Message& message : rows_.messages(me_)) {
+        const LocalPosition begin = (from == me_ ? message.placed() : message.tokens).begin;
         builder_.copy(sent_in + 1, part, begin, builder_.own_results(share->heads), message.tokens);
       }
-      if (from != inner_) builder_.receive(sent_in, peer(from), peer(inner_), part, runs);
+      if (from != me_) {
+        builder_.receive(sent_in, peer(from), peer(me_), part, rows_.tokens(me_));
+      }
     }
   }
 
-  [[nodiscard]] static LocalRange all(const Gathering& gathering) {
-    return {LocalPosition(0), gathering.size()};
-  }
-
-  const RankContext& context_;
-  int degree_;
-  int rings_;  // ranks of a ring
-  int inner_;  // this rank's index among the ranks that exchange heads …
-  int outer_;  // … and in its ring
   PlanBuilder builder_;
   std::vector<Content> with_rows_;
   std::vector<std::vector<HeadShare>> shares_;  // by inner rank
-  Gathering rows_;
-  Gathering columns_;
-  KvNeeds needs_;  // of the ranks of the ring
   RingTraffic traffic_;
   RingRounds rounds_;
   std::size_t group_ = 0;                     // the current one

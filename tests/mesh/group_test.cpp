@@ -45,6 +45,8 @@ class GroupData : public ::testing::TestWithParam<std::size_t> {
   const std::unique_ptr<Group> group_ = test::make_world_group(test::kWatchdog, GetParam());
   const int rank_ = group_->rank();
   const int size_ = group_->size();
+  const int next_ = (rank_ + 1) % size_;
+  const int previous_ = (rank_ + size_ - 1) % size_;
   HostStream stream_{"communication", test::kWatchdog, nullptr};
 };
 
@@ -79,28 +81,24 @@ TEST_P(GroupData, ExchangesManySizesWithEverybody) {
 TEST_P(GroupData, LargeMessagesRoundTheRing) {
   constexpr std::size_t kBytes = 300'001;
   if (GetParam() < 1000) GTEST_SKIP() << "too many pieces";
-  const int next = (rank_ + 1) % size_;
-  const int previous = (rank_ + size_ - 1) % size_;
-  const Bytes out = message(rank_, next, 0, kBytes);
+  const Bytes out = message(rank_, next_, 0, kBytes);
   Bytes in(kBytes);
-  const Send send{next, out.data(), kBytes};
-  const Receive receive{previous, in.data(), kBytes};
+  const Send send{next_, out.data(), kBytes};
+  const Receive receive{previous_, in.data(), kBytes};
   group_->exchange({&send, 1}, {&receive, 1}, stream_, {"test", 0});
   stream_.synchronize();
-  EXPECT_EQ(in, message(previous, rank_, 0, kBytes));
+  EXPECT_EQ(in, message(previous_, rank_, 0, kBytes));
 }
 
 TEST_P(GroupData, HopsOnAStreamRunInOrder) {
   // Two buffers in turn: each hop forwards what the one before it brought.
-  const int next = (rank_ + 1) % size_;
-  const int previous = (rank_ + size_ - 1) % size_;
   std::vector<Bytes> blocks{message(rank_, 0, 0, 500)};
   for (int hop = 1; hop < size_; ++hop) blocks.emplace_back(500, std::uint8_t{0});
   std::vector<std::shared_ptr<Event>> arrived;
   for (int hop = 1; hop < size_; ++hop) {
     const auto h = static_cast<std::size_t>(hop);
-    const Send send{next, blocks[h - 1].data(), 500};
-    const Receive receive{previous, blocks[h].data(), 500};
+    const Send send{next_, blocks[h - 1].data(), 500};
+    const Receive receive{previous_, blocks[h].data(), 500};
     group_->exchange({&send, 1}, {&receive, 1}, stream_, {"key/value", hop});
     arrived.push_back(stream_.record());
   }
@@ -117,9 +115,20 @@ INSTANTIATE_TEST_SUITE_P(ChunkBytes, GroupData, ::testing::Values(7, 1000, kMpiC
 
 class GroupTest : public ::testing::Test {
  protected:
+  // One of each rank.
+  void expect_texts(const std::vector<std::string>& texts,
+                    const std::function<std::string(int)>& text_of) const {
+    ASSERT_EQ(texts.size(), static_cast<std::size_t>(size_));
+    for (int peer = 0; peer < size_; ++peer) {
+      EXPECT_EQ(texts[static_cast<std::size_t>(peer)], text_of(peer));
+    }
+  }
+
   const std::unique_ptr<Group> group_ = test::make_world_group();
   const int rank_ = group_->rank();
   const int size_ = group_->size();
+  const int next_ = (rank_ + 1) % size_;
+  const int previous_ = (rank_ + size_ - 1) % size_;
   HostStream stream_{"communication", test::kWatchdog, nullptr};
 };
 
@@ -138,14 +147,12 @@ TEST_F(GroupTest, AnEmptyExchangeIsDone) {
 
 TEST_F(GroupTest, ExchangeReturnsAtOnce) {
   // Everybody posts the receive long before the matching send: nobody may block in between.
-  const int next = (rank_ + 1) % size_;
-  const int previous = (rank_ + size_ - 1) % size_;
   if (size_ == 1) GTEST_SKIP() << "needs 2 ranks";
   HostStream sending("sending", test::kWatchdog, nullptr);
   const int out = rank_;
   int in = -1;
-  const Send send{next, &out, sizeof(out)};
-  const Receive receive{previous, &in, sizeof(in)};
+  const Send send{next_, &out, sizeof(out)};
+  const Receive receive{previous_, &in, sizeof(in)};
   group_->exchange({}, {&receive, 1}, stream_, {});
   group_->control().barrier();
   EXPECT_FALSE(stream_.record()->is_complete());
@@ -153,7 +160,7 @@ TEST_F(GroupTest, ExchangeReturnsAtOnce) {
   group_->exchange({&send, 1}, {}, sending, {});
   stream_.synchronize();
   sending.synchronize();
-  EXPECT_EQ(in, previous);
+  EXPECT_EQ(in, previous_);
 }
 
 TEST_F(GroupTest, TracesEveryMessage) {
@@ -161,12 +168,10 @@ TEST_F(GroupTest, TracesEveryMessage) {
   Tracer tracer;
   tracer.add_sink(collector);
   HostStream stream("communication", test::kWatchdog, &tracer);
-  const int next = (rank_ + 1) % size_;
-  const int previous = (rank_ + size_ - 1) % size_;
   const Bytes out(100);
   Bytes in(100);
-  const Send send{next, out.data(), 100};
-  const Receive receive{previous, in.data(), 100};
+  const Send send{next_, out.data(), 100};
+  const Receive receive{previous_, in.data(), 100};
   const std::int64_t before = monotonic_ns();
   group_->exchange({&send, 1}, {&receive, 1}, stream, {"key/value", 4});
   stream.synchronize();
@@ -184,8 +189,8 @@ TEST_F(GroupTest, TracesEveryMessage) {
     EXPECT_EQ(collector.spans().size(), 1U);
     EXPECT_THAT(messages, ::testing::IsEmpty());
   } else if (size_ > 1) {
-    EXPECT_THAT(messages, ::testing::ElementsAre(TraceMessage{previous, 100, true},
-                                                 TraceMessage{next, 100, false}));
+    EXPECT_THAT(messages, ::testing::ElementsAre(TraceMessage{previous_, 100, true},
+                                                 TraceMessage{next_, 100, false}));
   }
 }
 
@@ -200,13 +205,11 @@ TEST_F(GroupTest, AMessageEndsWhenItIsComplete) {
   Bytes from_next(10);
   Bytes from_previous(10);
   const Bytes out(10);
-  const int next = (rank_ + 1) % size_;
-  const int previous = (rank_ + size_ - 1) % size_;
   group_->control().barrier();
   if (rank_ == 1) std::this_thread::sleep_for(kLate);
-  const std::vector<Send> sends{{next, out.data(), 10}, {previous, out.data(), 10}};
-  const std::vector<Receive> receives{{next, from_next.data(), 10},
-                                      {previous, from_previous.data(), 10}};
+  const std::vector<Send> sends{{next_, out.data(), 10}, {previous_, out.data(), 10}};
+  const std::vector<Receive> receives{{next_, from_next.data(), 10},
+                                      {previous_, from_previous.data(), 10}};
   group_->exchange(sends, receives, stream, {"data", 0});
   stream.synchronize();
   if (rank_ != 0) return;
@@ -270,10 +273,7 @@ TEST_F(GroupTest, GathersTextsOfDifferentLengths) {
   };
   for (int round = 0; round < 5; ++round) {
     const auto texts = group_->control().gather_text(text_of(rank_, round));
-    ASSERT_EQ(texts.size(), static_cast<std::size_t>(size_));
-    for (int peer = 0; peer < size_; ++peer) {
-      EXPECT_EQ(texts[static_cast<std::size_t>(peer)], text_of(peer, round));
-    }
+    expect_texts(texts, [&](int peer) { return text_of(peer, round); });
   }
   const std::string binary("a\0b", 3);
   EXPECT_EQ(group_->control().gather_text(binary).back(), binary);
@@ -290,10 +290,7 @@ TEST_F(GroupTest, CollectsTextsOnRankZeroOnly) {
       EXPECT_TRUE(texts.empty());
       continue;
     }
-    ASSERT_EQ(texts.size(), static_cast<std::size_t>(size_));
-    for (int peer = 0; peer < size_; ++peer) {
-      EXPECT_EQ(texts[static_cast<std::size_t>(peer)], text_of(peer));
-    }
+    expect_texts(texts, text_of);
   }
 }
 
@@ -304,10 +301,7 @@ TEST_F(GroupTest, LongTextsTravelInPieces) {
     return std::string(bytes.begin(), bytes.end());
   };
   const auto texts = group->control().gather_text(text_of(rank_));
-  ASSERT_EQ(texts.size(), static_cast<std::size_t>(size_));
-  for (int peer = 0; peer < size_; ++peer) {
-    EXPECT_EQ(texts[static_cast<std::size_t>(peer)], text_of(peer));
-  }
+  expect_texts(texts, text_of);
 }
 
 TEST_F(GroupTest, SumsHaveTheSameBitsEverywhereAndEveryTime) {
@@ -395,18 +389,16 @@ TEST_F(GroupTest, ARankThatIsACallAheadIsAnErrorOfEveryRank) {
 
 TEST_F(GroupTest, ControlCallsAndDataDoNotMix) {
   // Data is on its way while control calls run.
-  const int next = (rank_ + 1) % size_;
-  const int previous = (rank_ + size_ - 1) % size_;
   const std::uint64_t out = 1000U + static_cast<unsigned>(rank_);
   std::uint64_t in = 0;
-  const Send send{next, &out, sizeof(out)};
-  const Receive receive{previous, &in, sizeof(in)};
+  const Send send{next_, &out, sizeof(out)};
+  const Receive receive{previous_, &in, sizeof(in)};
   group_->exchange({&send, 1}, {&receive, 1}, stream_, {});
   group_->control().barrier();
   const auto texts = group_->control().gather_text(std::to_string(rank_));
-  EXPECT_EQ(texts[static_cast<std::size_t>(next)], std::to_string(next));
+  EXPECT_EQ(texts[static_cast<std::size_t>(next_)], std::to_string(next_));
   stream_.synchronize();
-  EXPECT_EQ(in, 1000U + static_cast<unsigned>(previous));
+  EXPECT_EQ(in, 1000U + static_cast<unsigned>(previous_));
 }
 
 TEST_F(GroupTest, AbortEndsTheProcessWithItsCode) {

@@ -128,14 +128,17 @@ class DeviceAttention : public test::RankDeviceTest<> {
 
   // Collective.
   void expect_verified(const verification::ShardedCase& one) {
+    expect_verified(one, mesh_->shape());
+  }
+  void expect_verified(const verification::ShardedCase& one, const MeshShape& shape) {
     if (!context_) {
       context_ = std::make_unique<Context>(
           test::session().world(),
           ContextOptions{.devices = DeviceRule::gpus, .share_gpus = shared_gpus(), .timeout = 60});
     }
-    std::unique_ptr<Context>& of_mesh = meshes_[to_string(mesh_->shape())];
+    std::unique_ptr<Context>& of_mesh = meshes_[to_string(shape)];
     if (!of_mesh) {
-      of_mesh = std::make_unique<Context>(test::session().world(), mesh_->shape(), *context_);
+      of_mesh = std::make_unique<Context>(test::session().world(), shape, *context_);
     }
     const verification::Verification found = verification::verify_sharded(one, *of_mesh);
     EXPECT_EQ(found.failure(), "")

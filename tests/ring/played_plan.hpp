@@ -30,13 +30,8 @@ class PlayedPlan {
   void expect_complete() const {
     std::set<BlockId> used;
     for (std::size_t r = 0; r < states_.size(); ++r) {
-      if (plan_.backward) {
-        expect_gradients(r, used);
-        expect_sinks(r);
-        expect_bias(r);
-      } else {
-        expect_results(plan_.ranks[r], states_[r], used);
-      }
+      expect_results(r, used);
+      if (plan_.backward) expect_sinks(r);
       if (testing::Test::HasFatalFailure()) return;
     }
     std::size_t blocks = 0;
@@ -143,99 +138,126 @@ class PlayedPlan {
   std::vector<State> states_;
 
  private:
-  void expect_results(const RankPlan& rank, const State& state, std::set<BlockId>& used) const {
-    const AttentionProblem& problem = plan_.problem;
-    const PositionRanges rows = operands_.query.positions(rank.rank, 1);
-    const Region all{0,
-                     {LocalPosition(0), rank.local.query_length},
-                     {0, rank.local.heads},
-                     {0, rank.local.batch}};
-    std::int64_t cells = 0;
-    each_cell(all, [&](const Cell&) { ++cells; });
-    if (cells == 0) return;
-    for (std::size_t i = 0; i < rank.buffers.size(); ++i) {
-      const Buffer& buffer = rank.buffers[i];
-      const Content content = buffer.contents.front();
-      if (buffer.kind != BufferKind::caller || !is_result(content)) {
-        continue;
+  // Pairs of the problem, by global index.
+  struct Pairs {
+    BatchRange batches;
+    HeadRange heads;  // of queries
+    PositionRange rows, columns;
+  };
+
+  // The pairs whose products a result or a gradient sums up. An entry of a bias's gradient also
+  // stands for all batches, heads and rows over which the bias is broadcast.
+  [[nodiscard]] Pairs pairs_of(const RankPlan& rank, Content content, const Cell& cell) const {
+    const auto& [batch, token, head] = cell;
+    const AttentionShape& whole = plan_.problem.shape;
+    const std::int64_t ratio = whole.heads_per_kv_head();
+    const std::int64_t of_head = global_head(rank, content, head);
+    Pairs pairs{{rank.first_batch + batch, 1},
+                {of_head, 1},
+                {GlobalPosition(0), whole.query_length},
+                {GlobalPosition(0), whole.kv_length}};
+    if (content == Content::grad_bias) {
+      const Extents& bias = *plan_.problem.bias;
+      if (bias[0] == 1) pairs.batches = {0, whole.batch};
+      if (bias[1] == 1) pairs.heads = {0, whole.heads};
+      if (bias[2] == 1) return pairs;
+    }
+    if (content == Content::grad_key || content == Content::grad_value) {
+      pairs.heads = {of_head * ratio, ratio};
+      pairs.columns = {operands_.key.positions(rank.rank, 1).global(LocalPosition(token)), 1};
+    } else {
+      pairs.rows = {operands_.query.positions(rank.rank, 1).global(LocalPosition(token)), 1};
+    }
+    return pairs;
+  }
+
+  // Each visible one of the pairs is in exactly one of the blocks, and no block comes twice.
+  void expect_once(const Held& held, const Pairs& pairs, std::set<BlockId>& used) const {
+    const BatchRange& batches = pairs.batches;
+    const HeadRange& heads = pairs.heads;
+    const PositionRange& rows = pairs.rows;
+    const PositionRange& columns = pairs.columns;
+    const auto index = [&](std::int64_t b, std::int64_t n, GlobalPosition t, GlobalPosition s) {
+      const std::int64_t row =
+          ((b - batches.begin) * heads.count + n - heads.begin) * rows.length + (t - rows.start);
+      return static_cast<std::size_t>(row * columns.length + (s - columns.start));
+    };
+    std::vector<int> times(
+        static_cast<std::size_t>(batches.count * heads.count * rows.length * columns.length));
+    // Calls body(position) for the positions of a tile that are among the wanted ones.
+    const auto each = [](const PositionRanges& positions, const PositionRange& wanted,
+                         const auto& body) {
+      for (const PositionRange& range : positions.ranges()) {
+        const LocalRange among = range.indices_within(wanted.start, wanted.start + wanted.length);
+        for (std::int64_t i = among.begin.value(); i < among.end().value(); ++i) body(range.at(i));
       }
-      SCOPED_TRACE(testing::Message()
-                   << "rank " << rank.rank << ", " << name_of(buffer.contents.front()));
-      const auto found = state.results.find(key_of(static_cast<int>(i), content));
-      ASSERT_TRUE(found != state.results.end());
-      EXPECT_EQ(static_cast<std::int64_t>(found->second.size()), cells);
-      for (const auto& [cell, held] : found->second) {
-        const auto& [batch, token, head] = cell;
-        const GlobalPosition row = rows.global(LocalPosition(token));
-        EXPECT_EQ(held.count(kSinks), problem.sinks ? 1U : 0U);
-        EXPECT_EQ(held.count(kUnnormalised), problem.normalize_output ? 0U : 1U);
-        std::vector<int> times(static_cast<std::size_t>(problem.shape.kv_length));
-        for (const BlockId& id : held) {
-          ASSERT_EQ(held.count(id), 1U) << "a block twice";
-          if (id.first == kNoRank) continue;
-          used.insert(id);
-          for (const PositionRange& range : block_of(id).column_positions.ranges()) {
-            for (std::int64_t c = 0; c < range.length; ++c) {
-              ++times[static_cast<std::size_t>(range.at(c).value())];
-            }
-          }
+    };
+    for (const BlockId& id : held) {
+      ASSERT_EQ(held.count(id), 1U) << "a block twice";
+      if (id.first == kNoRank) continue;
+      used.insert(id);
+      const RankPlan& of = plan_.ranks[id.first];
+      const Tile& tile = block_of(id);
+      const BatchRange in = of.global(tile.batches);
+      const std::int64_t head = global_head(of, Content::query, tile.heads.begin);
+      for (std::int64_t b = std::max(batches.begin, in.begin);
+           b < std::min(batches.end(), in.end()); ++b) {
+        for (std::int64_t n = std::max(heads.begin, head);
+             n < std::min(heads.end(), head + tile.heads.count); ++n) {
+          each(tile.row_positions, rows, [&](GlobalPosition t) {
+            each(tile.column_positions, columns,
+                 [&](GlobalPosition s) { ++times[index(b, n, t, s)]; });
+          });
         }
-        for (std::int64_t column = 0; column < problem.shape.kv_length; ++column) {
-          if (!problem.mask.visible(rank.first_batch + batch, rank.first_head + head, row,
-                                    GlobalPosition(column))) {
-            continue;
+      }
+    }
+    const Mask& mask = plan_.problem.mask;
+    for (std::int64_t b = batches.begin; b < batches.end(); ++b) {
+      for (std::int64_t n = heads.begin; n < heads.end(); ++n) {
+        for (std::int64_t i = 0; i < rows.length; ++i) {
+          for (std::int64_t j = 0; j < columns.length; ++j) {
+            if (!mask.visible(b, n, rows.at(i), columns.at(j))) continue;
+            ASSERT_EQ(times[index(b, n, rows.at(i), columns.at(j))], 1)
+                << "times that row " << rows.at(i).value() << " sees column "
+                << columns.at(j).value() << ", batch " << b << ", head " << n;
           }
-          ASSERT_EQ(times[static_cast<std::size_t>(column)], 1)
-              << "times that row " << row.value() << " sees column " << column << ", batch "
-              << batch << ", head " << head;
         }
       }
     }
   }
 
-  // Every gradient of a row and head holds each column that it sees once; every gradient of a
-  // column and key/value head, each row and query head that sees it.
-  void expect_gradients(std::size_t r, std::set<BlockId>& used) const {
+  void expect_results(std::size_t r, std::set<BlockId>& used) const {
     const RankPlan& rank = plan_.ranks[r];
-    const AttentionShape& whole = plan_.problem.shape;
-    const std::int64_t ratio = whole.heads_per_kv_head();
-    for (const Content content : {Content::grad_query, Content::grad_key, Content::grad_value}) {
+    const AttentionProblem& problem = plan_.problem;
+    const bool normalised = problem.normalize_output;
+    const std::vector<std::pair<Content, bool>> contents =
+        plan_.backward
+            ? std::vector<std::pair<Content, bool>>{{Content::grad_query, true},
+                                                    {Content::grad_key, true},
+                                                    {Content::grad_value, true},
+                                                    {Content::grad_bias, plan_.backward->grad_bias}}
+            : std::vector<std::pair<Content, bool>>{{Content::output, true},
+                                                    {Content::lse, normalised},
+                                                    {Content::maximum, !normalised},
+                                                    {Content::sum, !normalised}};
+    for (const auto& [content, wanted] : contents) {
       SCOPED_TRACE(testing::Message() << "rank " << rank.rank << ", " << name_of(content));
       const int index = rank.caller_buffer(content);
+      ASSERT_EQ(index >= 0, wanted);
+      if (!wanted) continue;
       const Buffer& buffer = rank.buffer(index);
-      if (buffer.tokens.count * buffer.heads.count * rank.local.batch == 0) continue;
-      const auto found = states_[r].results.find({index, content});
-      ASSERT_TRUE(found != states_[r].results.end()) << "a gradient that nobody writes";
-      const bool rows = content == Content::grad_query;
-      const PositionRanges own = (rows ? operands_.query : operands_.key).positions(rank.rank, 1);
-      EXPECT_EQ(static_cast<std::int64_t>(found->second.size()),
-                buffer.tokens.count * buffer.heads.count * rank.local.batch);
+      const std::int64_t cells =
+          buffer.tokens.count * buffer.heads.count * rank.batches(buffer).count;
+      if (cells == 0) continue;
+      const auto found = states_[r].results.find(key_of(index, content));
+      ASSERT_TRUE(found != states_[r].results.end()) << "a result that nobody writes";
+      EXPECT_EQ(static_cast<std::int64_t>(found->second.size()), cells);
       for (const auto& [cell, held] : found->second) {
-        const auto& [batch, token, head] = cell;
-        const GlobalPosition position = own.global(LocalPosition(token));
+        EXPECT_EQ(held.count(kSinks), problem.sinks && !plan_.backward ? 1U : 0U);
+        EXPECT_EQ(held.count(kUnnormalised), normalised ? 0U : 1U);
         EXPECT_EQ(held.count(kBefore), adds_ ? 1U : 0U);
-        const std::int64_t of_head = global_head(rank, content, head);
-        const std::int64_t others = rows ? whole.kv_length : whole.query_length;
-        const std::int64_t heads = rows ? 1 : ratio;
-        std::vector<int> times(static_cast<std::size_t>(others * heads));
-        for (const BlockId& id : held) {
-          ASSERT_EQ(held.count(id), 1U) << "a block twice";
-          if (id.first == kNoRank) continue;
-          used.insert(id);
-          count(block_of(id), plan_.ranks[id.first], rows, of_head * heads, heads, times);
-        }
-        for (std::int64_t h = 0; h < heads; ++h) {
-          for (std::int64_t other = 0; other < others; ++other) {
-            const GlobalPosition there(other);
-            const bool visible =
-                plan_.problem.mask.visible(rank.first_batch + batch, of_head * heads + h,
-                                           rows ? position : there, rows ? there : position);
-            if (!visible) continue;
-            ASSERT_EQ(times[static_cast<std::size_t>(h * others + other)], 1)
-                << "times that " << other << " counts for " << position.value() << ", batch "
-                << batch << ", head " << head;
-          }
-        }
+        expect_once(held, pairs_of(rank, content, cell), used);
+        if (testing::Test::HasFatalFailure()) return;
       }
     }
   }
@@ -268,90 +290,6 @@ class PlayedPlan {
       const HeadRange heads = shared ? HeadRange{0, whole.heads} : HeadRange{head, 1};
       each_cell({0, {LocalPosition(0), whole.query_length}, heads, {0, whole.batch}},
                 [&](const Cell& row) { EXPECT_EQ(times[row], 1) << "times that a row counts"; });
-    }
-  }
-
-  // An entry of the bias's gradient holds every visible pair of its row and head once, or of all
-  // rows, heads and batches over which the bias is broadcast.
-  void expect_bias(std::size_t r) const {
-    const RankPlan& rank = plan_.ranks[r];
-    const int index = rank.caller_buffer(Content::grad_bias);
-    ASSERT_EQ(index >= 0, plan_.backward->grad_bias);
-    if (index < 0) return;
-    SCOPED_TRACE(testing::Message() << "rank " << rank.rank << ", grad bias");
-    const AttentionShape& whole = plan_.problem.shape;
-    const Extents& shape = *rank.bias;
-    const Extents& all = *plan_.problem.bias;
-    if (shape[0] * shape[1] * shape[2] == 0) return;
-    const auto found = states_[r].results.find({index, Content::grad_bias});
-    ASSERT_TRUE(found != states_[r].results.end()) << "a gradient of a bias that nobody writes";
-    EXPECT_EQ(static_cast<std::int64_t>(found->second.size()), shape[0] * shape[1] * shape[2]);
-    // The global indices that entry `local` of a dimension of the bias stands for.
-    const auto stands_for = [&](int dim, std::int64_t local, std::int64_t count) {
-      const std::int64_t first =
-          operands_.bias->positions(rank.rank, dim).global(LocalPosition(local)).value();
-      return all[dim] == 1 ? std::pair(std::int64_t{0}, count) : std::pair(first, first + 1);
-    };
-    for (const auto& [cell, held] : found->second) {
-      const auto& [batch, token, head] = cell;
-      EXPECT_EQ(held.count(kBefore), adds_ ? 1U : 0U);
-      std::map<Cell, std::vector<int>> times;  // by batch, row and head: of each column
-      for (const BlockId& id : held) {
-        ASSERT_EQ(held.count(id), 1U) << "a block twice";
-        if (id.first == kNoRank) continue;
-        const RankPlan& of = plan_.ranks[id.first];
-        const Tile& tile = block_of(id);
-        const std::int64_t first_head = global_head(of, Content::query, tile.heads.begin);
-        const BatchRange batches = of.global(tile.batches);
-        each_cell({0, {LocalPosition(0), tile.rows.count}, {first_head, tile.heads.count}, batches},
-                  [&](const Cell& local) {
-                    const auto& [b, t, n] = local;
-                    std::vector<int>& columns =
-                        times[{b, tile.row_positions.global(LocalPosition(t)).value(), n}];
-                    columns.resize(static_cast<std::size_t>(whole.kv_length));
-                    for (std::int64_t s = 0; s < tile.columns.count; ++s) {
-                      const auto column = tile.column_positions.global(LocalPosition(s)).value();
-                      ++columns[static_cast<std::size_t>(column)];
-                    }
-                  });
-      }
-      const auto [batch_begin, batch_end] = stands_for(0, batch, whole.batch);
-      const auto [head_begin, head_end] = stands_for(1, head, whole.heads);
-      const auto [row_begin, row_end] = stands_for(2, token, whole.query_length);
-      for (std::int64_t b = batch_begin; b < batch_end; ++b) {
-        for (std::int64_t n = head_begin; n < head_end; ++n) {
-          for (std::int64_t t = row_begin; t < row_end; ++t) {
-            std::vector<int>& columns = times[{b, t, n}];
-            columns.resize(static_cast<std::size_t>(whole.kv_length));
-            for (std::int64_t s = 0; s < whole.kv_length; ++s) {
-              const bool visible =
-                  plan_.problem.mask.visible(b, n, GlobalPosition(t), GlobalPosition(s));
-              if (!visible) continue;
-              ASSERT_EQ(columns[static_cast<std::size_t>(s)], 1)
-                  << "times that row " << t << " sees column " << s << ", batch " << b << ", head "
-                  << n;
-            }
-          }
-        }
-      }
-    }
-  }
-
-  // Adds a block's columns, or its rows of the `heads` query heads from `first` on.
-  void count(const Tile& tile, const RankPlan& of, bool columns, std::int64_t first,
-             std::int64_t heads, std::vector<int>& times) const {
-    const PositionRanges& positions = columns ? tile.column_positions : tile.row_positions;
-    const auto others = static_cast<std::int64_t>(times.size()) / heads;
-    for (std::int64_t h = 0; h < heads; ++h) {
-      if (!columns) {
-        const std::int64_t begin = global_head(of, Content::query, tile.heads.begin);
-        if (first + h < begin || first + h >= begin + tile.heads.count) continue;
-      }
-      for (const PositionRange& range : positions.ranges()) {
-        for (std::int64_t i = 0; i < range.length; ++i) {
-          ++times[static_cast<std::size_t>(h * others + range.at(i).value())];
-        }
-      }
     }
   }
 };

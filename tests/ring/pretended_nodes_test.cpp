@@ -1,6 +1,5 @@
 // Attention on ranks that pretend, by ANNULUS_NODE, to be on several nodes.
 #include <cstdint>
-#include <cstring>
 #include <string>
 #include <vector>
 
@@ -8,11 +7,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <annulus/ring/sharded_attention.hpp>
-#include <annulus/verification/verification.hpp>
-
+#include "tests/ring/sharded_attention_fixture.hpp"
 #include "tests/support/environment_variable.hpp"
-#include "tests/support/test_world.hpp"
 
 namespace annulus::ring {
 namespace {
@@ -20,28 +16,17 @@ namespace {
 using ::testing::Each;
 using verification::CaseShards;
 
-// Two ranks on each node.
-class PretendedNodes : public ::testing::Test {
+// Two ranks on each node; before the mesh is made.
+struct NodesOfTwo {
+  test::EnvironmentVariable node{"ANNULUS_NODE",
+                                 "node" + std::to_string(test::session().rank() / 2)};
+};
+
+class PretendedNodes : private NodesOfTwo, public ShardedAttentionFixture {
  protected:
   PretendedNodes() {
     problem_.shape = {1, 96, 96, 8, 8, 16, 16};
-    options_.schedule = "ring";
     options_.plan.emplace();
-  }
-
-  [[nodiscard]] ShardedOperands operands() const {
-    OperandLayout layout;
-    layout.query = layout.kv = PartitionSpec::parse("-,sp");
-    return shard_operands(problem_, mesh_.shape(), layout);
-  }
-
-  [[nodiscard]] ShardedAttention attention() {
-    return {problem_, operands(), mesh_, registry_, device_, options_};
-  }
-  [[nodiscard]] CaseShards computed(ShardedAttention& attention) {
-    CaseShards shards(operands(), problem_.dtype, 1, mesh_.rank(), device_.memory(), 1, {}, true);
-    attention.run(shards.local_tensors());
-    return shards;
   }
 
   // The bytes that all ranks receive from other nodes. Collective.
@@ -59,14 +44,7 @@ class PretendedNodes : public ::testing::Test {
     return all;
   }
 
-  test::EnvironmentVariable node_{"ANNULUS_NODE",
-                                  "node" + std::to_string(test::session().rank() / 2)};
-  Mesh mesh_{MeshShape({{"sp", test::session().size()}}), test::session().world(), test::kWatchdog};
   const int nodes_ = (mesh_.size() + 1) / 2;
-  HostDevice device_;
-  Registry registry_ = Registry::standard();
-  AttentionProblem problem_;
-  ShardedAttentionOptions options_;
 };
 
 // Keys and values enter each other node once, even if owners are to send them directly; those of
@@ -81,10 +59,7 @@ TEST_F(PretendedNodes, GetEachShardOnce) {
         << (direct ? "direct" : "passed on");
     results.push_back(computed(attention));
   }
-  ASSERT_GT(results[0].output.bytes(), 0U);
-  EXPECT_EQ(std::memcmp(results[0].output.view().data(), results[1].output.view().data(),
-                        results[0].output.bytes()),
-            0);
+  expect_same_bits(results[0], results[1]);
 }
 
 // Likewise where each rank gets all keys and values at once. The results have the same bits as on
@@ -101,11 +76,7 @@ TEST_F(PretendedNodes, GatherEachShardOnce) {
     Mesh together(mesh_.shape(), test::session().world(), test::kWatchdog);
     ShardedAttention alone(problem_, operands(), together, registry_, device_, options_);
     EXPECT_TRUE(alone.plan_input().prices.node_of_rank.empty());
-    const CaseShards expected = computed(alone);
-    ASSERT_GT(apart.output.bytes(), 0U);
-    EXPECT_EQ(std::memcmp(apart.output.view().data(), expected.output.view().data(),
-                          apart.output.bytes()),
-              0);
+    expect_same_bits(apart, computed(alone));
   }
 }
 

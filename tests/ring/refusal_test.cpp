@@ -1,6 +1,5 @@
 // Which kernels compute the blocks, and what happens to tensors that do not fit.
 #include <chrono>
-#include <cstring>
 #include <functional>
 #include <memory>
 #include <string>
@@ -13,12 +12,10 @@
 
 #include <annulus/core/error.hpp>
 #include <annulus/mesh/agreement.hpp>
-#include <annulus/ring/sharded_attention.hpp>
-#include <annulus/verification/verification.hpp>
 
 #include "tests/attention/wrapped_native.hpp"
+#include "tests/ring/sharded_attention_fixture.hpp"
 #include "tests/support/message_of.hpp"
-#include "tests/support/test_world.hpp"
 
 namespace annulus::ring {
 namespace {
@@ -73,26 +70,10 @@ std::string foreign(const AttentionBlock& block, const SoftmaxState& /*result*/)
   return block.rows == block.columns ? "" : "not my columns";
 }
 
-class RefusalTest : public ::testing::Test {
+class RefusalTest : public ShardedAttentionFixture {
  protected:
-  RefusalTest()
-      : mesh_(MeshShape({{"sp", test::session().size()}}), test::session().world(),
-              test::kWatchdog) {
-    problem_.shape = {1, 48, 48, 4, 2, 16, 8};
-    layout_.query = layout_.kv = PartitionSpec::parse("-,sp");
-    options_.schedule = "ring";
-  }
+  RefusalTest() { problem_.shape = {1, 48, 48, 4, 2, 16, 8}; }
 
-  [[nodiscard]] bool alone() const { return mesh_.size() == 1; }
-  [[nodiscard]] ShardedOperands operands() const {
-    return shard_operands(problem_, mesh_.shape(), layout_);
-  }
-  [[nodiscard]] CaseShards shards() {
-    return {operands(), problem_.dtype, 1, mesh_.rank(), device_.memory()};
-  }
-  [[nodiscard]] ShardedAttention attention() {
-    return {problem_, operands(), mesh_, registry_, device_, options_};
-  }
   void register_two(Refuse first, Refuse second) {
     registry_ = Registry();
     registry_.add(picky("first", std::move(first)));
@@ -105,17 +86,6 @@ class RefusalTest : public ::testing::Test {
         .run(result.local_tensors());
     return result;
   }
-  static void expect_same_bits(const CaseShards& a, const CaseShards& b) {
-    EXPECT_EQ(std::memcmp(a.output.view().data(), b.output.view().data(), a.output.bytes()), 0);
-    EXPECT_EQ(std::memcmp(a.lse.view().data(), b.lse.view().data(), a.lse.bytes()), 0);
-  }
-
-  Mesh mesh_;
-  HostDevice device_;
-  Registry registry_;
-  AttentionProblem problem_;
-  OperandLayout layout_;
-  ShardedAttentionOptions options_;
 };
 
 TEST_F(RefusalTest, ABlockThatAKernelRefusesGoesToTheNextOne) {
@@ -132,9 +102,7 @@ TEST_F(RefusalTest, ABlockThatAKernelRefusesGoesToTheNextOne) {
     EXPECT_THAT(passed_over[0].second, HasSubstr(std::to_string(mesh_.size() - 1) + " of " +
                                                  std::to_string(mesh_.size()) + " blocks"));
   }
-  const CaseShards mine = shards();
-  attention.run(mine.local_tensors());
-  expect_same_bits(mine, expected());
+  expect_same_bits(computed(attention), expected());
 }
 
 // Kernels are built, and plans made, for longer than the others would wait for a silent rank.
@@ -165,24 +133,6 @@ TEST_F(RefusalTest, WhatAllKernelsRefuseIsAnErrorWithEveryReason) {
   EXPECT_THAT(named, HasSubstr("first: no engine"));
   EXPECT_THAT(named, Not(HasSubstr("second")));
 }
-
-// The same tensors, head-major in memory.
-struct HeadMajor {
-  HeadMajor(const CaseShards& shards, MemoryPool& memory) : lse(shards.lse.view()) {
-    for (const Tensor* tensor : {&shards.query, &shards.key, &shards.value, &shards.output}) {
-      const Extents& s = tensor->shape();
-      tensors.emplace_back(tensor->dtype(), Extents{s[0], s[2], s[1], s[3]}, memory);
-      copy(tensor->view(), bthd(tensors.back()));
-    }
-  }
-  static TensorView bthd(const Tensor& tensor) { return tensor.view().permute({0, 2, 1, 3}); }
-  [[nodiscard]] LocalTensors local_tensors() const {
-    return {bthd(tensors[0]), bthd(tensors[1]), bthd(tensors[2]), bthd(tensors[3]), lse};
-  }
-
-  std::vector<Tensor> tensors;
-  TensorView lse;
-};
 
 // Strides that an unsharded call with [b,t,n,D] in memory would not have.
 std::string head_major(const AttentionBlock& block, const SoftmaxState& /*result*/) {

@@ -17,6 +17,7 @@
 #include <annulus/ring/sharded_attention.hpp>
 
 #include "tests/ring/face/face_cases.hpp"
+#include "tests/support/for_each_index.hpp"
 #include "tests/support/message_of.hpp"
 
 namespace annulus {
@@ -27,24 +28,11 @@ using ::testing::HasSubstr;
 using Bytes = std::vector<std::byte>;
 using Index = std::vector<PositionRanges>;
 
-template <class Visit>
-void each_entry(const Index& index, const Visit& visit) {
-  std::vector<std::int64_t> at(index.size());
-  const auto descend = [&](const auto& self, std::size_t dim) -> void {
-    if (dim == index.size()) return visit(at);
-    for (std::int64_t i = 0; i < index[dim].size(); ++i) {
-      at[dim] = index[dim].global(LocalPosition(i)).value();
-      self(self, dim + 1);
-    }
-  };
-  descend(descend, 0);
-}
-
 // Entries that depend on their global position alone. bfloat16 keeps the upper half.
 Bytes filled(const Index& index, DType dtype, int which) {
   Bytes bytes;
   bytes.reserve(1);  // null would mean that nobody wants it
-  each_entry(index, [&](const std::vector<std::int64_t>& at) {
+  test::for_each_position(index, [&](const std::vector<std::int64_t>& at) {
     float value = static_cast<float>(which);
     for (const std::int64_t i : at) value = value * 31.7F + static_cast<float>(i) * 1.3F;
     value = std::sin(value);
@@ -60,7 +48,7 @@ Bytes filled(const Index& index, DType dtype, int which) {
 // A rank's part of a whole tensor.
 Bytes part_of(const Bytes& whole, const Extents& shape, const Index& index, DType dtype) {
   Bytes part;
-  each_entry(index, [&](const std::vector<std::int64_t>& at) {
+  test::for_each_position(index, [&](const std::vector<std::int64_t>& at) {
     std::int64_t flat = 0;
     for (std::size_t dim = 0; dim < at.size(); ++dim) {
       flat = flat * shape[static_cast<int>(dim)] + at[dim];

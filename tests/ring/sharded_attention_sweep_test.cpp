@@ -1,7 +1,5 @@
 #include <array>
 #include <cstdint>
-#include <map>
-#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
@@ -14,34 +12,15 @@
 #include <annulus/verification/verification.hpp>
 
 #include "tests/attention/random_mask.hpp"
-#include "tests/support/host_context.hpp"
+#include "tests/ring/verified_on_host.hpp"
 
 // Sharded attention against the oracle: drawn problems, and every combination that could interact.
-// Each problem runs twice and must repeat every bit.
 namespace annulus::ring {
 namespace {
 
 using verification::ShardedCase;
 
-class ShardedAttentionSweep : public ::testing::Test {
- protected:
-  static int ranks() { return test::session().size(); }
-
-  Context& context(const MeshShape& shape) {
-    std::unique_ptr<Context>& context = contexts_[to_string(shape)];
-    if (!context) context = std::make_unique<Context>(test::session().world(), shape, everyone_);
-    return *context;
-  }
-
-  // The same on every rank.
-  [[nodiscard]] std::string failure(const ShardedCase& sharded_case, const MeshShape& shape) {
-    return verify_sharded(sharded_case, context(shape)).failure();
-  }
-
- private:
-  Context everyone_{test::session().world(), test::on_host()};
-  std::map<std::string, std::unique_ptr<Context>> contexts_;
-};
+using ShardedAttentionSweep = VerifiedOnHost;
 
 TEST_F(ShardedAttentionSweep, DrawnProblems) {
   for (int index = 0; index < 150; ++index) {

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <vector>
 
+#include <annulus/core/position.hpp>
 #include <annulus/core/tensor.hpp>
 
 namespace annulus::test {
@@ -21,6 +22,19 @@ void for_each_index(const Extents& shape, const Visit& visit) {
     }
     if (dim < 0) return;
   }
+}
+
+/// Calls `visit` with the global positions of every entry of a shard, the last dimension fastest.
+template <class Visit>
+void for_each_position(const std::vector<PositionRanges>& shard, const Visit& visit) {
+  std::vector<std::int64_t> sizes;
+  for (const PositionRanges& positions : shard) sizes.push_back(positions.size());
+  for_each_index(Extents(sizes), [&](std::vector<std::int64_t> at) {
+    for (std::size_t dim = 0; dim < at.size(); ++dim) {
+      at[dim] = shard[dim].global(LocalPosition(at[dim])).value();
+    }
+    visit(at);
+  });
 }
 
 }  // namespace annulus::test

@@ -3,6 +3,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -18,10 +19,13 @@ using annulus::c::guarded;
 namespace annulus::c {
 namespace {
 
+using Options = AttentionOptions&;
+using Text = const std::string&;
+
 template <class Value>
 struct Named {
   std::string_view name;
-  void (*set)(AttentionOptions& options, const Value& value);
+  void (*set)(Options options, Value value);
 };
 
 Reproducible reproducible_of(const std::string& name) {
@@ -31,74 +35,60 @@ Reproducible reproducible_of(const std::string& name) {
   throw ArgumentError("reproducible", name, "no, run or world");
 }
 
-const Named<std::string> kTexts[] = {
-    {"query_spec",
-     [](AttentionOptions& o, const std::string& v) {
-       o.query_spec = PartitionSpec::parse(v, "query spec");
-     }},
-    {"kv_spec", [](AttentionOptions& o,
-                   const std::string& v) { o.kv_spec = PartitionSpec::parse(v, "kv spec"); }},
+// Sinks of each head, which the calls bring.
+Sinks sinks_to_come(const AttentionShape& shape, std::int64_t per_head) {
+  const std::int64_t count = std::max<std::int64_t>(0, shape.heads * per_head);
+  return {{shape.heads, per_head}, std::vector<float>(static_cast<std::size_t>(count))};
+}
+
+const Named<Text> kTexts[] = {
+    {"query_spec", [](Options o, Text v) { o.query_spec = PartitionSpec::parse(v, "query spec"); }},
+    {"kv_spec", [](Options o, Text v) { o.kv_spec = PartitionSpec::parse(v, "kv spec"); }},
     {"offset",
-     [](AttentionOptions& o, const std::string& v) {
+     [](Options o, Text v) {
        if (v != "bottom-right") throw ArgumentError("offset", v, "a number or bottom-right");
        o.mask.set_offset(o.shape.kv_length - o.shape.query_length);
      }},
-    {"mode", [](AttentionOptions& o, const std::string& v) { o.mode = parse_attention_mode(v); }},
-    {"layout", [](AttentionOptions& o, const std::string& v) { o.layout = parse_layout(v); }},
-    {"kv_layout", [](AttentionOptions& o, const std::string& v) { o.kv_layout = parse_layout(v); }},
-    {"schedule", [](AttentionOptions& o, const std::string& v) { o.schedule = v; }},
-    {"implementation", [](AttentionOptions& o, const std::string& v) { o.implementation = v; }},
-    {"transport",
-     [](AttentionOptions& o, const std::string& v) { o.transport = parse_transport(v); }},
-    {"tuning", [](AttentionOptions& o,
-                  const std::string& v) { o.tuning.policy = ring::parse_tuning_policy(v); }},
-    {"reproducible",
-     [](AttentionOptions& o, const std::string& v) { o.reproducible = reproducible_of(v); }},
-    {"bias_policy",
-     [](AttentionOptions& o, const std::string& v) { o.bias_policy = parse_bias_policy(v); }},
-    {"backward_schedule",
-     [](AttentionOptions& o, const std::string& v) { o.backward.schedule = v; }},
-    {"backward_implementation",
-     [](AttentionOptions& o, const std::string& v) { o.backward.implementation = v; }},
+    {"mode", [](Options o, Text v) { o.mode = parse_attention_mode(v); }},
+    {"layout", [](Options o, Text v) { o.layout = parse_layout(v); }},
+    {"kv_layout", [](Options o, Text v) { o.kv_layout = parse_layout(v); }},
+    {"schedule", [](Options o, Text v) { o.schedule = v; }},
+    {"implementation", [](Options o, Text v) { o.implementation = v; }},
+    {"transport", [](Options o, Text v) { o.transport = parse_transport(v); }},
+    {"tuning", [](Options o, Text v) { o.tuning.policy = ring::parse_tuning_policy(v); }},
+    {"reproducible", [](Options o, Text v) { o.reproducible = reproducible_of(v); }},
+    {"bias_policy", [](Options o, Text v) { o.bias_policy = parse_bias_policy(v); }},
+    {"backward_schedule", [](Options o, Text v) { o.backward.schedule = v; }},
+    {"backward_implementation", [](Options o, Text v) { o.backward.implementation = v; }},
 };
 
 const Named<std::int64_t> kIntegers[] = {
-    {"offset", [](AttentionOptions& o, const std::int64_t& v) { o.mask.set_offset(v); }},
-    {"prefix", [](AttentionOptions& o, const std::int64_t& v) { o.mask.set_prefix(v); }},
-    {"sink_tokens", [](AttentionOptions& o, const std::int64_t& v) { o.mask.set_sink_tokens(v); }},
-    {"chunk", [](AttentionOptions& o, const std::int64_t& v) { o.mask.set_chunk(v); }},
-    {"granule", [](AttentionOptions& o, const std::int64_t& v) { o.granule = v; }},
-    {"ulysses_degree",
-     [](AttentionOptions& o, const std::int64_t& v) { o.ulysses_degree = static_cast<int>(v); }},
-    {"inner_size",
-     [](AttentionOptions& o, const std::int64_t& v) { o.inner_size = static_cast<int>(v); }},
-    {"head_group_bytes",
-     [](AttentionOptions& o, const std::int64_t& v) { o.head_group_bytes = v; }},
-    {"causal", [](AttentionOptions& o, const std::int64_t& v) { o.mask.set_causal(v != 0); }},
-    {"weights", [](AttentionOptions& o, const std::int64_t& v) { o.weights = v != 0; }},
-    {"normalize_output",
-     [](AttentionOptions& o, const std::int64_t& v) { o.normalize_output = v != 0; }},
-    {"call_lengths",
-     [](AttentionOptions& o, const std::int64_t& v) { o.call_arguments.lengths = v != 0; }},
-    {"call_offsets",
-     [](AttentionOptions& o, const std::int64_t& v) { o.call_arguments.offsets = v != 0; }},
+    {"offset", [](Options o, std::int64_t v) { o.mask.set_offset(v); }},
+    {"prefix", [](Options o, std::int64_t v) { o.mask.set_prefix(v); }},
+    {"sink_tokens", [](Options o, std::int64_t v) { o.mask.set_sink_tokens(v); }},
+    {"chunk", [](Options o, std::int64_t v) { o.mask.set_chunk(v); }},
+    {"granule", [](Options o, std::int64_t v) { o.granule = v; }},
+    {"ulysses_degree", [](Options o, std::int64_t v) { o.ulysses_degree = static_cast<int>(v); }},
+    {"inner_size", [](Options o, std::int64_t v) { o.inner_size = static_cast<int>(v); }},
+    {"head_group_bytes", [](Options o, std::int64_t v) { o.head_group_bytes = v; }},
+    {"causal", [](Options o, std::int64_t v) { o.mask.set_causal(v != 0); }},
+    {"weights", [](Options o, std::int64_t v) { o.weights = v != 0; }},
+    {"normalize_output", [](Options o, std::int64_t v) { o.normalize_output = v != 0; }},
+    {"call_lengths", [](Options o, std::int64_t v) { o.call_arguments.lengths = v != 0; }},
+    {"call_offsets", [](Options o, std::int64_t v) { o.call_arguments.offsets = v != 0; }},
     {"call_dropout_seed",
-     [](AttentionOptions& o, const std::int64_t& v) { o.call_arguments.dropout_seed = v != 0; }},
-    {"call_sinks",
-     [](AttentionOptions& o, const std::int64_t& v) {
-       o.sinks = Sinks({o.shape.heads, v}, std::vector<float>(static_cast<std::size_t>(
-                                               std::max<std::int64_t>(0, o.shape.heads * v))));
-     }},
+     [](Options o, std::int64_t v) { o.call_arguments.dropout_seed = v != 0; }},
+    {"call_sinks", [](Options o, std::int64_t v) { o.sinks = sinks_to_come(o.shape, v); }},
 };
 
 const Named<double> kReals[] = {
-    {"scale", [](AttentionOptions& o, const double& v) { o.scale = v; }},
-    {"soft_cap", [](AttentionOptions& o, const double& v) { o.soft_cap = v; }},
+    {"scale", [](Options o, double v) { o.scale = v; }},
+    {"soft_cap", [](Options o, double v) { o.soft_cap = v; }},
 };
 
 template <class Value, std::size_t kCount>
-void set_named(const Named<Value> (&table)[kCount], const std::string& name, const Value& value,
-               AttentionOptions& options) {
+void set_named(const Named<Value> (&table)[kCount], const std::string& name,
+               const std::type_identity_t<Value>& value, Options options) {
   std::string known;
   for (const Named<Value>& entry : table) {
     if (entry.name == name) return entry.set(options, value);

@@ -112,8 +112,8 @@ class AllgatherInOrder {
         builder_(context),
         scores_(builder_, true),
         groups_(gathered_heads(context, row_bytes_per_head())),
-        rows_(gathered(&HeldSequence::rows)),
-        columns_(gathered(&HeldSequence::columns)),
+        rows_(gathering_of(context, context.group, &HeldSequence::rows)),
+        columns_(gathering_of(context, context.group, &HeldSequence::columns)),
         operands_(scores_.for_all()) {}
 
   RankPlan plan() {
@@ -164,21 +164,12 @@ class AllgatherInOrder {
            (element * (problem.shape.head_dim + problem.shape.value_dim) + 2 * sum);
   }
 
-  [[nodiscard]] Gathering gathered(PositionRanges HeldSequence::*sequence) const {
-    std::vector<PositionRanges> shards;
-    for (const int rank : builder_.context().group) {
-      shards.push_back(held_by(builder_.context().input.operands, rank).*sequence);
-    }
-    return Gathering(shards);
-  }
-
   // Adds an exchange in which all ranks of the group get the tokens of all, and returns their
   // buffer; the rank's own are copied from these buffers, one for each content.
   int gather(int step, const std::vector<Content>& contents, const std::vector<int>& from,
              HeadRange heads, const Gathering& gathering, int reuses) {
     const DType dtype = builder_.plan().buffer(from.front()).dtype;
-    const int buffer =
-        builder_.add_exchange(contents, dtype, {LocalPosition(0), gathering.size()}, heads, reuses);
+    const int buffer = builder_.add_exchange(contents, dtype, gathering.all(), heads, reuses);
     for (const Gathering::Message& message : gathering.messages(me_)) {
       for (std::size_t i = 0; i < contents.size(); ++i) {
         builder_.copy(step, contents[i], from[i], message.tokens.begin, buffer, message.placed(),
@@ -186,12 +177,8 @@ class AllgatherInOrder {
       }
     }
     each_other([&](int to, int source) {
-      for (const Gathering::Message& message : gathering.messages(me_)) {
-        builder_.send(step, to, me_, buffer, message.placed());
-      }
-      for (const Gathering::Message& message : gathering.messages(source)) {
-        builder_.receive(step, source, source, buffer, message.placed());
-      }
+      builder_.send(step, to, me_, buffer, gathering.placed(me_));
+      builder_.receive(step, source, source, buffer, gathering.placed(source));
     });
     return buffer;
   }
@@ -200,19 +187,15 @@ class AllgatherInOrder {
   void gather_scores() {
     for (const Content content : scores_.contents()) {
       if (content == Content::query) continue;
-      const int buffer = scores_.add_of_others(content, {LocalPosition(0), rows_.size()});
+      const int buffer = scores_.add_of_others(content, rows_.all());
       operands_[content] = buffer;
       for (const Gathering::Message& message : rows_.messages(me_)) {
         builder_.copy_own(kFirstStep, content, message.tokens.begin, buffer, message.placed());
       }
       each_other([&](int to, int source) {
         const int packed = scores_.pack(kFirstStep, content, to);
-        for (const Gathering::Message& message : rows_.messages(me_)) {
-          builder_.send(kFirstStep, to, me_, packed, message.tokens);
-        }
-        for (const Gathering::Message& message : rows_.messages(source)) {
-          builder_.receive(kFirstStep, source, source, buffer, message.placed());
-        }
+        builder_.send(kFirstStep, to, me_, packed, rows_.tokens(me_));
+        builder_.receive(kFirstStep, source, source, buffer, rows_.placed(source));
       });
     }
   }
@@ -238,9 +221,6 @@ class AllgatherInOrder {
 }  // namespace
 
 RankPlan plan_allgather_backward(const RankContext& context) {
-  if (context.group.size() == 1 || has_replicated_rows(context.input)) {
-    return plan_local_backward(context);
-  }
   if (context.input.problem.in_global_order()) return AllgatherInOrder(context).plan();
   return AllgatherBackward(context).plan();
 }

@@ -194,9 +194,6 @@ class PassQBackward {
 }  // namespace
 
 RankPlan plan_pass_q_backward(const RankContext& context) {
-  if (context.group.size() == 1 || has_replicated_rows(context.input)) {
-    return plan_local_backward(context);
-  }
   return PassQBackward(context).plan();
 }
 

@@ -7,9 +7,6 @@ namespace annulus::ring {
 namespace {
 
 RankPlan plan_rings(const RankContext& context, int inner) {
-  if (context.group.size() == 1 || has_replicated_rows(context.input)) {
-    return plan_local_backward(context);
-  }
   BackwardBuilder builder(context);
   const HeadRange heads{0, builder.plan().local.heads};
   const HeadRange kv_heads{0, builder.plan().local.kv_heads};

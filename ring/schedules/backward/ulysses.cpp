@@ -9,7 +9,7 @@
 
 #include "schedules/backward/backward_builder.hpp"
 #include "schedules/backward/ring_gradients.hpp"
-#include "schedules/building/gathering.hpp"
+#include "schedules/building/exchange_of_heads.hpp"
 #include "schedules/building/head_shares.hpp"
 #include "schedules/schedules.hpp"
 
@@ -22,25 +22,13 @@
 namespace annulus::ring {
 namespace {
 
-class HeadExchangeBackward {
+class HeadExchangeBackward : private ExchangeOfHeads {
  public:
   HeadExchangeBackward(const RankContext& context, int degree)
-      : context_(context),
-        degree_(degree),
-        rings_(static_cast<int>(context.group.size()) / degree),
-        me_(context.group_rank % degree),
-        outer_(context.group_rank / degree),
+      : ExchangeOfHeads(context, degree),
         builder_(context),
         head_shares_(shared_heads(context.input.problem, builder_.plan().local, degree)),
-        shares_(shares()),
-        rows_(gathered(outer_, &HeldSequence::rows)),
-        columns_(gathered(outer_, &HeldSequence::columns)),
-        needs_(context.input.problem, rings_, [this](int ring) {
-          HeldSequence held = held_by(context_.input.operands, context_.rank);
-          held.rows = gathered(ring, &HeldSequence::rows).positions();
-          held.columns = gathered(ring, &HeldSequence::columns).positions();
-          return held;
-        }) {
+        shares_(shares()) {
     if (builder_.has_row_replicas()) throw InternalError("ranks with the same rows exchange heads");
     contents_ = builder_.sent_with_rows();
     contents_.insert(contents_.end(), {Content::grad_output, Content::lse, Content::delta});
@@ -72,9 +60,6 @@ class HeadExchangeBackward {
     return rings_ == 1 ? kGather : computed_from() + rings_;
   }
   [[nodiscard]] int scattered_in() const { return computed_until() + 1; }
-  // Group ranks of a partner in the exchange of heads, and of a member of the ring.
-  [[nodiscard]] int peer(int inner) const { return outer_ * degree_ + inner; }
-  [[nodiscard]] int member(int ring) const { return ring * degree_ + me_; }
 
   // By rank; no heads where there are fewer heads than ranks.
   [[nodiscard]] std::vector<HeadShare> shares() const {
@@ -113,19 +98,6 @@ class HeadExchangeBackward {
     return columns_complete() && builder_.complete_dtype() == builder_.input().problem.dtype;
   }
 
-  // The rows or columns that the ranks at a ring position hold together.
-  [[nodiscard]] Gathering gathered(int ring, PositionRanges HeldSequence::*sequence) const {
-    std::vector<PositionRanges> shards;
-    for (int i = 0; i < degree_; ++i) {
-      const int rank = context_.group[static_cast<std::size_t>(ring * degree_ + i)];
-      shards.push_back(held_by(context_.input.operands, rank).*sequence);
-    }
-    return Gathering(shards);
-  }
-  [[nodiscard]] static LocalRange all(const Gathering& gathering) {
-    return {LocalPosition(0), gathering.size()};
-  }
-
   // The rank's own rows of a content.
   [[nodiscard]] int source(Content content) const {
     return content == Content::delta ? builder_.own_backward_rows().delta : builder_.own(content);
@@ -142,38 +114,37 @@ class HeadExchangeBackward {
         const int packed = add_rows(content, rows, share.heads);
         builder_.copy(kGather, content, source(content), rows.begin, packed, rows,
                       builder_.plan().buffer(packed).heads);
-        send(kGather, to, packed, rows_);
+        builder_.send(kGather, peer(to), peer(me_), packed, rows_.tokens(me_));
       }
       if (const LocalRange columns = builder_.all_columns(); columns.count > 0) {
         const int packed = builder_.add_key_value(columns, share.kv_heads);
         builder_.pack(columns, packed, columns.begin, kGather);
-        send(kGather, to, packed, columns_);
+        builder_.send(kGather, peer(to), peer(me_), packed, columns_.tokens(me_));
       }
     }
     if (!has_heads(me_)) return;
     for (const Content content : contents_) {
-      buffers_[content] = add_rows(content, all(rows_), share_of(me_).heads);
+      buffers_[content] = add_rows(content, rows_.all(), share_of(me_).heads);
     }
-    key_value_ = builder_.add_key_value(all(columns_), share_of(me_).kv_heads);
+    key_value_ = builder_.add_key_value(columns_.all(), share_of(me_).kv_heads);
     for (int turn = 0; turn < degree_; ++turn) {
       const int from = (me_ + degree_ - turn) % degree_;
+      if (from != me_) {
+        for (const Content content : contents_) {
+          builder_.receive(kGather, peer(from), peer(from), buffers_[content], rows_.placed(from));
+        }
+        builder_.receive(kGather, peer(from), peer(from), key_value_, columns_.placed(from));
+        continue;
+      }
       for (const Content content : contents_) {
         const int to = buffers_[content];
-        for (const Gathering::Message& message : rows_.messages(from)) {
-          if (from == me_) {
-            builder_.copy(kGather, content, source(content), message.tokens.begin, to,
-                          message.placed(), builder_.plan().buffer(to).heads);
-          } else {
-            builder_.receive(kGather, peer(from), peer(from), to, message.placed());
-          }
+        for (const Gathering::Message& message : rows_.messages(me_)) {
+          builder_.copy(kGather, content, source(content), message.tokens.begin, to,
+                        message.placed(), builder_.plan().buffer(to).heads);
         }
       }
-      for (const Gathering::Message& message : columns_.messages(from)) {
-        if (from == me_) {
-          builder_.pack(message.tokens, key_value_, message.placed().begin, kGather);
-        } else {
-          builder_.receive(kGather, peer(from), peer(from), key_value_, message.placed());
-        }
+      for (const Gathering::Message& message : columns_.messages(me_)) {
+        builder_.pack(message.tokens, key_value_, message.placed().begin, kGather);
       }
     }
   }
@@ -182,12 +153,6 @@ class HeadExchangeBackward {
   int add_rows(Content content, LocalRange rows, HeadRange heads) {
     const DType dtype = builder_.plan().buffer(source(content)).dtype;
     return builder_.add_exchange({content}, dtype, rows, builder_.heads_of(content, heads));
-  }
-  // Sends the rank's own tokens, in the runs that they form at the receiver.
-  void send(int step, int to, int buffer, const Gathering& gathering) {
-    for (const Gathering::Message& message : gathering.messages(me_)) {
-      builder_.send(step, peer(to), peer(me_), buffer, message.tokens);
-    }
   }
 
   void compute() {
@@ -198,12 +163,12 @@ class HeadExchangeBackward {
       return found == buffers_.end() ? builder_.own(content) : found->second;
     };
     grad_query_ = builder_.add_exchange({Content::grad_query}, builder_.gradient_dtype(),
-                                        all(rows_), share.heads);
-    const ColumnGradients columns = builder_.add_column_gradients(all(columns_), share.kv_heads);
+                                        rows_.all(), share.heads);
+    const ColumnGradients columns = builder_.add_column_gradients(columns_.all(), share.kv_heads);
     grad_columns_ = columns.key;
     if (bias_moves()) {
       const DType dtype = builder_.plan().buffer(builder_.own(Content::grad_bias)).dtype;
-      grad_bias_ = builder_.add_exchange({Content::grad_bias}, dtype, all(rows_),
+      grad_bias_ = builder_.add_exchange({Content::grad_bias}, dtype, rows_.all(),
                                          builder_.heads_of(Content::grad_bias, share.heads));
     }
     const int rows = builder_.add_rows(
@@ -269,9 +234,7 @@ class HeadExchangeBackward {
            {std::pair(grad_query_, &rows_), std::pair(grad_bias_, &rows_),
             std::pair(sent_columns_, &columns_)}) {
         if (buffer < 0) continue;
-        for (const Gathering::Message& message : gathering->messages(to)) {
-          builder_.send(scattered_in(), peer(to), peer(to), buffer, message.placed());
-        }
+        builder_.send(scattered_in(), peer(to), peer(to), buffer, gathering->placed(to));
       }
     }
     for (int from = 0; from < degree_; ++from) {
@@ -285,9 +248,7 @@ class HeadExchangeBackward {
   int taken(int from, const std::vector<Content>& contents, DType dtype, LocalRange own,
             HeadRange heads, const Gathering& gathering) {
     const int received = builder_.add_exchange(contents, dtype, own, heads);
-    for (const Gathering::Message& message : gathering.messages(me_)) {
-      builder_.receive(scattered_in(), peer(from), peer(me_), received, message.tokens);
-    }
+    builder_.receive(scattered_in(), peer(from), peer(me_), received, gathering.tokens(me_));
     return received;
   }
   template <class Use>
@@ -346,17 +307,10 @@ class HeadExchangeBackward {
     });
   }
 
-  const RankContext& context_;
-  int degree_;
-  int rings_;  // ranks of a ring
-  int me_;     // index among the ranks that exchange heads …
-  int outer_;  // … and in its ring
   BackwardBuilder builder_;
   std::vector<std::vector<HeadShare>>
-      head_shares_;                // by rank: whole groups of heads, or parts of one
-  std::vector<HeadShare> shares_;  // by rank: all its heads
-  Gathering rows_, columns_;
-  KvNeeds needs_;                   // of the ranks of the ring
+      head_shares_;                 // by rank: whole groups of heads, or parts of one
+  std::vector<HeadShare> shares_;   // by rank: all its heads
   std::vector<Content> contents_;   // sent with rows
   std::map<Content, int> buffers_;  // of all rows, for the rank's heads
   int key_value_ = -1;              // of all columns
@@ -368,16 +322,10 @@ class HeadExchangeBackward {
 }  // namespace
 
 RankPlan plan_ulysses_backward(const RankContext& context) {
-  if (context.group.size() == 1 || has_replicated_rows(context.input)) {
-    return plan_local_backward(context);
-  }
   return HeadExchangeBackward(context, static_cast<int>(context.group.size())).plan();
 }
 
 RankPlan plan_hybrid_backward(const RankContext& context) {
-  if (context.group.size() == 1 || has_replicated_rows(context.input)) {
-    return plan_local_backward(context);
-  }
   const int degree = ulysses_degree(context.input);
   if (degree == 1) return plan_ring_backward(context);  // no heads to exchange
   return HeadExchangeBackward(context, degree).plan();

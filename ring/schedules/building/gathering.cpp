@@ -57,6 +57,18 @@ Gathering::Gathering(const std::vector<PositionRanges>& shards) : messages_(shar
   }
 }
 
+std::vector<LocalRange> Gathering::tokens(int member) const {
+  std::vector<LocalRange> runs;
+  for (const Message& message : messages(member)) runs.push_back(message.tokens);
+  return runs;
+}
+
+std::vector<LocalRange> Gathering::placed(int member) const {
+  std::vector<LocalRange> runs;
+  for (const Message& message : messages(member)) runs.push_back(message.placed());
+  return runs;
+}
+
 std::vector<PlacedPiece> Gathering::pieces() const {
   std::vector<PlacedPiece> pieces;
   std::int64_t at = 0;
@@ -65,6 +77,15 @@ std::vector<PlacedPiece> Gathering::pieces() const {
     at += range.length;
   }
   return pieces;
+}
+
+Gathering gathering_of(const RankContext& context, std::span<const int> ranks,
+                       PositionRanges HeldSequence::*sequence) {
+  std::vector<PositionRanges> shards;
+  for (const int rank : ranks) {
+    shards.push_back(held_by(context.input.operands, rank).*sequence);
+  }
+  return Gathering(shards);
 }
 
 }  // namespace annulus::ring

@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include <annulus/core/position.hpp>
@@ -28,14 +29,23 @@ class Gathering {
   [[nodiscard]] const PositionRanges& positions() const noexcept { return positions_; }
   /// The same as columns.
   [[nodiscard]] std::vector<PlacedPiece> pieces() const;
+  /// All tokens of the buffer.
+  [[nodiscard]] LocalRange all() const { return {LocalPosition(0), size()}; }
   /// The messages of a member, in order of its tokens.
   [[nodiscard]] const std::vector<Message>& messages(int member) const {
     return messages_[static_cast<std::size_t>(member)];
   }
+  /// Their tokens in the member's shard, and in the buffer.
+  [[nodiscard]] std::vector<LocalRange> tokens(int member) const;
+  [[nodiscard]] std::vector<LocalRange> placed(int member) const;
 
  private:
   std::vector<std::vector<Message>> messages_;  // by member
   PositionRanges positions_;
 };
+
+/// The rows, or the columns, that these ranks of the mesh hold together.
+[[nodiscard]] Gathering gathering_of(const RankContext& context, std::span<const int> ranks,
+                                     PositionRanges HeldSequence::*sequence);
 
 }  // namespace annulus::ring

@@ -189,6 +189,16 @@ void TaskBuilder::receive(Slot slot, int peer, int origin, int buffer, LocalRang
   if (message.bytes > 0) exchange_of(slot).receives.push_back(message);
 }
 
+void TaskBuilder::send(Slot slot, int peer, int origin, int buffer,
+                       const std::vector<LocalRange>& runs) {
+  for (const LocalRange& run : runs) send(slot, peer, origin, buffer, run);
+}
+
+void TaskBuilder::receive(Slot slot, int peer, int origin, int buffer,
+                          const std::vector<LocalRange>& runs) {
+  for (const LocalRange& run : runs) receive(slot, peer, origin, buffer, run);
+}
+
 namespace {
 
 // The order within a step: copies, exchanges, computation.

@@ -101,6 +101,9 @@ class TaskBuilder {
   /// Adds a message to an exchange, unless it is empty.
   void send(Slot slot, int peer, int origin, int buffer, LocalRange tokens);
   void receive(Slot slot, int peer, int origin, int buffer, LocalRange tokens);
+  /// Adds a message for each run of tokens.
+  void send(Slot slot, int peer, int origin, int buffer, const std::vector<LocalRange>& runs);
+  void receive(Slot slot, int peer, int origin, int buffer, const std::vector<LocalRange>& runs);
 
  protected:
   /// Starts a plan with group 0 and without buffers. The references must outlive the object.

@@ -10,6 +10,7 @@
 
 #include <annulus/core/error.hpp>
 
+#include "tests/attention/native/callback_stream.hpp"
 #include "tests/attention/native_run.hpp"
 #include "tests/attention/problem_of.hpp"
 
@@ -22,24 +23,6 @@ WholeAttention causal_attention(Random& random, std::int64_t rows, std::int64_t 
   problem.mask.set_offset(columns - rows);
   return random_attention(random, problem);
 }
-
-// A background stream that calls back whenever it is moved along.
-class CallbackStream final : public Stream {
- public:
-  explicit CallbackStream(std::function<void()> callback) : callback_(std::move(callback)) {}
-  [[nodiscard]] const std::string& name() const noexcept override { return name_; }
-  [[nodiscard]] Place place() const noexcept override { return Place::host(); }
-  [[nodiscard]] std::shared_ptr<Event> record() override { return nullptr; }
-  void wait(std::shared_ptr<Event> /*event*/) override {}
-  void synchronize(const Waiting& /*waiting*/) override {}
-  void progress() override { callback_(); }
-  void begin_span(TraceLabel /*label*/) override {}
-  void end_span() override {}
-
- private:
-  std::string name_ = "background";
-  std::function<void()> callback_;
-};
 
 TEST(NativeExecution, WorkspaceDoesNotGrowWithTheSequence) {
   Random random(23);

@@ -11,6 +11,7 @@
 
 #include "native/addition_order.hpp"
 #include "tests/attention/gradients_run.hpp"
+#include "tests/attention/native/callback_stream.hpp"
 
 namespace annulus::test {
 namespace {
@@ -76,21 +77,6 @@ TEST(NativeGradients, WorkspaceDoesNotGrowWithTheSequence) {
   EXPECT_LT(at_4k, std::size_t{3} << 20) << "for two threads";
 }
 
-class FailingStream final : public Stream {
- public:
-  [[nodiscard]] const std::string& name() const noexcept override { return name_; }
-  [[nodiscard]] Place place() const noexcept override { return Place::host(); }
-  [[nodiscard]] std::shared_ptr<Event> record() override { return nullptr; }
-  void wait(std::shared_ptr<Event> /*event*/) override {}
-  void synchronize(const Waiting& /*waiting*/) override {}
-  void progress() override { throw TimeoutError("peer is gone"); }
-  void begin_span(TraceLabel /*label*/) override {}
-  void end_span() override {}
-
- private:
-  std::string name_ = "background";
-};
-
 // No thread waits for ever for one that failed.
 TEST(NativeGradients, AnErrorWhileComputingComesOut) {
   Random random(73);
@@ -99,7 +85,7 @@ TEST(NativeGradients, AnErrorWhileComputingComesOut) {
   HostDevice device;
   const auto kernel = native().make_kernel(whole.forward.problem, device);
   for (const int threads : {1, 3}) {
-    FailingStream background;
+    CallbackStream background([] { throw TimeoutError("peer is gone"); });
     EXPECT_THROW(kernel->backward(whole.block(), whole.gradients(), {stream, &background, threads}),
                  TimeoutError);
   }

@@ -76,26 +76,33 @@ TEST(Native, NonFinitePaddingReachesNoRow) {
   EXPECT_TRUE(run_native(problem, block) == clean);
 }
 
+// The results of so many pieces of the columns, merged.
+Result in_pieces(const WholeAttention& whole, int pieces, DType lse_dtype) {
+  Result merged(whole.block(), lse_dtype);
+  std::vector<Result> parts;
+  std::vector<PartialState> states;
+  const std::int64_t length = whole.problem.shape.kv_length;
+  for (int i = 0; i < pieces; ++i) {
+    const std::int64_t begin = length * i / pieces;
+    const std::int64_t count = length * (i + 1) / pieces - begin;
+    AttentionBlock block = whole.block();
+    block.key = block.key.slice(1, begin, count);
+    block.value = block.value.slice(1, begin, count);
+    block.columns = block.columns.slice({LocalPosition(begin), count});
+    parts.push_back(run_native(whole.problem, block, 1, lse_dtype));
+    states.push_back({parts.back().state(), 0, 0});
+  }
+  combine(states, merged.state());
+  return merged;
+}
+
 TEST(Native, RowsOfNoWeightAreNotEmpty) {
   const WholeAttention whole = weightless_attention();
   for (const DType lse_dtype : {DType::float32, DType::float64}) {
     expect_weightless_shown(run_native(whole.problem, whole.block(), 1, lse_dtype));
     // The same in pieces: those without weight yield to the others, however they are cut.
     for (const int pieces : {2, 6}) {
-      const Result merged(whole.block(), lse_dtype);
-      std::vector<Result> parts;
-      for (int i = 0; i < pieces; ++i) {
-        const LocalRange part{LocalPosition(600 * i / pieces), 600 / pieces};
-        AttentionBlock block = whole.block();
-        block.key = block.key.slice(1, part.begin.value(), part.count);
-        block.value = block.value.slice(1, part.begin.value(), part.count);
-        block.columns = block.columns.slice(part);
-        parts.push_back(run_native(whole.problem, block, 1, lse_dtype));
-      }
-      std::vector<PartialState> states;
-      for (const Result& part : parts) states.push_back({part.state(), 0, 0});
-      combine(states, merged.state());
-      expect_weightless_shown(merged);
+      expect_weightless_shown(in_pieces(whole, pieces, lse_dtype));
     }
   }
   // Segments hide keys one by one.
@@ -146,13 +153,6 @@ TEST(Native, StronglyNegativeLogitsKeepTheirWeights) {
   const Result result = run_native(problem, block);
   EXPECT_NEAR(*result.output.view().as<float>(), 0.75, 1e-3);
   EXPECT_NEAR(*result.lse.view().as<float>(), -10000 + std::log(4.0), 1e-3);
-}
-
-// Results for the same rows and heads.
-void combine_all(const std::vector<Result>& results, const Result& whole) {
-  std::vector<PartialState> parts;
-  for (const Result& result : results) parts.push_back({result.state(), 0, 0});
-  combine(parts, whole.state());
 }
 
 TEST(Native, KeysThatDoNotLieRowByRow) {
@@ -208,22 +208,9 @@ TEST(Native, RefusesScoresThatDoNotFit) {
 
 double error_in_pieces(const WholeAttention& whole, const OracleOutput& truth, int pieces,
                        DType lse_dtype) {
-  AttentionBlock block = whole.block();
-  const Result merged(block, lse_dtype);
-  std::vector<Result> parts;
-  const std::int64_t length = whole.problem.shape.kv_length;
-  for (int i = 0; i < pieces; ++i) {
-    const std::int64_t begin = length * i / pieces;
-    const std::int64_t count = length * (i + 1) / pieces - begin;
-    block.key = whole.key.view().slice(1, begin, count);
-    block.value = whole.value.view().slice(1, begin, count);
-    block.columns = whole.columns().slice({LocalPosition(begin), count});
-    parts.push_back(run_native(whole.problem, block, 1, lse_dtype));
-  }
-  combine_all(parts, merged);
-  const Error error = error_of(merged, whole.problem.dtype, truth);
+  const Result merged = in_pieces(whole, pieces, lse_dtype);
   EXPECT_LE(largest_shares(merged, whole.problem, truth).lse, 1);
-  return error.output;
+  return error_of(merged, whole.problem.dtype, truth).output;
 }
 
 // docs/semantics.md §6: merging pieces costs at most a tenth over computing at once. A float32 LSE

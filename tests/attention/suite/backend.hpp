@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <cstring>
 #include <memory>
 #include <ostream>
 #include <string>
@@ -88,6 +89,10 @@ class BackendTest : public ::testing::TestWithParam<Backend> {
     return result_on(*device_, *stream_, kernel, DType::float32, block, lse, nullptr, 2);
   }
 
+  [[nodiscard]] bool hands_over_maxima() const {
+    return implementation().declares().features.contains(Feature::unnormalised);
+  }
+
   /// True if the problem fits in its dtype or another one, which it then gets: the i-th first.
   [[nodiscard]] bool choose_dtype(AttentionProblem& problem, std::size_t i) const {
     const std::vector<DType>& dtypes = backend().dtypes;
@@ -123,9 +128,20 @@ class BackendTest : public ::testing::TestWithParam<Backend> {
     problem.validate();
     ASSERT_EQ(implementation().fits(problem, device_->place()).reason(), "");
     const OracleOutput truth = whole.oracle();
+    const bool with_maximum = !backend().on_gpu && hands_over_maxima();
+    const AttentionShape& s = problem.shape;
+    const Tensor maximum(DType::float32, {s.batch, s.heads, s.query_length}, test_memory());
     for (const std::unique_ptr<Kernel>& kernel : kernels(problem)) {
       for (const DType lse : {DType::float32, DType::float64}) {
-        test::expect_accurate(run(*kernel, whole.block(), lse), whole, truth);
+        std::memset(maximum.view().data(), 0xff, maximum.bytes());  // NaN
+        const Result result = result_on(*device_, *stream_, *kernel, DType::float32, whole.block(),
+                                        lse, with_maximum ? &maximum : nullptr, 2);
+        test::expect_accurate(result, whole, truth);
+        for (std::size_t row = 0; with_maximum && row < truth.maximum.size(); ++row) {
+          const float got = maximum.view().as<float>()[row];
+          if (got == truth.maximum[row]) continue;  // −∞ too
+          ASSERT_NEAR(got, truth.maximum[row], row_bound(problem, truth.terms[row], 0).lse) << row;
+        }
       }
     }
   }

@@ -45,9 +45,6 @@ class Forward : public BackendTest {
     AttentionBlock block;
   };
 
-  [[nodiscard]] bool hands_over_maxima() const {
-    return implementation().declares().features.contains(Feature::unnormalised);
-  }
   /// All columns, in ranges of ten.
   [[nodiscard]] static PositionRanges tens(std::int64_t columns) {
     std::vector<PositionRange> ranges;

@@ -234,76 +234,39 @@ TEST(BackwardFace, GradientOfTheSinks) {
   }
 }
 
-// Calls use(entry, global indices) for the entries of a tensor [b,n,t,s] in order.
-template <class Use>
-void each_entry(const std::vector<PositionRanges>& index, const Use& use) {
-  std::array<std::int64_t, 4> at{};
-  std::size_t entry = 0;
-  const auto walk = [&](const auto& self, std::size_t dim) -> void {
-    if (dim == at.size()) return use(entry++, at);
-    for (std::int64_t i = 0; i < index[dim].size(); ++i) {
-      at[dim] = index[dim].global(LocalPosition(i)).value();
-      self(self, dim + 1);
-    }
-  };
-  walk(walk, 0);
-}
-
-// The rank's part of a bias, or all of it.
-std::vector<float> bias_of(const std::vector<PositionRanges>& index) {
-  std::vector<float> entries;
-  each_entry(index, [&](std::size_t /*entry*/, const std::array<std::int64_t, 4>& at) {
-    entries.push_back(value_at(31, at[0], at[2], at[1], at[3]));
-  });
-  return entries;
-}
-
-// With rows, heads and batches of its own or of all, written and added, under every schedule.
+// Of all rows, written and added. Other biases, and other schedules: tests/ring/gradient_cases.hpp.
 TEST(BackwardFace, GradientOfTheBias) {
   Context context(world(), on_host());
   AttentionOptions options = causal(37);
   const AttentionShape& s = options.shape;
-  for (const Extents& shape :
-       {Extents{2, 4, 37, 37}, Extents{1, 1, 37, 37}, Extents{1, 4, 1, 37}, Extents{2, 1, 37, 1}}) {
-    options.bias = shape;
-    std::vector<PositionRanges> all;
-    for (const std::int64_t size : shape) all.push_back(PositionRanges::all(size));
-    const std::vector<float> whole = bias_of(all);
-    const OracleGradients truth =
-        true_gradients(options, 3, true,
-                       broadcast_scores({whole.data(), DType::float32, shape}, {},
-                                        {s.batch, s.heads, s.query_length, s.kv_length}));
-    for (const char* schedule :
-         {"ring", "double_ring", "allgather", "ulysses", "hybrid", "pass_q"}) {
-      SCOPED_TRACE(to_string(shape) + ", " + schedule);
-      options.schedule = schedule;
-      Attention attention(context, options);
-      const std::vector<PositionRanges> index = attention.operands().bias->index(context.rank());
-      std::vector<float> bias = bias_of(index);
-      EXPECT_EQ(attention.bias_shape().product(), static_cast<std::int64_t>(bias.size()));
-      BackwardShards shards(attention, 3);
-      AttentionTensors forward = shards.tensors(true);
-      forward.bias = bias.data();
-      attention.run(forward);
-      for (const bool accumulate : {false, true}) {
-        const float before = accumulate ? kBefore : 0;
-        std::vector<float> grad_bias(bias.size(), accumulate ? kBefore : NAN);
-        BackwardTensors tensors = shards.backward();
-        tensors.bias = bias.data();
-        tensors.grad_lse = shards.grad_lse.data();
-        tensors.grad_bias = grad_bias.data();
-        tensors.accumulate = accumulate;
-        shards.clear(accumulate ? kBefore : NAN);
-        attention.backward(tensors);
-        expect_gradients(attention, options, shards, truth, before);
-        each_entry(index, [&](std::size_t entry, const std::array<std::int64_t, 4>& at) {
-          const auto i = static_cast<std::size_t>(
-              ((at[0] * shape[1] + at[1]) * shape[2] + at[2]) * shape[3] + at[3]);
-          ASSERT_NEAR(grad_bias[entry] - before, truth.bias.values[i],
-                      2e-5 * (truth.bias.magnitudes[i] + before))
-              << "entry " << i;
-        });
-      }
+  options.bias = Extents{1, 4, 1, 37};
+  std::vector<float> bias(std::size_t{4} * 37);
+  for (std::size_t i = 0; i < bias.size(); ++i) bias[i] = std::sin(static_cast<float>(i));
+  const OracleGradients truth =
+      true_gradients(options, 3, true,
+                     broadcast_scores({bias.data(), DType::float32, *options.bias}, {},
+                                      {s.batch, s.heads, s.query_length, s.kv_length}));
+  Attention attention(context, options);
+  EXPECT_EQ(attention.bias_shape(), *options.bias);
+  BackwardShards shards(attention, 3);
+  AttentionTensors forward = shards.tensors(true);
+  forward.bias = bias.data();
+  attention.run(forward);
+  for (const bool accumulate : {false, true}) {
+    const float before = accumulate ? kBefore : 0;
+    std::vector<float> grad_bias(bias.size(), accumulate ? kBefore : NAN);
+    BackwardTensors tensors = shards.backward();
+    tensors.bias = bias.data();
+    tensors.grad_lse = shards.grad_lse.data();
+    tensors.grad_bias = grad_bias.data();
+    tensors.accumulate = accumulate;
+    shards.clear(accumulate ? kBefore : NAN);
+    attention.backward(tensors);
+    expect_gradients(attention, options, shards, truth, before);
+    for (std::size_t i = 0; i < grad_bias.size(); ++i) {
+      ASSERT_NEAR(grad_bias[i] - before, truth.bias.values[i],
+                  2e-5 * (truth.bias.magnitudes[i] + before))
+          << "entry " << i;
     }
   }
 }

@@ -290,46 +290,6 @@ TEST(Face, TheMemoryOfWeightsIncludesTheKeysThatARankGathers) {
   EXPECT_THAT(refusal(), AllOf(HasSubstr("keys"), HasSubstr("1048576"), HasSubstr("4096 MiB")));
 }
 
-TEST(Face, Float64UnderEverySchedule) {
-  Context context(world(), on_host());
-  AttentionOptions options = causal(41);
-  options.dtype = DType::float64;
-  options.sinks = Sinks({1}, {0.5F});
-  const AttentionShape& s = options.shape;
-  const auto widened = [](const std::vector<float>& narrow) {
-    std::vector<double> wide;
-    wide.reserve(narrow.size());
-    for (const float value : narrow) wide.push_back(value / 3.0);
-    return wide;
-  };
-  const PositionRanges all = PositionRanges::all(41);
-  std::vector<float> key;
-  std::vector<float> value;
-  Shards::fill(key, {s.batch, 41, s.kv_heads, s.head_dim}, all, 4);
-  Shards::fill(value, {s.batch, 41, s.kv_heads, s.value_dim}, all, 5);
-  const std::vector<double> all_keys = widened(key);
-  const std::vector<double> all_values = widened(value);
-  for (const char* schedule : {"ring", "allgather"}) {
-    options.schedule = schedule;
-    Attention attention(context, options);
-    Shards shards(attention, 3);
-    const std::vector<double> query = widened(shards.query);
-    const std::vector<double> my_key = widened(shards.key);
-    const std::vector<double> my_value = widened(shards.value);
-    std::vector<double> output(shards.output.size());
-    attention.run({query.data(), my_key.data(), my_value.data(), output.data(), nullptr});
-    AttentionProblem problem{s, options.dtype, {}, {}, options.mask, options.sinks};
-    const OracleOutput truth = oracle_attention(
-        problem, {query.data(), DType::float64, attention.query_shape()},
-        {all_keys.data(), DType::float64, {s.batch, 41, s.kv_heads, s.head_dim}},
-        {all_values.data(), DType::float64, {s.batch, 41, s.kv_heads, s.value_dim}},
-        attention.query_positions());
-    for (std::size_t i = 0; i < truth.output.size(); ++i) {
-      ASSERT_NEAR(output[i], truth.output[i], 1e-14) << schedule << ' ' << i;
-    }
-  }
-}
-
 TEST(Face, CausalSequencesAreSharedOutEvenlyByDefault) {
   Context context(world(), on_host());
   const AttentionOptions options = causal(std::int64_t{64} * context.size());

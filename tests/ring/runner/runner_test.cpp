@@ -1,4 +1,4 @@
-// Plans of the backward pass, which no face offers yet, on ranks of the CPU.
+// The runner on ranks of the CPU, above all in the backward pass.
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -13,38 +13,32 @@
 
 #include <annulus/core/error.hpp>
 #include <annulus/mesh/mesh.hpp>
+#include <annulus/ring/planner.hpp>
+#include <annulus/ring/runner.hpp>
 
 #include "tests/attention/wrapped_native.hpp"
-#include "tests/ring/backward_programs.hpp"
+#include "tests/ring/gradient_cases.hpp"
+#include "tests/ring/verified_on_host.hpp"
 #include "tests/support/message_of.hpp"
 
 namespace annulus::ring {
 namespace {
 
-Mesh mesh_of(const std::string& shape) {
-  return {shape, annulus::test::session().world(), annulus::test::kWatchdog};
+class GradientsOverRanks : public VerifiedOnHost {
+ protected:
+  void expect_verified(GradientCase one, const char* implementation) {
+    one.sharded.implementation = implementation;
+    const MeshShape shape = MeshShape::parse(one.mesh, ranks());
+    ASSERT_EQ(failure(one.sharded, shape), "") << to_string(one);
+  }
+};
+
+TEST_F(GradientsOverRanks, TakeEveryWay) {
+  for (const GradientCase& one : gradient_cases(ranks())) expect_verified(one, "vanilla");
 }
 
-TEST(Runner, GradientsOfEveryProgramAgreeWithTheOracle) {
-  const Registry registry = Registry::standard();
-  HostDevice device;
-  for (const test::Program& program : test::backward_programs(annulus::test::session().size())) {
-    SCOPED_TRACE(to_string(program));
-    Mesh mesh = mesh_of(program.mesh);
-    test::expect_gradients(program, mesh, device, registry.get("vanilla"));
-    if (HasFatalFailure()) return;
-  }
-}
-
-TEST(Runner, GradientsOfABiasAgreeWithTheOracle) {
-  const Registry registry = Registry::standard();
-  HostDevice device;
-  for (const test::Program& program : test::bias_programs(annulus::test::session().size())) {
-    SCOPED_TRACE(to_string(program));
-    Mesh mesh = mesh_of(program.mesh);
-    test::expect_gradients(program, mesh, device, registry.get("native"));
-    if (HasFatalFailure()) return;
-  }
+TEST_F(GradientsOverRanks, OfABias) {
+  for (const GradientCase& one : bias_gradient_cases(ranks())) expect_verified(one, "native");
 }
 
 // A native kernel that takes longer on one rank: the others run ahead of it.
@@ -67,36 +61,39 @@ class Slow final : public Kernel {
 
 // Rank 2 sends rank 3 gradients of its columns, head by head, and gets nothing from it: it comes to
 // the sum over all ranks while they are still under way.
-TEST(Runner, ExchangesOfAGroupGoOnWhileARankWaitsForAnotherGroup) {
-  if (annulus::test::session().size() != 4) GTEST_SKIP() << "for two rows of two ranks";
-  const annulus::test::WrappedNative slow(
-      "slow", [](std::unique_ptr<Kernel> native) -> std::unique_ptr<Kernel> {
-        if (annulus::test::session().rank() != 3) return native;
-        return std::make_unique<Slow>(std::move(native));
-      });
-  test::Program program{"dp=2,sp=2", "dp,sp", "dp,sp", Schedule::allgather,
-                        test::backward_problem(DType::float32, 8, 4)};
-  AttentionShape& shape = program.problem.shape;
-  shape.head_dim = shape.value_dim = 256;  // messages wait for their receiver
+TEST_F(GradientsOverRanks, ExchangesOfAGroupGoOnWhileARankWaitsForAnotherGroup) {
+  if (ranks() != 4) GTEST_SKIP() << "for two rows of two ranks";
+  GradientCase one = gradient_case("dp=2,sp=2", "dp,sp", "dp,sp", "allgather",
+                                   backward_problem(DType::float32, 8, 4), {.grad_bias = true});
+  AttentionProblem& problem = one.sharded.problem;
+  problem.shape.head_dim = problem.shape.value_dim = 256;  // messages wait for their receiver
   // Chunks 1 and 2 of 4, which are rank 3's (and rank 1's), are all that anybody sees.
-  const auto length = static_cast<std::size_t>(shape.kv_length);
+  const auto length = static_cast<std::size_t>(problem.shape.kv_length);
   const std::vector<std::int32_t> rows(2 * length, 0);
   std::vector<std::int32_t> columns(2 * length, -1);
   for (std::size_t j = 6; j < 18; ++j) columns[j] = columns[length + j] = 0;
-  program.problem.mask = {};
-  program.problem.mask.set_segments(2, rows, columns);
-  program.problem.bias = Extents{1, 1, 1, shape.kv_length};
-  program.options.gather_bytes = 1;  // a head at a time
-  program.request.grad_bias = true;
-  Mesh mesh = mesh_of(program.mesh);
-  HostDevice device;
-  test::expect_gradients(program, mesh, device, slow);
+  problem.mask = {};
+  problem.mask.set_segments(2, rows, columns);
+  problem.bias = Extents{1, 1, 1, problem.shape.kv_length};
+  one.sharded.plan->gather_bytes = 1;  // a head at a time
+  context(MeshShape::parse(one.mesh, ranks()))
+      .registry()
+      .add(std::make_unique<test::WrappedNative>(
+          "slow", [](std::unique_ptr<Kernel> native) -> std::unique_ptr<Kernel> {
+            if (test::session().rank() != 3) return native;
+            return std::make_unique<Slow>(std::move(native));
+          }));
+  expect_verified(one, "slow");
+}
+
+Mesh world_mesh() {
+  return {"sp=-1", test::session().world(), test::kWatchdog};
 }
 
 TEST(Runner, SaysForWhichBuffersThereIsNoMemory) {
-  if (annulus::test::session().size() == 1) GTEST_SKIP() << "one rank exchanges nothing";
-  Mesh mesh = mesh_of("sp=-1");
-  AttentionProblem problem = test::backward_problem(DType::float32, 4, 2);
+  if (test::session().size() == 1) GTEST_SKIP() << "one rank exchanges nothing";
+  Mesh mesh = world_mesh();
+  AttentionProblem problem = backward_problem(DType::float32, 4, 2);
   problem.mask = {};
   problem.shape.batch = std::int64_t{1} << 50U;
   const ShardedOperands operands = shard_operands(
@@ -107,10 +104,10 @@ TEST(Runner, SaysForWhichBuffersThereIsNoMemory) {
                                           Place::host(), CostModel::cpu_core(), {});
   HostDevice device;
   const AxisNames axes{"sp"};
-  EXPECT_THAT(annulus::test::message_of<LibraryError>([&] {
-                const Runner runner(problem, make_rank_plan(input, Schedule::ring, mesh.rank()),
-                                    input.candidates, {&mesh.group(axes)}, device, mesh.watchdog(),
-                                    {});
+  EXPECT_THAT(test::message_of<LibraryError>([&] {
+                (void)make_runner(problem, make_rank_plan(input, Schedule::ring, mesh.rank()),
+                                  input.candidates, {&mesh.group(axes)}, device, mesh.watchdog(),
+                                  {});
               }),
               ::testing::ContainsRegex("^buffers of the plan \\([0-9.]+ .iB to exchange, of which "
                                        "the largest holds key \\[.*\\] of float32.*\\): cpu: no "
@@ -118,8 +115,8 @@ TEST(Runner, SaysForWhichBuffersThereIsNoMemory) {
 }
 
 TEST(Runner, TensorsThatDoNotFitThePlanAreNamed) {
-  Mesh mesh = mesh_of("sp=-1");
-  const AttentionProblem problem = test::backward_problem(DType::float32, 4, 2);
+  Mesh mesh = world_mesh();
+  const AttentionProblem problem = backward_problem(DType::float32, 4, 2);
   const ShardedOperands operands = shard_operands(
       problem, mesh.shape(),
       {PartitionSpec::parse("-,sp"), PartitionSpec::parse("-,sp"), LayoutKind::zigzag});
@@ -129,17 +126,18 @@ TEST(Runner, TensorsThatDoNotFitThePlanAreNamed) {
                       CostModel::cpu_core(), {}, BackwardRequest{});
   HostDevice device;
   const AxisNames axes{"sp"};
-  const Runner runner(problem, make_rank_plan(input, Schedule::ring, mesh.rank()), input.candidates,
-                      {&mesh.group(axes)}, device, mesh.watchdog(), {});
-  std::vector<CallTensor> tensors = runner.expected();
-  EXPECT_THAT(annulus::test::message_of<ArgumentError>([&] { runner.check(tensors); }),
+  const auto runner =
+      make_runner(problem, make_rank_plan(input, Schedule::ring, mesh.rank()), input.candidates,
+                  {&mesh.group(axes)}, device, mesh.watchdog(), {});
+  std::vector<CallTensor> tensors = runner->expected();
+  EXPECT_THAT(test::message_of<ArgumentError>([&] { runner->check(tensors); }),
               ::testing::HasSubstr("query: got a null pointer"));
   tensors.pop_back();
-  EXPECT_THAT(annulus::test::message_of<InternalError>([&] { runner.check(tensors); }),
+  EXPECT_THAT(test::message_of<InternalError>([&] { runner->check(tensors); }),
               ::testing::HasSubstr("lacks a tensor for grad value"));
   tensors.push_back({Content::grad_lse, TensorView()});
   tensors.push_back({Content::grad_value, TensorView()});
-  EXPECT_THROW(runner.check(tensors), InternalError);
+  EXPECT_THROW(runner->check(tensors), InternalError);
 }
 
 }  // namespace

@@ -9,13 +9,14 @@
 #include <gtest/gtest.h>
 
 #include <annulus/core/device.hpp>
-#include <annulus/ring/local_operations.hpp>
+
+#include "tests/ring/runner/no_operations.hpp"
 
 namespace annulus::ring {
 namespace {
 
 /// Operations of the host that a graph can hold back and repeat, as a device's are captured.
-class HeldOperations final : public LocalOperations {
+class HeldOperations final : public NoOperations {
  public:
   void hold(bool held) { held_ = held; }
   void launch() const {
@@ -31,30 +32,6 @@ class HeldOperations final : public LocalOperations {
       run();
     }
   }
-  // Operations that sinks do not need.
-  void combine(std::span<const PartialState> /*parts*/, const SoftmaxState& /*result*/,
-               SoftmaxForm /*form*/, Stream& /*stream*/) const override {
-    FAIL();
-  }
-  void sum(std::span<const ConstTensorView> /*parts*/, const TensorView& /*result*/,
-           Stream& /*stream*/) const override {
-    FAIL();
-  }
-  void delta(const ConstTensorView& /*output*/, const ConstTensorView& /*grad_output*/,
-             const ConstTensorView& /*grad_lse*/, const TensorView& /*delta*/,
-             Stream& /*stream*/) const override {
-    FAIL();
-  }
-  void sink_gradient(const ConstTensorView& /*sinks*/, const ConstTensorView& /*lse*/,
-                     const ConstTensorView& /*delta*/, const TensorView& /*grad_sinks*/,
-                     Stream& /*stream*/) const override {
-    FAIL();
-  }
-  void publish(std::int32_t /*value*/, std::int32_t* /*number*/,
-               Stream& /*stream*/) const override {
-    FAIL();
-  }
-  void write(const CallArgumentWrite& /*write*/, Stream& /*stream*/) const override { FAIL(); }
 
  private:
   std::unique_ptr<LocalOperations> host_ = make_local_operations(Place::host());

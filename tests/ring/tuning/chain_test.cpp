@@ -18,13 +18,11 @@
 #include <annulus/core/error.hpp>
 #include <annulus/core/trace.hpp>
 #include <annulus/mesh/agreement.hpp>
-#include <annulus/ring/sharded_attention.hpp>
 #include <annulus/ring/tuning_cache.hpp>
-#include <annulus/verification/verification.hpp>
 
 #include "tests/attention/wrapped_native.hpp"
+#include "tests/ring/sharded_attention_fixture.hpp"
 #include "tests/support/message_of.hpp"
-#include "tests/support/test_world.hpp"
 #include "tuning/file.hpp"
 #include "tuning/text.hpp"
 
@@ -65,14 +63,11 @@ class TrickyKernel final : public Kernel {
 
 /// Two kernels. The cost model is wrong about them: "promising" is assumed to be faster, and takes
 /// longer. So heuristics choose it, and a measurement "quick".
-class TuningChainTest : public ::testing::Test {
+class TuningChainTest : public ShardedAttentionFixture {
  protected:
-  TuningChainTest()
-      : mesh_(MeshShape({{"sp", test::session().size()}}), test::session().world(),
-              test::kWatchdog) {
+  TuningChainTest() {
     problem_.shape = {1, 48, 48, 4, 2, 16, 8};
-    layout_.query = layout_.kv = PartitionSpec::parse("-,sp");
-    options_.schedule = "ring";
+    registry_ = {};
     options_.tuning.policy = TuningPolicy::measure;
     std::string name = (fs::temp_directory_path() / "annulus_tuning_XXXXXX").string();
     folder_ = ::mkdtemp(name.data());
@@ -92,16 +87,9 @@ class TuningChainTest : public ::testing::Test {
         speed));
   }
   [[nodiscard]] bool leads() const { return mesh_.rank() == 0; }
-  [[nodiscard]] ShardedOperands operands() const {
-    return shard_operands(problem_, mesh_.shape(), layout_);
-  }
-  [[nodiscard]] std::unique_ptr<ShardedAttention> attention() {
-    return std::make_unique<ShardedAttention>(problem_, operands(), mesh_, registry_, device_,
-                                              options_);
-  }
   // Makes attention, and expects the same decision on all ranks.
   [[nodiscard]] Decision decided() {
-    const Decision decision = attention()->decision();
+    const Decision decision = attention().decision();
     const std::vector<std::string> all = mesh_.world().gather_text(to_json(decision));
     for (const std::string& one : all) EXPECT_EQ(one, all[0]);
     return decision;
@@ -135,12 +123,6 @@ class TuningChainTest : public ::testing::Test {
     return text;
   }
 
-  Mesh mesh_;
-  HostDevice device_;
-  Registry registry_;
-  AttentionProblem problem_;
-  OperandLayout layout_;
-  ShardedAttentionOptions options_;
   TuningCache cache_;
   std::string folder_;
   std::shared_ptr<Fails> quick_fails_ = std::make_shared<Fails>(Fails::never);
@@ -155,7 +137,7 @@ TEST_F(TuningChainTest, IsOffUnlessItIsAskedFor) {
   const Decision decision = decided();
   EXPECT_EQ(decision.by, DecidedBy::heuristics);
   EXPECT_EQ(decision.why, "tuning is off");
-  EXPECT_EQ(attention()->implementations(), "promising");
+  EXPECT_EQ(attention().implementations(), "promising");
 }
 
 TEST_F(TuningChainTest, AMeasurementFindsWhatIsFaster) {
@@ -218,7 +200,7 @@ TEST_F(TuningChainTest, OneRankDecidesEvenIfFilesDiffer) {
   const Decision decision = decided();
   EXPECT_EQ(decision.by, DecidedBy::file);
   EXPECT_EQ(decision.choice.implementation, "promising");
-  EXPECT_EQ(attention()->implementations(), "promising");
+  EXPECT_EQ(attention().implementations(), "promising");
 }
 
 TEST_F(TuningChainTest, WhatTheCallerNamesIsNotTuned) {
@@ -227,7 +209,7 @@ TEST_F(TuningChainTest, WhatTheCallerNamesIsNotTuned) {
   const Decision decision = decided();
   EXPECT_EQ(decision.by, DecidedBy::caller);
   EXPECT_TRUE(decision.choice.is_open());
-  EXPECT_EQ(attention()->implementations(), "promising");
+  EXPECT_EQ(attention().implementations(), "promising");
 }
 
 TEST_F(TuningChainTest, AnOverlayComesBeforeTheCaches) {
@@ -236,10 +218,10 @@ TEST_F(TuningChainTest, AnOverlayComesBeforeTheCaches) {
   const Decision decision = decided();
   EXPECT_EQ(decision.by, DecidedBy::overlay);
   EXPECT_THAT(decision.why, HasSubstr("implementation promising"));
-  EXPECT_EQ(attention()->implementations(), "promising");
+  EXPECT_EQ(attention().implementations(), "promising");
   // And after the caller, who has then decided.
   options_.implementation = "quick";
-  EXPECT_EQ(attention()->implementations(), "quick");
+  EXPECT_EQ(attention().implementations(), "quick");
   const Decision overridden = decided();
   EXPECT_EQ(overridden.by, DecidedBy::caller);
   EXPECT_THAT(overridden.why, Not(HasSubstr("overlay")));
@@ -251,7 +233,7 @@ TEST_F(TuningChainTest, AnOverlayLeavesTheRestToTheChain) {
   const Decision decision = decided();
   EXPECT_EQ(decision.by, DecidedBy::measurement) << passed_text(decision);
   EXPECT_THAT(decision.why, HasSubstr("an overlay sets schedule ring"));
-  EXPECT_EQ(attention()->schedule().schedule, Schedule::ring);
+  EXPECT_EQ(attention().schedule().schedule, Schedule::ring);
 }
 
 TEST_F(TuningChainTest, ACandidateThatFailsIsPassedOver) {
@@ -277,8 +259,7 @@ TEST_F(TuningChainTest, ACandidateThatFailsWhileItComputesIsPassedOver) {
     const std::string rank = last > 0 ? "rank " + std::to_string(last) + ": " : "";
     EXPECT_EQ(reason_of(decision, "broken"), rank + "its launch fails");
     // And the ranks can go on.
-    const CaseShards shards(operands(), problem_.dtype, 1, mesh_.rank(), device_.memory());
-    EXPECT_NO_THROW(attention()->run(shards.local_tensors()));
+    EXPECT_NO_THROW((void)computed());
   }
 }
 
@@ -288,17 +269,17 @@ TEST_F(TuningChainTest, NothingIsSentInARehearsal) {
   tracer.add_sink(collector);
   options_.tuning = {};
   options_.runner.tracer = &tracer;
-  const CaseShards shards(operands(), problem_.dtype, 1, mesh_.rank(), device_.memory());
-  const std::unique_ptr<ShardedAttention> attention = this->attention();
+  const CaseShards shards = this->shards();
+  ShardedAttention attention = this->attention();
   const auto spans_of = [&](TraceCategory category) {
     return std::count_if(collector.spans().begin(), collector.spans().end(),
                          [&](const TraceSpan& span) { return span.label.category == category; });
   };
-  attention->rehearse(shards.local_tensors());
-  const auto blocks = static_cast<std::ptrdiff_t>(attention->rank_plan().all<Block>().size());
+  attention.rehearse(shards.local_tensors());
+  const auto blocks = static_cast<std::ptrdiff_t>(attention.rank_plan().all<Block>().size());
   EXPECT_EQ(spans_of(TraceCategory::kernel), blocks);
   EXPECT_EQ(spans_of(TraceCategory::transfer), 0);
-  attention->run(shards.local_tensors());
+  attention.run(shards.local_tensors());
   EXPECT_EQ(spans_of(TraceCategory::kernel), 2 * blocks);
   EXPECT_EQ(spans_of(TraceCategory::transfer) > 0, mesh_.size() > 1);
 }
@@ -335,13 +316,13 @@ TEST_F(TuningChainTest, AChoiceOfTheFileThatFailsPassesOn) {
   forget();
   *quick_fails_ = Fails::prepared;
   options_.tuning.policy = TuningPolicy::cached;
-  const std::unique_ptr<ShardedAttention> attention = this->attention();
-  EXPECT_EQ(attention->decision().by, DecidedBy::heuristics);
-  EXPECT_THAT(passed_text(attention->decision()),
+  ShardedAttention attention = this->attention();
+  EXPECT_EQ(attention.decision().by, DecidedBy::heuristics);
+  EXPECT_THAT(passed_text(attention.decision()),
               AllOf(HasSubstr("implementation quick, fails: "), HasSubstr("its memory is gone")));
-  EXPECT_EQ(attention->implementations(), "promising");
+  EXPECT_EQ(attention.implementations(), "promising");
   // Memory has forgotten it. The file has not, so it is tried again from there.
-  EXPECT_THAT(passed_text(this->attention()->decision()),
+  EXPECT_THAT(passed_text(this->attention().decision()),
               HasSubstr("cache in memory: has no entry"));
 }
 
@@ -377,7 +358,7 @@ TEST_F(TuningChainTest, AChoiceOfNothingThatFailsPassesOn) {
 
 TEST_F(TuningChainTest, AFileThatCannotBeReadIsAWarning) {
   std::ofstream(options_.tuning.file) << R"({"schema": "annulus.tuning", )";
-  const Decision decision = attention()->decision();
+  const Decision decision = attention().decision();
   EXPECT_EQ(decision.by, DecidedBy::measurement);
   if (leads()) {
     EXPECT_THAT(decision.warnings, ElementsAre(HasSubstr(".broken-1")));
@@ -427,16 +408,9 @@ TEST_F(TuningChainTest, ChangesNoBitOfWhatItChooses) {
   options_.schedule = "auto";
   options_.tuning.runs = 1;
   problem_.shape = {1, 300, 300, 8, 8, 16, 16};
-  const auto computed = [&] {
-    const CaseShards shards(operands(), problem_.dtype, 1, mesh_.rank(), device_.memory());
-    attention()->run(shards.local_tensors());
-    const auto bytes = [](const Tensor& tensor) {
-      return std::string(static_cast<const char*>(tensor.view().data()), tensor.bytes());
-    };
-    return bytes(shards.output) + bytes(shards.lse);
-  };
-  const auto differ_anywhere = [&](const std::string& one, const std::string& other) {
-    return mesh_.world().max(std::array{one == other ? 0.0 : 1.0})[0] > 0;
+  const auto differ_anywhere = [&](const CaseShards& one, const CaseShards& other) {
+    const bool same = same_bits(one.output, other.output) && same_bits(one.lse, other.lse);
+    return mesh_.world().max(std::array{same ? 0.0 : 1.0})[0] > 0;
   };
   (void)computed();
   int others = 0;
@@ -449,7 +423,7 @@ TEST_F(TuningChainTest, ChangesNoBitOfWhatItChooses) {
     write_choice(choice);
     const Decision decision = decided();
     EXPECT_EQ(decision.choice, choice) << passed_text(decision);
-    const std::string tuned = computed();
+    const CaseShards tuned = computed();
     const ShardedAttentionOptions open = options_;
     options_.tuning = {};
     options_.schedule = choice.schedule.empty() ? "auto" : choice.schedule;
@@ -473,15 +447,14 @@ TEST_F(TuningChainTest, ChangesNoBitOfWhatItChooses) {
 TEST_F(TuningChainTest, WhatIsChosenStays) {
   options_.schedule = "auto";
   options_.tuning.runs = 1;
-  const std::unique_ptr<ShardedAttention> attention = this->attention();
-  const Schedule schedule = attention->schedule().schedule;
+  ShardedAttention attention = this->attention();
+  const Schedule schedule = attention.schedule().schedule;
   Mask causal;
   causal.set_causal(true);
-  attention->set_mask(causal);
-  EXPECT_EQ(attention->schedule().schedule, schedule);
-  const CaseShards shards(operands(), problem_.dtype, 1, mesh_.rank(), device_.memory());
-  EXPECT_NO_THROW(attention->run(shards.local_tensors()));
-  EXPECT_EQ(attention->decision().by, DecidedBy::measurement);
+  attention.set_mask(causal);
+  EXPECT_EQ(attention.schedule().schedule, schedule);
+  EXPECT_NO_THROW((void)computed(attention));
+  EXPECT_EQ(attention.decision().by, DecidedBy::measurement);
 }
 
 // With bias, mask and an unnormalised output, and halves.

@@ -48,41 +48,38 @@ struct RunnerOptions {
 /// theirs for the same calls.
 class Runner {
  public:
-  /// `implementations` and `groups` are the plan's, the groups for memory of `device`. Everything
-  /// passed by reference must outlive the runner. Not collective.
-  Runner(const AttentionProblem& problem, RankPlan plan,
-         std::span<const Implementation* const> implementations, std::vector<Group*> groups,
-         Device& device, const Watchdog& watchdog, RunnerOptions options);
   /// Waits for calls under way, as wait() does, unless one has failed.
-  ~Runner();
-  Runner(Runner&& other) noexcept;
-  Runner& operator=(Runner&& other) noexcept;
+  virtual ~Runner() = default;
+  Runner() = default;
+  Runner(const Runner&) = delete;
+  Runner& operator=(const Runner&) = delete;
 
   /// Prepares the transfers. Collective over the groups, once, before any call. Throws
   /// AgreedFailure on ranks whose transfers could not be prepared, after all ranks have tried the
   /// others.
-  void connect();
+  virtual void connect() = 0;
 
   /// The shapes that the caller's tensors must have: contiguous, without memory.
-  [[nodiscard]] std::vector<CallTensor> expected() const;
+  [[nodiscard]] virtual std::vector<CallTensor> expected() const = 0;
   /// Throws ArgumentError naming a tensor whose shape, dtype, place or strides do not fit the plan.
-  void check(CallTensors tensors) const;
+  virtual void check(CallTensors tensors) const = 0;
   /// True if it is ready for tensors with this layout.
-  [[nodiscard]] bool is_ready_for(CallTensors tensors) const;
+  [[nodiscard]] virtual bool is_ready_for(CallTensors tensors) const = 0;
   /// Prepares for tensors of these strides, and of addresses that are at least as well aligned;
   /// tensors without memory count as aligned. Waits for calls under way. Returns the blocks that a
   /// kernel refuses; the runner is ready only if there are none. Does not communicate, but if the
   /// transport needs the same calls on all ranks, all ranks must call it alike.
-  [[nodiscard]] std::vector<Refusal> prepare(CallTensors tensors);
+  [[nodiscard]] virtual std::vector<Refusal> prepare(CallTensors tensors) = 0;
 
   /// Computes what a call computes, on tensors that the runner is ready for, and waits for it.
   /// Sends and receives nothing, so buffers for other ranks' shards hold arbitrary values. Not
   /// collective. Throws what a kernel throws, after which the runner can only be destroyed.
-  void rehearse(CallTensors tensors);
+  virtual void rehearse(CallTensors tensors) = 0;
 
   /// Sets the call arguments of later calls: see apply_values(). `planned` is the problem that the
   /// runner was made for. Throws ArgumentError.
-  void set_values(const CallValues& values, const AttentionProblem& planned, const Mask& mask);
+  virtual void set_values(const CallValues& values, const AttentionProblem& planned,
+                          const Mask& mask) = 0;
 
   /// Submits a call. It runs after earlier work on `caller`, and later work there sees its results;
   /// if `caller` is null, it is ordered with no other stream. Collective over the groups. On a
@@ -90,30 +87,33 @@ class Runner {
   /// Throws LibraryError or TimeoutError, after which the job can only be aborted (Control::abort).
   /// Tensors that were not prepared and that a kernel refuses are an error of this kind too, since
   /// other ranks may have begun.
-  void submit(CallTensors tensors, ForeignStream* caller);
+  virtual void submit(CallTensors tensors, ForeignStream* caller) = 0;
   /// Returns when all calls are done; the tensors are then the caller's again. Throws like
   /// submit(). Also throws UserError if a call read a length from device memory that was out of
   /// bounds; the runner stays usable.
-  void wait();
+  virtual void wait() = 0;
 
   /// True if kernels of this rank wait for what other ranks send. A caller cannot capture such
   /// calls.
-  [[nodiscard]] bool awaits_arrivals() const noexcept;
+  [[nodiscard]] virtual bool awaits_arrivals() const noexcept = 0;
   /// Later calls refuse to be captured, as those of a rank whose kernels wait.
-  void refuse_capture() noexcept;
+  virtual void refuse_capture() noexcept = 0;
   /// True if a graph of the caller holds calls. Such a runner must stay as it is until the graph
   /// has been destroyed; preparing it for other tensors keeps what the graph needs.
-  [[nodiscard]] bool is_captured();
+  [[nodiscard]] virtual bool is_captured() = 0;
 
-  [[nodiscard]] const RankPlan& plan() const noexcept;
+  [[nodiscard]] virtual const RankPlan& plan() const noexcept = 0;
   /// Bytes of memory besides the caller's tensors, without the workspace of kernels.
-  [[nodiscard]] std::size_t extra_bytes() const noexcept;
+  [[nodiscard]] virtual std::size_t extra_bytes() const noexcept = 0;
   /// The number of calls that were replayed from a recording.
-  [[nodiscard]] std::size_t replays() const noexcept;
-
- private:
-  class Impl;
-  std::unique_ptr<Impl> impl_;
+  [[nodiscard]] virtual std::size_t replays() const noexcept = 0;
 };
+
+/// `implementations` and `groups` are the plan's, the groups for memory of `device`. Everything
+/// passed by reference must outlive the runner. Not collective.
+[[nodiscard]] std::unique_ptr<Runner> make_runner(
+    const AttentionProblem& problem, RankPlan plan,
+    std::span<const Implementation* const> implementations, std::vector<Group*> groups,
+    Device& device, const Watchdog& watchdog, RunnerOptions options);
 
 }  // namespace annulus::ring

@@ -56,7 +56,10 @@ class ShardedAttention {
   /// Prepares for tensors of these strides, with a new plan if kernels refuse them. Collective over
   /// the mesh. All ranks throw the same error if the tensors of one do not fit (UserError) or one
   /// lacks memory (AgreedFailure); the object then stays usable as before.
-  void prepare(const LocalTensors& tensors);
+  ///
+  /// This and submit() and run() take BackwardLocalTensors if the backward pass was planned.
+  template <class Tensors = LocalTensors>
+  void prepare(const Tensors& tensors);
   /// prepare(), then all computation of a call on this rank, without any transfer, so that failures
   /// show while the ranks can still agree on them. Collective over the mesh. The outputs are
   /// undefined, as are the values that stand for other ranks' shards. All ranks throw the same
@@ -76,15 +79,13 @@ class ShardedAttention {
   /// because agreeing would cost the host more than the call itself. So call prepare() before using
   /// tensors with other strides. Otherwise a rank waits for its earlier calls and prepares by
   /// itself, and tensors that do not fit or that a kernel refuses are a failure of that rank alone.
-  void submit(const LocalTensors& tensors, ForeignStream* caller);
+  template <class Tensors = LocalTensors>
+  void submit(const Tensors& tensors, ForeignStream* caller);
   /// See Runner::wait.
   void wait();
   /// submit() and wait().
-  void run(const LocalTensors& tensors);
-  /// The same for the backward pass, if that was planned.
-  void prepare(const BackwardLocalTensors& tensors);
-  void submit(const BackwardLocalTensors& tensors, ForeignStream* caller);
-  void run(const BackwardLocalTensors& tensors);
+  template <class Tensors = LocalTensors>
+  void run(const Tensors& tensors);
   /// True if prepare() or a first call has prepared all ranks.
   [[nodiscard]] bool is_prepared() const noexcept { return prepared_; }
 
@@ -162,10 +163,6 @@ class ShardedAttention {
   void check_usable() const;
   [[nodiscard]] std::vector<CallTensor> views_of(const LocalTensors& tensors) const;
   [[nodiscard]] std::vector<CallTensor> views_of(const BackwardLocalTensors& tensors) const;
-  template <class Tensors>
-  void prepare_for(const Tensors& tensors);
-  template <class Tensors>
-  void submit_for(const Tensors& tensors, ForeignStream* caller);
   void use_group();
   [[nodiscard]] std::vector<Group*> groups_of(const RankPlan& plan);
   void choose();

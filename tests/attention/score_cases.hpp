@@ -62,29 +62,24 @@ inline int spoil_hidden_bias(const WholeAttention& whole) {
   return spoilt;
 }
 
-/// Some rows of a bias or a mask [b,n,T,S], whose rows must not be broadcast.
-inline Tensor gather_rows(const Tensor& whole, const PositionRanges& rows) {
+/// Some entries of a dimension of a bias or a mask; where it is broadcast, its only one.
+inline Tensor gather_along(int dim, const Tensor& whole, const PositionRanges& positions) {
   Extents shape = whole.shape();
-  shape[2] = rows.size();
+  const bool broadcast = shape[dim] == 1;
+  if (!broadcast) shape[dim] = positions.size();
   Tensor part(whole.dtype(), shape, test_memory());
-  for (std::int64_t i = 0; i < rows.size(); ++i) {
-    copy(whole.view().slice(2, rows.global(LocalPosition(i)).value(), 1),
-         part.view().slice(2, i, 1));
+  for (std::int64_t i = 0; i < shape[dim]; ++i) {
+    const std::int64_t from = broadcast ? 0 : positions.global(LocalPosition(i)).value();
+    copy(whole.view().slice(dim, from, 1), part.view().slice(dim, i, 1));
   }
   return part;
 }
-
-/// Likewise some of its keys; of a tensor that is broadcast over keys, its only one.
+/// Some rows of a bias or a mask [b,n,T,S].
+inline Tensor gather_rows(const Tensor& whole, const PositionRanges& rows) {
+  return gather_along(2, whole, rows);
+}
 inline Tensor gather_keys(const Tensor& whole, const PositionRanges& keys) {
-  Extents shape = whole.shape();
-  const bool broadcast = shape[3] == 1;
-  if (!broadcast) shape[3] = keys.size();
-  Tensor part(whole.dtype(), shape, test_memory());
-  for (std::int64_t i = 0; i < shape[3]; ++i) {
-    const std::int64_t key = broadcast ? 0 : keys.global(LocalPosition(i)).value();
-    copy(whole.view().slice(3, key, 1), part.view().slice(3, i, 1));
-  }
-  return part;
+  return gather_along(3, whole, keys);
 }
 
 /// The same for a call of these columns: see ScoreTensors::by_column.

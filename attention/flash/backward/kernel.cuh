@@ -118,10 +118,9 @@ class Consumer {
 
   // The warp's keys, and its shared memory before store_grad_scores(), which stores dS of these
   // keys there.
-  [[nodiscard]] __device__ __forceinline__ WarpScores warp_scores(std::int32_t row) const {
+  [[nodiscard]] __device__ __forceinline__ WarpScores warp_scores() const {
     return {work.batch,
             shared.step[at.slot()].head,
-            row,
             work.first_column + warp * 16,
             lane,
             reinterpret_cast<unsigned char*>(shared.grad_score[at.count % 2]) + warp * 16 * 128};
@@ -139,8 +138,8 @@ class Consumer {
   }
 
   // Finds the pairs that a masked tile hides.
-  __device__ __forceinline__ void find_hidden(const Rows& rows, std::int32_t row) const {
-    const WarpScores of = warp_scores(row);
+  __device__ __forceinline__ void find_hidden(const Rows& rows) const {
+    const WarpScores of = warp_scores();
     auto* const hidden = reinterpret_cast<std::uint16_t*>(of.own + kFound);
     const ListedColumns columns(a, of, Tiles::kKeys);
 #pragma unroll
@@ -152,7 +151,7 @@ class Consumer {
 
   // Bits of scores 32 · part + i in the warp's shared memory.
   [[nodiscard]] __device__ __forceinline__ std::uint32_t bits_at(int of, int part = 0) const {
-    return gather_bits(warp_scores(0).own + of + 128 * part, lane);
+    return gather_bits(warp_scores().own + of + 128 * part, lane);
   }
   // Bit i: score 32 · part + i is that of a hidden pair. Found before the products of the scores
   // are waited for if there is one part, and else when it is needed, which takes fewer registers.
@@ -168,7 +167,7 @@ class Consumer {
 
   // Finds the pairs that the dense mask hides. A lane examines some rows.
   __device__ __forceinline__ void find_masked(std::int32_t row) const {
-    const WarpScores of = warp_scores(row);
+    const WarpScores of = warp_scores();
     auto* const hidden = reinterpret_cast<std::uint16_t*>(of.own + kMasked);
     if (shared.copies_mask != 0) {
       wait_for_bias();
@@ -192,7 +191,7 @@ class Consumer {
   // Bit i: score i drops. Two warps meet, of which each thread draws a row.
   [[nodiscard]] __device__ __forceinline__ std::uint32_t draw_dropped(std::int32_t row) const {
     static_assert(kScores == 32 || !kGeneral);
-    const WarpScores of = warp_scores(row);
+    const WarpScores of = warp_scores();
     const int odd = warp % 2, r = 32 * odd + lane;
     const std::uint32_t bits = draw_row<kDraws>(
         a, {of.batch, of.head, row + r, of.column - 16 * odd}, shared.neighbours != 0);
@@ -643,7 +642,7 @@ class Consumer {
     hopper::products_begin();
     issue_scores(scores, shared.key, shared.query[slot]);
     if constexpr (kLists) {
-      if (masked) find_hidden(rows, row);
+      if (masked) find_hidden(rows);
     }
     if constexpr (kGeneral) {
       if (a.scores.mask.data != nullptr) find_masked(row);

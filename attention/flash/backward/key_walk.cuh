@@ -5,22 +5,25 @@
 #include "flash/backward/arguments.hpp"
 #include "flash/backward/walk.cuh"
 
-// The key tiles that two neighbouring query tiles see, by a straight band or by the lists of a
-// TileMask.
+// The key tiles that one or two neighbouring query tiles see, by a straight band or by the lists of
+// a TileMask.
 namespace annulus::flash::backward {
 
 enum class Seen : std::int32_t { nothing, some, all };
 
-/// A key tile, and how much of it each of two query tiles sees.
+/// A key tile, and how much of it each query tile sees.
+template <int kQueryTiles>
 struct KeyStep {
   std::int32_t tile;
-  Seen seen[2];
+  Seen seen[kQueryTiles];
 };
 
-/// The key tiles that the query tiles `first` and first + 1 of a head see, in ascending order.
-/// Tiles have kTile rows or columns.
-template <int kTile>
+/// The key tiles that kQueryTiles query tiles of a head see from `first` on, in ascending order.
+/// Tiles have kTile rows or columns. Of two tiles, the first one is even.
+template <int kTile, int kQueryTiles>
 class KeyWalk {
+  static_assert(kQueryTiles == 1 || kQueryTiles == 2);
+
  public:
   __device__ __forceinline__ KeyWalk(const Arguments& arguments, std::int32_t batch,
                                      std::int32_t head, std::int32_t first)
@@ -28,25 +31,25 @@ class KeyWalk {
     if (a.mask.key_tiles > 0) return;
     rows_ = a.row_lengths == nullptr ? a.rows : a.row_lengths[batch];
     columns_ = a.column_lengths == nullptr ? a.columns : a.column_lengths[batch];
-    const std::int32_t last_row = min((first + 2) * kTile, rows_) - 1;
+    const std::int32_t last_row = min((first + kQueryTiles) * kTile, rows_) - 1;
     tile_ = max(first * kTile + a.low, 0) / kTile;
     const std::int32_t last_column = min(last_row + a.high, columns_ - 1);
     end_ = last_row < first * kTile || last_column < 0 ? tile_ : last_column / kTile + 1;
   }
 
   /// False if there is no further step.
-  [[nodiscard]] __device__ __forceinline__ bool next(KeyStep& step) {
+  [[nodiscard]] __device__ __forceinline__ bool next(KeyStep<kQueryTiles>& step) {
     return a.mask.key_tiles > 0 ? next_listed(step) : next_in_band(step);
   }
 
  private:
-  [[nodiscard]] __device__ __forceinline__ bool next_in_band(KeyStep& step) {
+  [[nodiscard]] __device__ __forceinline__ bool next_in_band(KeyStep<kQueryTiles>& step) {
     if (tile_ >= end_) return false;
     step.tile = tile_++;
     const std::int32_t first_column = step.tile * kTile;
     const std::int32_t last_column = first_column + kTile - 1;
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
+    for (int i = 0; i < kQueryTiles; ++i) {
       const std::int32_t first_row = (first_ + i) * kTile;
       const std::int32_t last_row = min(first_row + kTile, rows_) - 1;
       if (last_row < first_row || first_column - last_row > a.high ||
@@ -62,7 +65,7 @@ class KeyWalk {
     return true;
   }
 
-  [[nodiscard]] __device__ __forceinline__ bool next_listed(KeyStep& step) {
+  [[nodiscard]] __device__ __forceinline__ bool next_listed(KeyStep<kQueryTiles>& step) {
     const TileMask& mask = a.mask;
     while (bits_ == 0) {
       if (++end_ >= mask.key_words) return false;
@@ -70,14 +73,15 @@ class KeyWalk {
           (mask.batches > 1 ? batch_ : 0) * mask.heads + (mask.heads > 1 ? head_ : 0);
       const std::uint32_t* const words =
           mask.key_bits + (list * mask.query_tiles + first_) * mask.key_words + end_;
-      bits_ = words[0] | (first_ + 1 < mask.query_tiles ? words[mask.key_words] : 0);
+      bits_ = words[0];
+      if (kQueryTiles == 2 && first_ + 1 < mask.query_tiles) bits_ |= words[mask.key_words];
     }
     step.tile = end_ * 32 + __ffs(static_cast<int>(bits_)) - 1;
     bits_ &= bits_ - 1;
     const uint2 queries =
         reinterpret_cast<const uint2*>(query_bits_of(a, batch_, head_, step.tile))[first_ / 32];
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
+    for (int i = 0; i < kQueryTiles; ++i) {
       const std::int32_t bit = first_ % 32 + i;
       step.seen[i] = (queries.x >> bit & 1) == 0   ? Seen::nothing
                      : (queries.y >> bit & 1) == 0 ? Seen::some

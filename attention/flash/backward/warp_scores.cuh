@@ -8,7 +8,7 @@ namespace annulus::flash::backward {
 /// 8i + 2 (lane % 4) + e and of key lane / 4 + 8h.
 struct WarpScores {
   std::int32_t batch, head;
-  std::int32_t row, column;  ///< the first ones
+  std::int32_t column;  ///< the first one
   int lane;
   unsigned char* own;  ///< shared memory of the warp: see kDropped
 };

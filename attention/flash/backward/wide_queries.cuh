@@ -22,7 +22,7 @@ struct WideQueryMemory {
   std::int32_t batch, head;
   std::int32_t first_tile;   ///< the warpgroups have this query tile and the next
   std::int32_t columns;      ///< of the batch
-  KeyStep step[kKeyStages];  ///< tile < 0: there are no more
+  KeyStep<2> step[kKeyStages];  ///< tile < 0: there are no more
   hopper::Barrier rows_full;
   hopper::Barrier key_full[kKeyStages], key_empty[kKeyStages];
   hopper::Barrier value_full[kValueStages], value_empty[kValueStages];
@@ -53,8 +53,8 @@ __device__ __forceinline__ void load_keys(const Arguments& a, WideQueryMemory<Ti
   const std::int32_t batch = shared.batch, kv_head = shared.head / a.heads_per_kv_head;
   RingPosition<Memory::kKeyStages> at;
   RingPosition<Memory::kValueStages> at_value;
-  KeyWalk<Tiles::kKeys> walk(a, batch, shared.head, shared.first_tile);
-  for (KeyStep step; walk.next(step); at.next(), at_value.next()) {
+  KeyWalk<Tiles::kKeys, 2> walk(a, batch, shared.head, shared.first_tile);
+  for (KeyStep<2> step; walk.next(step); at.next(), at_value.next()) {
     if (at.count == 0) {
       shared.rows_full.arrive_expecting(2 * (Tiles::kTileElements + Tiles::kOutputElements) * 2);
       for (int i = 0; i < 2; ++i) {
@@ -118,7 +118,7 @@ class WideQueryConsumer : WideConsumer<Tiles> {
       // Not known to be the same in every step, or what follows from it would fill registers.
       asm volatile("" : "+r"(warp), "+r"(lane));
       shared.key_full[at.slot()].wait(at.parity());
-      const KeyStep& step = shared.step[at.slot()];
+      const KeyStep<2>& step = shared.step[at.slot()];
       if (step.tile < 0) break;
       shared.rows_full.wait(0);
       const Seen seen = step.seen[group];

@@ -148,13 +148,18 @@ TEST_F(CudaFlashBackward, DropoutOfValuesThatAreNotFinite) {
   }
 }
 
-TEST_F(CudaFlashBackward, DropoutRepeatsBits) {
+// More blocks than run at a time, with dropout and with lists alone.
+TEST_F(CudaFlashBackward, DropoutAndListsRepeatBits) {
   Random random(58);
   for (const std::int64_t dim : {64, 128}) {
-    AttentionProblem problem = bfloat16_problem({2, 600, 700, 8, 4, dim, dim});
+    AttentionProblem problem = bfloat16_problem({3, 200, 1500, 8, 8, dim, dim});
     problem.mask.set_causal(true);
-    problem.mask.set_offset(100);
+    problem.mask.set_offset(1200);
     problem.dropout.emplace(0.3, kSeed);
+    expect_same_bits(random, problem);
+    problem.dropout.reset();
+    problem.mask.set_sink_tokens(300);
+    problem.mask.set_window(600, -1);
     expect_same_bits(random, problem);
   }
 }
@@ -278,12 +283,13 @@ TEST_F(CudaFlashBackward, ScoresHideValuesThatAreNotFinite) {
   Random random(66);
   for (const bool by_bias : {false, true}) {
     for (const std::int64_t dim : {64, 128}) {
-      AttentionProblem problem = bfloat16_problem({1, 300, 300, 2, 1, dim, dim});
-      (by_bias ? problem.bias : problem.dense_mask) = Extents{1, 1, 300, 300};
+      // Rows of 304 entries of either are copied in bulk.
+      AttentionProblem problem = bfloat16_problem({1, 304, 304, 2, 1, dim, dim});
+      (by_bias ? problem.bias : problem.dense_mask) = Extents{1, 1, 304, 304};
       problem.mask.set_window(30, 10);
       problem.dropout.emplace(0.3, kSeed);
       WholeAttention forward = random_operands(random, problem);
-      for (std::int64_t row = 0; row < 300; ++row) {
+      for (std::int64_t row = 0; row < 304; ++row) {
         const bool hides = row % 3 != 0;
         for (const std::int64_t column : {77, 200}) {
           if (by_bias) {

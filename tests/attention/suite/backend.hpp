@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <memory>
@@ -50,7 +51,7 @@ inline void PrintTo(const Backend& backend, std::ostream* out) {
   *out << backend.name;
 }
 inline std::string name_of_backend(const ::testing::TestParamInfo<Backend>& info) {
-  return info.param.name;
+  return (info.param.on_gpu ? "cuda_" : "") + info.param.name;
 }
 
 class BackendTest : public ::testing::TestWithParam<Backend> {
@@ -102,12 +103,13 @@ class BackendTest : public ::testing::TestWithParam<Backend> {
     }
     return false;
   }
-  /// The i-th combination of kernel and dtype.
+  /// The i-th combination of kernel and dtype. Whatever a test varies by i % n meets every kernel.
   [[nodiscard]] AttentionProblem problem_of(std::size_t i, std::int64_t rows,
                                             std::int64_t columns) const {
-    const auto& [dim, value_dim] = backend().dims[i % backend().dims.size()];
+    const std::size_t dims = backend().dims.size(), round = i / dims;
+    const auto& [dim, value_dim] = backend().dims[(i + round) % dims];
     return test::problem_of({2, rows, columns, 4, 2, dim, value_dim},
-                            backend().dtypes[i / backend().dims.size() % backend().dtypes.size()]);
+                            backend().dtypes[round % backend().dtypes.size()]);
   }
   [[nodiscard]] AttentionProblem problem_of(std::size_t i) const {
     return problem_of(i, backend().rows, backend().columns);
@@ -119,7 +121,12 @@ class BackendTest : public ::testing::TestWithParam<Backend> {
     if (backend().blocks == Blocks::also && draw(random, 0, 1) == 0) return;
     const AttentionShape& s = problem.shape;
     problem.mask.set_block_mask(
-        random_block_mask(random, s.batch, s.heads, s.query_length, s.kv_length, 200));
+        random_block_mask(random, s.batch, s.heads, s.query_length, s.kv_length, largest_block()));
+  }
+
+  /// Masks have several blocks at all sizes.
+  [[nodiscard]] static std::int64_t largest_block() {
+    return std::min<std::int64_t>(200, backend().columns / 2);
   }
 
   void expect_accurate(const WholeAttention& whole) {
@@ -131,10 +138,12 @@ class BackendTest : public ::testing::TestWithParam<Backend> {
     const bool with_maximum = !backend().on_gpu && hands_over_maxima();
     const AttentionShape& s = problem.shape;
     const Tensor maximum(DType::float32, {s.batch, s.heads, s.query_length}, test_memory());
-    for (const std::unique_ptr<Kernel>& kernel : kernels(problem)) {
+    const std::vector<std::unique_ptr<Kernel>> all = kernels(problem);
+    for (std::size_t k = 0; k < all.size(); ++k) {
       for (const DType lse : {DType::float32, DType::float64}) {
+        SCOPED_TRACE("kernel " + std::to_string(k) + " lse " + std::string(name_of(lse)));
         std::memset(maximum.view().data(), 0xff, maximum.bytes());  // NaN
-        const Result result = result_on(*device_, *stream_, *kernel, DType::float32, whole.block(),
+        const Result result = result_on(*device_, *stream_, *all[k], DType::float32, whole.block(),
                                         lse, with_maximum ? &maximum : nullptr, 2);
         test::expect_accurate(result, whole, truth);
         for (std::size_t row = 0; with_maximum && row < truth.maximum.size(); ++row) {
@@ -152,6 +161,8 @@ class BackendTest : public ::testing::TestWithParam<Backend> {
   static std::string describe(const AttentionProblem& problem) {
     return to_string(problem.shape) + " " + std::string(name_of(problem.dtype)) + " mask " +
            to_string(problem.mask) + (problem.dropout ? " dropout" : "") +
+           (problem.scale ? " scale " + std::to_string(*problem.scale) : "") +
+           (problem.soft_cap ? " soft cap " + std::to_string(*problem.soft_cap) : "") +
            (problem.bias ? " bias" : "") + (problem.dense_mask ? " dense mask" : "");
   }
 

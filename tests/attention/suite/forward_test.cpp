@@ -56,12 +56,12 @@ class Forward : public BackendTest {
     const std::vector<DType>& exact = backend().confines;
     return std::find(exact.begin(), exact.end(), dtype) != exact.end() ? 0 : 0.02F;
   }
-  /// Bias, dense mask and dropout, if it takes them.
-  void add_modifiers(AttentionProblem& problem) const {
+  /// Bias, dense mask and dropout, if it takes them. They may be broadcast over rows and keys.
+  void add_modifiers(AttentionProblem& problem, bool broadcasts = false) const {
     const AttentionShape& s = problem.shape;
     AttentionProblem modified = problem;
-    modified.bias = Extents{1, s.heads, s.query_length, s.kv_length};
-    modified.dense_mask = Extents{s.batch, 1, s.query_length, s.kv_length};
+    modified.bias = Extents{1, s.heads, broadcasts ? 1 : s.query_length, s.kv_length};
+    modified.dense_mask = Extents{s.batch, 1, s.query_length, broadcasts ? 1 : s.kv_length};
     modified.dropout.emplace(0.2, 9);
     if (implementation().fits(modified, device_->place())) problem = modified;
   }
@@ -125,6 +125,7 @@ TEST_P(Forward, EveryMask) {
   Random random(51);
   for (const bool blocks : {false, true}) {
     if (backend().blocks == (blocks ? Blocks::never : Blocks::always)) continue;
+    const std::int64_t block = std::min<std::int64_t>(128, backend().columns / 2);
     std::size_t i = 0;
     std::vector<std::vector<MaskKind>> all = blocks ? kinds_beside_blocks() : all_combinations();
     if (blocks) {
@@ -140,8 +141,9 @@ TEST_P(Forward, EveryMask) {
       problem.mask = random_mask(random, kinds, 2, s.query_length, s.kv_length);
       if (blocks) {
         problem.mask.set_block_mask(
-            i % 4 < 2 ? random_block_mask(random, 2, 4, s.query_length, s.kv_length, 200)
-                      : BlockMask::random(s.query_length, s.kv_length, 4, 0.5, i));
+            i % 4 < 2
+                ? random_block_mask(random, 2, 4, s.query_length, s.kv_length, largest_block())
+                : BlockMask::random(s.query_length, s.kv_length, 4, 0.5, i, {block, block}));
       }
       if (i % 5 == 0) problem.soft_cap = 3.0;
       if (i % 7 == 0 && problem.dtype == DType::float32) problem.scale = -0.2;
@@ -271,7 +273,7 @@ TEST_P(Forward, ShardsMergeIntoTheWhole) {
       AttentionProblem problem = problem_of(i, length, length);
       problem.mask = random_mask(random, kinds, 2, length, length);
       add_blocks(random, problem);
-      if (modified) add_modifiers(problem);
+      if (modified) add_modifiers(problem, i / 2 % 2 == 1);
       ASSERT_TRUE(choose_dtype(problem, i++));
       SCOPED_TRACE(describe(problem));
       const WholeAttention whole = random_attention(random, problem);
@@ -291,7 +293,7 @@ TEST_P(Forward, ShardsMergeIntoTheWhole) {
 // One kernel computes parts of the batch and of the heads, as a ring by heads has it do.
 TEST_P(Forward, PartsOfTheBatchAndOfTheHeads) {
   Random random(58);
-  for (std::size_t i = 0; i < 8; ++i) {
+  for (std::size_t i = 0; i < 24; ++i) {
     AttentionProblem problem = problem_of(i, 70, 190);
     problem.shape.batch = 3;
     problem.mask = random_mask(random, {MaskKind::segments, MaskKind::kv_lengths}, 3, 70, 190);
@@ -315,7 +317,7 @@ TEST_P(Forward, PartsOfTheBatchAndOfTheHeads) {
 // Blocks without masked pairs still have a bias, a dense mask and dropout.
 TEST_P(Forward, UnmaskedBlocksSkipTheMask) {
   Random random(59);
-  for (std::size_t i = 0; i < 6; ++i) {
+  for (std::size_t i = 0; i < 12; ++i) {
     AttentionProblem problem = problem_of(i, 150, 260);
     if (i % 2 == 0) add_modifiers(problem);
     const WholeAttention whole = random_attention(random, problem);

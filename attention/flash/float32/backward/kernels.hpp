@@ -8,8 +8,6 @@ namespace annulus::flash::backward {
 
 /// Queries and keys of a tile of the float32 kernels.
 inline constexpr int kFloat32Tile = 64;
-/// The largest head dimension that they take.
-inline constexpr int kFloat32Dims = 128;
 
 /// The operands of a float32 call, [batch, sequence, head, dim].
 struct Float32Operands {

@@ -66,7 +66,7 @@ class PassingKeys {
   __device__ __forceinline__ PassingKeys(const Arguments& a, const OwnRows& rows)
       : head_(rows.head), walk_(a, rows.batch, rows.head, rows.tile) {}
   __device__ __forceinline__ bool next(Step& step) {
-    KeyStep at;
+    KeyStep<1> at;
     do {
       if (!walk_.next(at)) return false;
     } while (at.seen[0] == Seen::nothing);
@@ -76,7 +76,7 @@ class PassingKeys {
 
  private:
   std::int32_t head_;
-  KeyWalk<Tiles::kKeys> walk_;
+  KeyWalk<Tiles::kKeys, 1> walk_;
 };
 
 /// Shared memory of a thread block. A warp reads two groups of 8 rows at a time, which begin at

@@ -190,8 +190,8 @@ def million(job: Job, seconds: int) -> Step:
         return found[""][0], [Figure(f"{case.shape} causal {length}, TFLOP/s per GPU",
                                      case.operations(1) / seconds_of_call / job.gpus * 1e-12)]
 
-    return Step("million", f"ring_{length.lower()}", seconds, [Command(job.ranks(job.gpus, *words))],
-                read)
+    return Step("million", f"ring_{length.lower()}", seconds,
+                [Command(job.ranks(job.gpus, *words))], read)
 
 
 def decode(job: Job, seconds: int) -> Step:
@@ -271,8 +271,8 @@ def random_problems(job: Job, seconds: int) -> Step:
     transports = {"peer": ["--transport", "peer"], "nccl": ["--transport", "nccl"]}
     if job.device == "cpu":
         transports = {"mpi": []}
-    commands = [Command(job.ranks(job.gpus, "verify", "--device", job.device, "--random", str(count),
-                                  *words, "--json", "-"), name)
+    commands = [Command(job.ranks(job.gpus, "verify", "--device", job.device, "--random",
+                                  str(count), *words, "--json", "-"), name)
                 for name, words in transports.items()]
 
     def read(found: dict[str, list[Any]]) -> tuple[Any, list[Figure]]:

@@ -14,8 +14,9 @@ A results file is one JSON object:
     gradients    if their errors were measured: case, and entries, one a series and number of ranks:
                  series, ranks, and errors (of the gradients of query, key and value) or error
 
-The series annulus-before is the program that --against named. local-kernel is our local kernel alone, on the blocks of the same plan, without hops and
-merges: the ceiling of what we can reach.
+The series annulus-before is the build that --against named. The series local-kernel is our local
+kernel alone, on the blocks of the same plan, without hops and merges: the ceiling of what we can
+reach.
 
 Rates are never stored: every one is 4·B·N·S²·D operations, half of them when causal, over the
 median of a series' rounds and over the GPUs; 2.5 and 3.5 times as many for the backward pass and

@@ -2,9 +2,12 @@
 
 #include <cstdint>
 
-#include <annulus/attention/philox.hpp>
-#include <annulus/attention/problem.hpp>
+namespace annulus {
+class Dropout;
+}  // namespace annulus
 
+// Each kernel includes this, and a CUDA compiler parses it three times for each: so it includes no
+// header of the host.
 namespace annulus::cuda {
 
 /// See annulus::Dropout.
@@ -19,16 +22,7 @@ struct DropoutArguments {
 };
 
 /// The arguments of a call whose first batch and head have these global indices.
-[[nodiscard]] inline DropoutArguments dropout_arguments(const Dropout& dropout,
-                                                        std::int64_t first_batch,
-                                                        std::int64_t first_head) {
-  const PhiloxKey key = philox_key(dropout.seed());
-  return {dropout.threshold(),
-          {key[0], key[1]},
-          Dropout::third_word(first_head),
-          Dropout::fourth_word(first_batch),
-          static_cast<float>(dropout.keep_scale()),
-          nullptr};
-}
+[[nodiscard]] DropoutArguments dropout_arguments(const Dropout& dropout, std::int64_t first_batch,
+                                                 std::int64_t first_head);
 
 }  // namespace annulus::cuda

@@ -26,12 +26,13 @@ struct KernelInfo {
   bool persistent = true;
 };
 
-/// For head dimensions up to kHeadDim and kValueDim. Each is compiled by itself, from kernel.cu.in.
+/// For head dimensions up to kHeadDim and kValueDim. Both half types of each are compiled together,
+/// from kernel.cu.in.
 /// The general class tests for a soft cap at run time.
 template <int kHeadDim, int kValueDim, bool kHalf, MaskClass kMask, bool kSoftCap>
 [[nodiscard]] KernelInfo kernel_info();
 
-/// For float32 tensors with head dimensions up to kDims, each compiled by itself too. It takes
+/// For float32 tensors with head dimensions up to kDims, each compiled by itself. It takes
 /// Arguments and Operands; others take Arguments alone.
 template <int kDims>
 [[nodiscard]] KernelInfo float32_kernel_info();

@@ -5,11 +5,11 @@ import importlib.util
 import io
 import sys
 
-from .results import CEILING, TITLES, Results
+from .results import BEFORE, CEILING, TITLES, Results
 from .table import length_text
 
-COLOURS = {"annulus": "#0b6e99", "pytorch-allgather": "#d1603d", "pytorch-alltoall": "#e3a857",
-           "jax-ring": "#6a8d3f", CEILING: "#555555"}
+COLOURS = {"annulus": "#0b6e99", BEFORE: "#7fb2c8", "pytorch-allgather": "#d1603d",
+           "pytorch-alltoall": "#e3a857", "jax-ring": "#6a8d3f", CEILING: "#555555"}
 
 
 @functools.cache

@@ -14,8 +14,9 @@ A results file is one JSON object:
     gradients    if their errors were measured: case, and entries, one a series and number of ranks:
                  series, ranks, and errors (of the gradients of query, key and value) or error
 
-The series local-kernel is our local kernel alone, on the blocks of the same plan, without hops and
-merges: the ceiling of what we can reach.
+The series annulus-before is the build that --against named. The series local-kernel is our local
+kernel alone, on the blocks of the same plan, without hops and merges: the ceiling of what we can
+reach.
 
 Rates are never stored: every one is 4·B·N·S²·D operations, half of them when causal, over the
 median of a series' rounds and over the GPUs; 2.5 and 3.5 times as many for the backward pass and
@@ -35,12 +36,13 @@ SCHEMA = "annulus.comparison"
 VERSION = 1
 
 OURS = "annulus"
+BEFORE = "annulus-before"
 CEILING = "local-kernel"
 # Series in the order in which they are shown, with the names that people read.
-TITLES = {OURS: "Annulus", "pytorch-allgather": "PyTorch all-gather",
+TITLES = {OURS: "Annulus", BEFORE: "Annulus before", "pytorch-allgather": "PyTorch all-gather",
           "pytorch-alltoall": "PyTorch all-to-all", "jax-ring": "JAX ring",
           CEILING: "local kernel"}
-PEERS = [series for series in TITLES if series not in (OURS, CEILING)]
+PEERS = [series for series in TITLES if series not in (OURS, BEFORE, CEILING)]
 
 
 class ResultsError(Exception):

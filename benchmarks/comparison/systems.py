@@ -7,19 +7,20 @@ import shutil
 import signal
 import subprocess
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Optional, Sequence
 
 from peers.peer_cases import Case, parse_case
 
-from .results import CEILING, OURS, Round
+from .results import BEFORE, CEILING, OURS, Round
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+PATIENCE = 5  # seconds in which an interrupted program ends
 PYTORCH = "pytorch"
 JAX = "jax"
 # The series that a system measures.
-SERIES = {OURS: [OURS, CEILING], PYTORCH: ["pytorch-allgather", "pytorch-alltoall"],
-          JAX: ["jax-ring"]}
+SERIES = {OURS: [OURS, CEILING], BEFORE: [BEFORE],
+          PYTORCH: ["pytorch-allgather", "pytorch-alltoall"], JAX: ["jax-ring"]}
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,8 @@ class Setup:
     timeout: float
     warm_seconds: float = 0
     backward: bool = False
+    device: str = "cuda"  # of our own program
+    against: Optional[str] = None  # another build of it, in place of the peers
 
     @property
     def timing(self) -> list[str]:
@@ -80,14 +83,18 @@ def shown(words: Sequence[str]) -> str:
 
 
 def our_starts(setup: Setup, cases: Sequence[Case]) -> list[Start]:
-    """Our own program, once for all lengths of a shape."""
-    return [Start(OURS, (*setup.mpirun, "-np", str(setup.gpus), *_bench_words(setup, group)),
-                  tuple(group)) for group in _sweeps(cases)]
+    """Our own program, once for all lengths of a shape; in turns with another build of it."""
+    builds = [(OURS, setup)]
+    if setup.against:
+        builds.append((BEFORE, replace(setup, annulus=setup.against)))
+    return [Start(system, (*setup.mpirun, "-np", str(setup.gpus), *_bench_words(build, group)),
+                  tuple(group)) for group in _sweeps(cases) for system, build in builds]
 
 
 def starts_of_round(setup: Setup, cases: Sequence[Case]) -> list[Start]:
     """The programs of one round, each system once for all its cases."""
-    return [*our_starts(setup, cases), *peer_starts(setup, cases, setup.timing)]
+    peers = [] if setup.against else peer_starts(setup, cases, setup.timing)
+    return [*our_starts(setup, cases), *peers]
 
 
 def peer_starts(setup: Setup, cases: Sequence[Case], words: Sequence[str]) -> list[Start]:
@@ -106,7 +113,7 @@ def peer_starts(setup: Setup, cases: Sequence[Case], words: Sequence[str]) -> li
 def _bench_words(setup: Setup, group: Sequence[Case]) -> list[str]:
     case = group[0]
     sizes = (setup.batch, case.length, case.length, case.heads, case.kv_heads, case.head_dim)
-    words = [setup.annulus, "bench", "--device", "cuda", "--dtype", "bfloat16",
+    words = [setup.annulus, "bench", "--device", setup.device, "--dtype", "bfloat16",
              "--shape", ",".join(str(size) for size in sizes)]
     if len(group) > 1:
         factor = group[1].length // case.length
@@ -144,14 +151,25 @@ def run(start: Start, timeout: float) -> tuple[str, Optional[str]]:
     try:
         output, errors = process.communicate(timeout=timeout)
     except subprocess.TimeoutExpired:
-        # The program has ranks of its own, which end with it only as a process group.
-        os.killpg(process.pid, signal.SIGKILL)
-        output, _ = process.communicate()
-        return output, f"did not end within {timeout:g} s"
+        return _end(process), f"did not end within {timeout:.0f} s"
+    except KeyboardInterrupt:
+        _end(process)
+        raise
     sys.stderr.write(errors)
     if process.returncode == 0:
         return output, None
     return output, f"exit code {process.returncode}: {_telling_line(errors)}"
+
+
+def _end(process: subprocess.Popen) -> str:
+    """Ends a program with its ranks, which are a process group. Interrupts it first, as it may have
+    started groups of its own. Returns its standard output."""
+    os.killpg(process.pid, signal.SIGINT)
+    try:
+        return process.communicate(timeout=PATIENCE)[0]
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        return process.communicate()[0]
 
 
 def _telling_line(errors: str) -> str:
@@ -164,7 +182,8 @@ def _telling_line(errors: str) -> str:
 
 def read_output(start: Start, output: str) -> Found:
     """The measurements in a program's standard output, as far as it got."""
-    return _read_bench(start, output) if start.system == OURS else _read_peer(output)
+    ours = start.system in (OURS, BEFORE)
+    return _read_bench(start, output) if ours else _read_peer(output)
 
 
 def _read_peer(output: str) -> Found:
@@ -202,10 +221,10 @@ def _read_bench(start: Start, output: str) -> Found:
         verdict = row.get("verdict", "OK")
         ms = _scaled(row, units, "time", {"ms": 1.0, "s": 1e3, "us": 1e-3, "µs": 1e-3})
         if verdict != "OK" or not ms:
-            found.rounds[OURS, case] = Round(error=f"verdict {verdict}, time {row.get('time')}")
+            found.rounds[start.system, case] = Round(error=f"verdict {verdict}, time {row.get('time')}")
             continue
         backward, both = (_scaled(row, units, name, {"ms": 1.0}) for name in ("backward", "both"))
-        found.rounds[OURS, case] = Round(ms, None, backward, both)
+        found.rounds[start.system, case] = Round(ms, None, backward, both)
 
         def ceiling(time: Optional[float], prefix: str) -> Optional[float]:
             """As a time, since our program counts operations in its own way."""

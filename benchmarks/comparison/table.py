@@ -4,7 +4,7 @@ from typing import Any, Optional
 
 from peers.peer_cases import HEAD_DIM, OPERATIONS_PER_LOGIT_AND_DIM, PASSES
 
-from .results import CEILING, OURS, PEERS, TITLES, CaseResults, Results
+from .results import BEFORE, CEILING, OURS, PEERS, TITLES, CaseResults, Results
 
 
 def length_text(length: int) -> str:
@@ -36,7 +36,11 @@ def markdown(results: Results) -> str:
 
 def _table(results: Results, timed: str) -> str:
     settings = results.settings
-    header = ["N/K", "mask", "S", TITLES[OURS], "ours / best peer", *(TITLES[one] for one in PEERS)]
+    header = ["N/K", "mask", "S", TITLES[OURS]]
+    if _is_against(results):
+        header += [TITLES[BEFORE], "time / before"]
+    else:
+        header += ["ours / best peer", *(TITLES[one] for one in PEERS)]
     if timed != "both":
         header += [TITLES[CEILING], "ours / local kernel"]
     products = PASSES[timed] * OPERATIONS_PER_LOGIT_AND_DIM
@@ -51,6 +55,11 @@ def _table(results: Results, timed: str) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _is_against(results: Results) -> bool:
+    """True if another build of Annulus was measured, in place of the peers."""
+    return any(BEFORE in entry.systems for entry in results.cases)
+
+
 def _row(cells: list[str]) -> str:
     return "| " + " | ".join(cells) + " |"
 
@@ -58,8 +67,14 @@ def _row(cells: list[str]) -> str:
 def _cells(results: Results, entry: CaseResults, timed: str) -> list[str]:
     ours = results.rate(entry, OURS, timed)
     cells = [entry.case.shape, entry.case.mask, length_text(entry.case.length),
-             _rate(results, entry, OURS, timed), _ratio(ours, results.best_peer(entry, timed)),
-             *(_rate(results, entry, peer, timed) for peer in PEERS)]
+             _rate(results, entry, OURS, timed)]
+    if _is_against(results):
+        before = results.rate(entry, BEFORE, timed)
+        cells += [_rate(results, entry, BEFORE, timed),
+                  f"{before / ours:.3f}" if ours and before else "-"]
+    else:
+        cells += [_ratio(ours, results.best_peer(entry, timed)),
+                  *(_rate(results, entry, peer, timed) for peer in PEERS)]
     if timed != "both":
         ceiling = results.rate(entry, CEILING, timed)
         cells += [_rate(results, entry, CEILING, timed), _ratio(ours, ceiling)]

@@ -1,4 +1,5 @@
-"""benchmarks/compare, choices and predictions without GPUs: commands, ratios, table, plot, failures, options.
+"""benchmarks/compare, choices, predictions and several_gpus without GPUs: commands, ratios, table,
+plot, failures, options.
 
 The first argument is the folder of benchmarks.
 """
@@ -25,6 +26,7 @@ CASE = Case(64, 8, True, 8192)
 STUB = """#!{python}
 import json, sys
 words = sys.argv[1:]
+before = any(word.endswith("/before") for word in words)
 if "info" in words:
     print("# libraries\\n  NCCL           2.28")
 elif "bench" in words:
@@ -32,7 +34,7 @@ elif "bench" in words:
     rows, length = [], begin
     while length <= end:
         rows.append({{"shape": f"1,{{length}},{{length}},64,8,128,128", "verdict": "OK",
-                     "time": 1.0 if "nccl" in words and length > 8192 else 2.0,
+                     "time": 1.0 if "nccl" in words and length > 8192 else 2.0 - 0.5 * before,
                      "local": 600.0, "rate": 500000.0}})
         if "--backward" in words:
             rows[-1].update({{"backward": 5.0, "backward rate": 400.0, "backward local": 500.0,
@@ -287,6 +289,24 @@ class Runs(CompareTest):
             self.assertIn("--case 16/16/256:causal:32768", line)
         self.assertIn("1,32768,32768,16,16,256", ours[2])
 
+    def test_another_build_takes_turns_in_place_of_the_peers(self):
+        before = self.path("before")
+        with open(before, "w", encoding="utf-8") as file:
+            file.write(STUB.format(python=sys.executable))
+        os.chmod(before, 0o755)
+        result = self.run_stub("--against", before)
+        self.expect_success(result)
+        data = json.loads(self.read("out", "comparison.json"))
+        self.assertEqual(data["cases"][0]["systems"]["annulus"], [{"ms": 2.0}] * 2)
+        self.assertEqual(data["cases"][0]["systems"]["annulus-before"], [{"ms": 1.5}] * 2)
+        self.assertEqual(set(data["commands"]), {"annulus", "annulus-before"})
+        first = cells(result.stdout, 0)
+        self.assertEqual(first["time / before"], "1.333")
+        self.assertNotIn("JAX ring", first)
+        order = [line.count(" before bench") for line in result.stderr.splitlines()
+                 if line.startswith("# ")]
+        self.assertEqual(order, [0, 1] * 2)
+
     def test_chosen_cases(self):
         result = self.run_stub("--dry-run", "--cases", "32/32:full:1k", "--cases", "8/2:causal:4k")
         self.expect_success(result)
@@ -335,6 +355,116 @@ class Choices(CompareTest):
         result = self.choices(mpirun="false")
         self.assertEqual(result.returncode, 3, result.stderr)
         self.assertEqual(cells(result.stdout, 0)["auto"], "failed")
+
+
+class SeveralGpus(CompareTest):
+    """Every program is a stub, which answers as annulus, as mpirun and as Python would."""
+
+    STEPS = ["forward", "choices", "decode", "strong", "backward", "two_nodes", "random", "million",
+             "failures"]
+    STUB = """#!{python}
+import json, os, runpy, sys
+words = sys.argv[1:]
+tools = [i for i, word in enumerate(words) if os.path.basename(word) in ("compare", "choices")]
+if "info" in words:
+    print("  GPU 0  NVIDIA H200, compute capability 9.0")
+elif tools:
+    sys.argv = words[tools[0]:]
+    sys.path.insert(0, os.path.dirname(sys.argv[0]))
+    runpy.run_path(sys.argv[0], run_name="__main__")
+elif {broken!r} in words:
+    print("error: broken", file=sys.stderr)
+    sys.exit(3)
+elif "plan" in words:
+    peers = [1, 2, 3, 0] if "ring" in words else [2, 3, 0, 1]
+    print(json.dumps({{"ranks": [{{"rank": rank, "groups": [{{"ranks": [0, 1, 2, 3]}}], "tasks": [
+        {{"group": 0, "sends": [{{"peer": peer, "bytes": 3 if "ring" in words else 1}}]}}]}}
+        for rank, peer in enumerate(peers)]}}))
+elif "verify" in words:
+    print(json.dumps({{"meta": {{}}, "verdict": {{"passed": "nccl" not in words}}}}))
+elif "bench" in words:
+    shape = words[words.index("--shape") + 1]
+    sizes = [size.replace("k", "K") for size in shape.split(",")]
+    ranks = int(words[words.index("-np") + 1]) if "-np" in words else 1
+    lengths = [sizes[1]]
+    if "--sweep" in words:
+        begin, end, factor = (int(x) for x in words[words.index("--sweep") + 1].split(":"))
+        lengths = []
+        while begin <= end:
+            lengths.append(begin)
+            begin *= factor
+    rows = [{{"shape": ",".join([sizes[0], str(length), str(length), *sizes[3:]]), "verdict": "OK",
+              "time": 8.0 / ranks, "rate": 1.0, "local": 1.0}} for length in lengths]
+    print(json.dumps({{"columns": [{{"name": "shape", "unit": "B,T,S,N,K,D,Dv"}},
+                                   {{"name": "time", "unit": "ms, median"}}], "rows": rows}}))
+"""
+
+    def several(self, *words, broken="nothing"):
+        stub = self.path("stub")
+        with open(stub, "w", encoding="utf-8") as file:
+            file.write(self.STUB.format(python=sys.executable, broken=broken))
+        os.chmod(stub, 0o755)
+        return subprocess.run(
+            [sys.executable, os.path.join(BENCHMARKS, "several_gpus"), "--annulus", stub, "--mpirun",
+             stub, "--python", stub, "--output-dir", "out", *words],
+            cwd=self.directory, capture_output=True, text=True, timeout=60)
+
+    def figures(self, result):
+        """The cells of the rows by step and name."""
+        lines = [[cell.strip() for cell in line.strip("|").split("|")]
+                 for line in result.stdout.splitlines() if line.startswith("|")]
+        return {(step, what): rest for step, what, *rest in lines[2:]}
+
+    def test_all_steps(self):
+        result = self.several("--rounds", "2")
+        self.assertEqual(result.returncode, 1, result.stdout + result.stderr)  # nccl is wrong
+        figures = self.figures(result)
+        self.assertEqual({step for step, _ in figures}, set(self.STEPS))
+        self.assertEqual(sorted(os.listdir(self.path("out"))), sorted(
+            f"{name}_4x_h200.json" for name in
+            ["choices", "compare", "compare_backward", "decode", "failures", "random", "ring_1m",
+             "strong_128k", "two_nodes"]))
+        self.assertEqual(figures["decode", "1,1,1M,64,8,128, ÷ 4 × one GPU's rate"],
+                         ["1", "≥ 0.8", "yes"])
+        self.assertEqual(figures["two_nodes", "double_ring ÷ ring, bytes between nodes"],
+                         ["0.667", "≤ 0.667", "yes"])
+        self.assertEqual(figures["random", "verify --random 200, nccl: right"],
+                         ["0", "≥ 1", "**no**"])
+        self.assertEqual(figures["choices", "64/8 causal 8k, auto ÷ best by hand"],
+                         ["1", "≤ 1.03", "yes"])
+        self.assertEqual(len(json.loads(self.read("out", "strong_128k_4x_h200.json"))), 6)
+        self.assertNotIn(self.directory, self.read("out", "compare_4x_h200.json"))
+
+    def test_a_failed_step_keeps_no_other_from_running(self):
+        result = self.several("--steps", "decode,random,million", broken="--once")
+        self.assertEqual(result.returncode, 3, result.stdout + result.stderr)
+        self.assertIn("- million: `exit code 3: error: broken`", result.stdout)
+        self.assertEqual({step for step, _ in self.figures(result)}, {"decode", "random"})
+
+    def test_a_step_without_time(self):
+        result = self.several("--steps", "decode", "--budget", "0")
+        self.assertEqual(result.returncode, 3, result.stdout + result.stderr)
+        self.assertIn("- decode: `no time left", result.stdout)
+
+    def test_dry_run(self):
+        for words in ([], ["--gpus", "2"], ["--gpus", "8"], ["--device", "cpu", "--small"]):
+            with self.subTest(words):
+                result = self.several("--dry-run", *words)
+                self.expect_success(result)
+                lines = result.stdout.splitlines()
+                steps = [line.split()[1].rstrip(":") for line in lines if line.startswith("# ")]
+                self.assertEqual(steps, [*self.STEPS, "all"])
+                self.assertLess(float(lines[-1].split()[2]), 600)
+                self.assertFalse(os.path.exists(self.path("out")))
+        two = self.several("--dry-run", "--gpus", "2", "--steps", "two_nodes").stdout
+        self.assertIn("--share-gpus", two)
+
+    def test_bad_values_name_the_option(self):
+        for option, value in [("--steps", "forward,backwards"), ("--gpus", "3"),
+                              ("--annulus", self.path("missing"))]:
+            result = self.several(option, value)
+            self.assertEqual(result.returncode, 2)
+            self.assertIn(f"argument {option}: ", result.stderr)
 
 
 class Gradients(CompareTest):

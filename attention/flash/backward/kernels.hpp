@@ -43,8 +43,8 @@ enum class PairClass : std::uint8_t {
 [[nodiscard]] cudaError_t launch_backward(const Arguments& arguments, int dim, bool half,
                                           cudaStream_t stream);
 
-/// Enqueues the main kernel, with a thread block for each item. Each is compiled by itself, from
-/// kernel.cu.in. The general class tests for a soft cap at run time.
+/// Enqueues the main kernel, with a thread block for each item. Both half types of each are
+/// compiled together, from kernel.cu.in. The general class tests for a soft cap at run time.
 template <int kDim, bool kHalf, PairClass kPairs, bool kSoftCap>
 [[nodiscard]] cudaError_t launch_differentiate(const Arguments& arguments, unsigned items,
                                                cudaStream_t stream);

@@ -48,7 +48,8 @@ struct DecodeKernel {
   }
 };
 
-/// For head dimensions up to kHeadDim and kValueDim. Each is compiled by itself, from kernel.cu.in.
+/// For head dimensions up to kHeadDim and kValueDim. Both half types of each are compiled together,
+/// from kernel.cu.in.
 template <int kHeadDim, int kValueDim, bool kHalf>
 [[nodiscard]] DecodeKernel decode_kernel();
 

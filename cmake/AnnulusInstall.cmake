@@ -68,3 +68,7 @@ list(JOIN annulus_pc_includes " " annulus_pc_includes)
 file(RELATIVE_PATH annulus_pc_prefix /${CMAKE_INSTALL_LIBDIR}/pkgconfig /)
 configure_file(${PROJECT_SOURCE_DIR}/cmake/annulus.pc.in ${PROJECT_BINARY_DIR}/annulus.pc @ONLY)
 install(FILES ${PROJECT_BINARY_DIR}/annulus.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
+
+if(PROJECT_IS_TOP_LEVEL)
+  include(${PROJECT_SOURCE_DIR}/packaging/debian.cmake)
+endif()

@@ -12,7 +12,7 @@ from . import _library
 from ._library import argument_error
 from ._mesh import Mesh, mesh_of, read_positions
 from ._options import Call, Options, calls_of, int32, make_options
-from ._tensors import (HOST, OPERANDS, Tensors, check_array, dtype_name, dtype_number, empty,
+from ._tensors import (HOST, OPERANDS, Tensors, check_array, dtype_name, empty, float_number,
                        place_of, stream_of)
 
 if TYPE_CHECKING:
@@ -62,7 +62,8 @@ class Attention:
         try:
             if len(shape) != 7:
                 raise argument_error("shape", tuple(shape), "(B, T, S, N, K, D, Dv)")
-            calls = [("shape", tuple(int(size) for size in shape)), ("dtype", dtype_number(dtype))]
+            calls = [("shape", tuple(int(size) for size in shape)),
+                     ("dtype", float_number(dtype, "dtype"))]
             for name, whole in (("bias", bias), ("dense_mask", mask)):
                 if whole is not None:
                     sizes = (shape[0], shape[3], shape[1], shape[2])
@@ -102,7 +103,7 @@ class Attention:
     @property
     def handle(self) -> Any:
         if self._handle is None:
-            raise _library.UserError("attention: it was closed")
+            raise _library.UserError("attention: it was closed, by close() or with its mesh")
         return self._handle
 
     def close(self) -> None:
@@ -228,6 +229,9 @@ class Attention:
             out = empty(query, self.shape("output"))
         elif isinstance(out, np.ndarray) and not out.flags.writeable:
             raise argument_error("out", "an array that is read only", "one to write to")
+        elif tuple(out.shape) != self.shape("output") or out.dtype != query.dtype:
+            raise argument_error("out", f"{dtype_name(out)} {tuple(out.shape)}",
+                                 f"{dtype_name(query)} {self.shape('output')}")
         lse = empty(query, self.shape("lse"), "float32")
         self._call("attention_run",
                    {"query": query, "key": key, "value": value, "output": out, "lse": lse}, seed,
@@ -311,24 +315,31 @@ def attention_for(query: Any, key: Any, value: Any, *, mesh: "AnyMesh" = None, s
     try:
         if known is None:
             known = _cheap(options)
-        if known is not None and hasattr(query, "shape") and hasattr(key, "shape") and hasattr(
-                value, "shape"):
-            quick = (known, query.shape, key.shape, value.shape, query.dtype, key.dtype,
-                     value.dtype, None if sinks is None else sinks.shape,
-                     None if bias is None else bias.shape, None if mask is None else mask.shape)
-            found = on.find_quickly(quick)
-            if found is not None:
-                return found
-        shapes = []
-        for name, array in (("query", query), ("key", key), ("value", value)):
-            check_array(array, name)
-            if array.ndim != 4:
+        if known is not None:
+            try:
+                quick = (known, query.shape, key.shape, value.shape, query.dtype, key.dtype,
+                         value.dtype, None if sinks is None else (sinks.shape, sinks.dtype),
+                         None if bias is None else (bias.shape, bias.dtype),
+                         None if mask is None else (mask.shape, mask.dtype))
+                found = on.find_quickly(quick)
+                if found is not None:
+                    return found
+            except AttributeError:
+                pass  # what is no array is named below
+        operands = {"query": query, "key": key, "value": value, "sinks": sinks, "bias": bias,
+                    "mask": mask}
+        for name, array in operands.items():
+            if array is not None or name in ("query", "key", "value"):
+                check_array(array, name)
+            if name in ("query", "key", "value") and array.ndim != 4:
                 raise argument_error(name, f"{array.ndim} dimensions",
                                      "[batch, sequence, heads, dim]")
-            shapes.append(tuple(array.shape))
-        kinds = (shapes[2], dtype_name(key), dtype_name(value))
-        (b, t, n, d), (_, s, k, _), (*_, dv) = shapes
-        calls = [("local_shape", (b, t, s, n, k, d, dv)), ("dtype", dtype_number(dtype_name(query)))]
+        # All that an object may refuse in its first call, where ranks agree on errors.
+        kinds = tuple(array if array is None else (tuple(array.shape), dtype_name(array))
+                      for array in operands.values())
+        (b, t, n, d), (_, s, k, _), (*_, dv) = query.shape, key.shape, value.shape
+        calls = [("local_shape", (b, t, s, n, k, d, dv)),
+                 ("dtype", float_number(dtype_name(query), "query"))]
         if sinks is not None:
             calls.append(("integer", "call_sinks", _rows(sinks).shape[1]))
         if bias is not None:
@@ -434,6 +445,7 @@ def positions(shape: Sequence[int], spec: str, *, mesh: "AnyMesh" = None,
 def shard(whole: np.ndarray, spec: str, *, mesh: "AnyMesh" = None, layout: str = "contiguous",
           sequence: int = 1, granule: int = 1) -> np.ndarray:
     """The rank's shard of a whole array; as positions()."""
+    check_array(whole, "whole")
     return whole[np.ix_(*positions(whole.shape, spec, mesh=mesh, layout=layout, sequence=sequence,
                                    granule=granule))]
 

@@ -37,9 +37,9 @@ def _world() -> Any:
     if launcher == 1:
         try:
             from mpi4py import MPI
-        except ImportError as error:
+        except (ImportError, RuntimeError) as error:  # without mpi4py, or without its MPI
             raise LibraryError("a launcher has started this process as one of several: "
-                               f"install mpi4py to connect them ({error})") from error
+                               f"install mpi4py and MPI to connect them ({error})") from error
         return MPI.COMM_WORLD
     return _store.of_torch() if launcher == 2 else _store.of_jax()
 
@@ -61,6 +61,7 @@ class Mesh:
                  timeout: float | None = None, share_gpus: bool = False,
                  transport: str = "auto") -> None:
         self._handle: Any = None
+        self._mpi: Any = None  # mpi4py's, if it connects the ranks
         self.comm = comm if comm is None else _ranks_of(comm, None, None)
         self.text = axes
         self.attention: weakref.WeakSet[Any] = weakref.WeakSet()  # what close() must end first
@@ -86,6 +87,8 @@ class Mesh:
                 if comm is not None:
                     from mpi4py import MPI
 
+                    self._mpi = MPI
+                    self._check_mpi()
                     _check_same_mpi(MPI.Get_library_version())
                     address = MPI._addressof(comm)
                 self._handle = _library.create("context_create", address, options)
@@ -100,8 +103,13 @@ class Mesh:
     @property
     def handle(self) -> Any:
         if self._handle is None:
-            raise UserError(f"mesh {self.text}: it was closed")
+            raise UserError(f"mesh {self.text}: it was closed, by close() or a later annulus.init()")
+        self._check_mpi()
         return self._handle
+
+    def _check_mpi(self) -> None:
+        if self._mpi is not None and self._mpi.Is_finalized():
+            raise UserError(f"mesh {self.text}: got a call after MPI.Finalize(), expected one before")
 
     @property
     def device(self) -> str:
@@ -173,6 +181,9 @@ class Mesh:
                positions: Callable[[int], list[np.ndarray]]) -> np.ndarray:
         """The whole array, from the shards of all ranks, on all ranks. Collective."""
         local = np.ascontiguousarray(local)
+        held = tuple(map(len, positions(self.rank)))
+        self.agree(None if local.shape == held else argument_error(
+            "local", local.shape, f"{held}, this rank's part of {tuple(shape)}"))
         if self.comm is None:
             shards = [local]
         elif isinstance(self.comm, Store):
@@ -224,7 +235,8 @@ class Mesh:
         _library.function("context_destroy")(handle)
 
     def __repr__(self) -> str:
-        return f"annulus.Mesh({self.text!r}, rank {self.rank} of {self.size}, {self.device})"
+        where = "closed" if self._handle is None else self.device
+        return f"annulus.Mesh({self.text!r}, rank {self.rank} of {self.size}, {where})"
 
 
 def read_positions(read: Callable[[int, Any, int, Any], None], dimension: int) -> np.ndarray:
@@ -287,6 +299,8 @@ def mesh(axes: "Mapping[str, int] | str | None" = None) -> Mesh:
     assert _settings is not None
     if axes is None:
         axes = "sp=-1"
+    if not isinstance(axes, (str, Mapping)):
+        raise argument_error("mesh", repr(axes), 'names with sizes, {"sp": 4}, or a text, "sp=4"')
     text = axes if isinstance(axes, str) else ",".join(f"{name}={size}" for name, size in axes.items())
     found = _by_axes.get(text)
     if found is None:

@@ -9,7 +9,7 @@ import numpy as np
 
 from . import _library
 from ._library import argument_error
-from ._tensors import dtype_number
+from ._tensors import float_number
 
 Numbers = Union[Sequence[int], np.ndarray]
 
@@ -82,6 +82,16 @@ def int32(values: Any, name: str) -> np.ndarray:
     return np.ascontiguousarray(array, np.int32)
 
 
+def _number(name: str, value: Any, kind: type) -> Any:
+    """The value as a number of Python; TypeError for a text, None and the like."""
+    if not isinstance(value, str):
+        try:
+            return kind(value)
+        except (TypeError, ValueError):
+            pass
+    raise TypeError(f"{name}: got {value!r}, expected a number")
+
+
 def _bytes(values: Any, name: str) -> bytes:
     return int32(values, name).tobytes()
 
@@ -110,19 +120,19 @@ def calls_of(options: dict[str, Any]) -> list[Call]:
             calls.append(("text", name, given[name]))
     for name, number in _INTEGERS.items():
         if name in given:
-            calls.append(("integer", number, int(given[name])))
+            calls.append(("integer", number, _number(name, given[name], int)))
     for name in _REALS:
         if name in given:
-            calls.append(("real", name, float(given[name])))
+            calls.append(("real", name, _number(name, given[name], float)))
     if "softmax_dtype" in given:
-        calls.append(("softmax_dtype", dtype_number(str(given["softmax_dtype"]))))
+        calls.append(("softmax_dtype", float_number(str(given["softmax_dtype"]), "softmax_dtype")))
     if "window" in given:
         if np.shape(given["window"]) != (2,):
             raise argument_error("window", repr(given["window"]), "(left, right), -1 for no limit")
         left, right = given["window"]
-        calls.append(("window", int(left), int(right)))
+        calls.append(("window", _number("window", left, int), _number("window", right, int)))
     if "dropout" in given:
-        calls.append(("dropout", float(given["dropout"]), 0))
+        calls.append(("dropout", _number("dropout", given["dropout"], float), 0))
         calls.append(("integer", "call_dropout_seed", 1))
 
     varying = tuple(given.get("call_arguments", ()))

@@ -30,6 +30,13 @@ def dtype_number(name: str) -> int:
     return _DTYPES[name]
 
 
+def float_number(name: str, operand: str) -> int:
+    """The number of a dtype that attention computes in; TypeError for another, which names the operand."""
+    if name not in ("float16", "bfloat16", "float32", "float64"):
+        raise TypeError(f"{operand}: got {name}, expected float16, bfloat16, float32 or float64")
+    return _DTYPES[name]
+
+
 @functools.lru_cache(maxsize=None)
 def _name_of(dtype: Any) -> str:
     return dtype.name if isinstance(dtype, np.dtype) else str(dtype).split(".")[-1]
@@ -133,9 +140,11 @@ class Tensors:
 
     def set_seed(self, seed: Any) -> None:
         """A number, or a tensor of one integer, which is read when the call is computed."""
-        if not hasattr(seed, "data_ptr"):
-            _set_seed(self.handle, seed)
+        if isinstance(seed, (int, np.integer)):
+            _set_seed(self.handle, int(seed))
             return
+        if not hasattr(seed, "data_ptr"):
+            raise TypeError(f"seed: got {seed!r}, expected an integer, or a tensor of one")
         if seed.numel() != 1 or dtype_name(seed) not in ("int64", "uint64"):
             raise argument_error("seed", f"{dtype_name(seed)} {tuple(seed.shape)}",
                                  "one number, or an int64 or uint64 tensor of one")

@@ -257,6 +257,17 @@ def _texts(mesh: Any, options: dict[str, Any]) -> tuple[str, str]:
     return mesh_of(mesh).text, text_of(options)
 
 
+def _check_tensors(query: Any, key: Any, value: Any) -> None:
+    """TypeError for what is no tensor, or lies on another device than the query."""
+    for name, operand in (("query", query), ("key", key), ("value", value)):
+        if not isinstance(operand, Tensor):
+            raise TypeError(f"{name}: got {type(operand).__name__}, expected a torch tensor")
+        if operand.device.type not in ("cpu", "cuda"):
+            raise TypeError(f"{name}: on {operand.device}, expected the CPU or a CUDA device")
+        if operand.device != query.device:
+            raise TypeError(f"{name}: on {operand.device}, expected {query.device}, as the query")
+
+
 def _cast(tensors: tuple[Any, ...]) -> tuple[Any, ...]:
     """Query, key and value as autocast has them; sinks and bias in float32."""
     query, key, value, sinks, bias = tensors
@@ -307,6 +318,9 @@ def attention(query: Tensor, key: Tensor, value: Tensor, *, mesh: "AnyMesh" = No
         if isinstance(query, _dtensor.DTensor):
             return _dtensor.attention(attention, query, key, value, mesh, sinks, bias, mask, seed,
                                       options)
+    eager = _is_eager(query, key, value)
+    if not eager:
+        _check_tensors(query, key, value)
     values = _attention.call_values(options)
     for name in values:
         options.pop(name, None)  # type: ignore[misc]
@@ -314,7 +328,7 @@ def attention(query: Tensor, key: Tensor, value: Tensor, *, mesh: "AnyMesh" = No
     number, tensor = (None, seed) if isinstance(seed, Tensor) else (seed, None)
     rest = (mask, number, tensor, *(_value(values.get(name), name)
                                     for name in ("query_lengths", "kv_lengths", "offset")))
-    if _is_eager(query, key, value):
+    if eager:
         made = _attention.attention_for(*operands[:3], mesh=mesh, sinks=operands[3],
                                         bias=operands[4], mask=mask, **options)
         return _eager(made, *operands, *rest)

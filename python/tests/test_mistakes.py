@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
+import types
 
 import numpy as np
 import pytest
@@ -23,7 +24,12 @@ MISTAKES = {
     "a list for an array": (lambda: call(QUERY.tolist()), TypeError, None, "query"),
     "operands of two dtypes": (lambda: call(key=KEY.astype(np.float16)), annulus.ArgumentError,
                                "key", "float32"),
-    "a dtype without kernels": (lambda: call(QUERY.astype(np.int64)), TypeError, None, "int64"),
+    "a key of other dims": (lambda: call(key=KEY[..., :8].copy()), annulus.ArgumentError, "key",
+                            "[1, 8, 2, 16]"),
+    "a dtype without kernels": (lambda: call(QUERY.astype(np.int64)), TypeError, None,
+                                "query: got int64, expected float16"),
+    "every other number": (lambda: call(np.zeros((1, 8, 4, 32), np.float32)[..., ::2]),
+                           annulus.ArgumentError, "query", "strides"),
     "heads that do not fit": (lambda: call(QUERY[:, :, :3]), annulus.ArgumentError,
                               "query heads N", "3"),
     "a mask of the wrong rank": (lambda: call(mask=np.ones((8, 8), bool)), annulus.ArgumentError,
@@ -34,18 +40,29 @@ MISTAKES = {
                               "sequence layout", "zigzag"),
     "documents that end too early": (lambda: call(cu_seqlens=[0, 5]), annulus.ArgumentError,
                                      "cu_seqlens[1]", "5"),
+    "segments of another length": (lambda: call(segments=np.zeros((1, 3), np.int32)),
+                                   annulus.ArgumentError, "query segment ids", "[1, 3]"),
+    "a number that is a text": (lambda: call(scale="large"), TypeError, None, "scale: got 'large'"),
     "an axis that the mesh lacks": (lambda: call(query_spec="-,xp,-,-"), annulus.UserError, None,
                                     "xp"),
     "a mesh of other ranks": (lambda: annulus.mesh({"sp": annulus.mesh().size + 1}),
                               annulus.ArgumentError, "mesh", "sp="),
+    "a mesh without names": (lambda: annulus.mesh(4), annulus.ArgumentError, "mesh", "sp=4"),
     "a kernel for GPUs on the CPU": (lambda: call(implementation="sdpa"),
                                      annulus.UnsupportedError, None, "sdpa"),
     "dropout without a seed": (lambda: call(dropout=0.1), TypeError, None, "seed"),
+    "a seed that is a text": (lambda: call(dropout=0.1, seed="a"), TypeError, None, "seed: got 'a'"),
+    "sinks that are a list": (lambda: call(sinks=[0.0] * 4), TypeError, None, "sinks: got list"),
     "sinks of other heads": (lambda: call(sinks=np.zeros(3, np.float32)), annulus.ArgumentError,
                              "sinks", "[4, 1]"),
     "an output that is read only": (
         lambda: call(out=np.broadcast_to(np.float32(0), QUERY.shape)), annulus.ArgumentError, "out",
         "read only"),
+    "an output of another dtype": (lambda: call(out=np.zeros(QUERY.shape)), annulus.ArgumentError,
+                                   "out", "expected float32"),
+    "a part of another array": (
+        lambda: annulus.unshard(QUERY, "-,-,-,-", (1, 9, 4, 16)), annulus.ArgumentError, "local",
+        "(1, 9, 4, 16)"),
     "a device that is none": (lambda: annulus.init(device="gpu"), annulus.ArgumentError, "device",
                               "cuda:N"),
 }
@@ -54,11 +71,26 @@ MISTAKES = {
 @pytest.mark.parametrize("name", MISTAKES)
 def test_mistake(name):
     do, kind, argument, text = MISTAKES[name]
-    with pytest.raises(kind) as caught:
-        do()
-    assert type(caught.value) is kind
-    assert getattr(caught.value, "argument", None) == argument
-    assert text in str(caught.value)
+    for _ in range(2):  # the second time, an object for the call may be there
+        with pytest.raises(kind) as caught:
+            do()
+        assert type(caught.value) is kind
+        assert getattr(caught.value, "argument", None) == argument
+        assert text in str(caught.value)
+
+
+def test_a_mesh_after_its_end():
+    mesh = annulus.mesh({"ended": -1})
+    mesh.close()
+    assert "closed" in repr(mesh)
+    with pytest.raises(annulus.UserError, match="closed"):
+        call(mesh=mesh)
+
+
+def test_a_mesh_after_the_end_of_mpi(sequence, monkeypatch):
+    monkeypatch.setattr(sequence, "_mpi", types.SimpleNamespace(Is_finalized=lambda: True))
+    with pytest.raises(annulus.UserError, match=r"MPI\.Finalize\(\)"):
+        call(chunk=3)
 
 
 @pytest.mark.skipif(annulus.mesh({"sp": -1}).size == 1, reason="needs two ranks")

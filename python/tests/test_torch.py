@@ -211,6 +211,16 @@ def test_a_mask_of_tensors_and_unknown_keywords(sequence, tensors):
         annulus.torch.attention(q, k, v, mesh=sequence, segments=object())
 
 
+@pytest.mark.parametrize("name, change, text", [
+    ("query", lambda x: x.detach().numpy(), "ndarray"), ("key", lambda x: x.detach().numpy(), "ndarray"),
+    ("query", lambda x: x.to("meta"), "meta"), ("key", lambda x: x.to("meta"), "meta")])
+def test_operands_that_are_elsewhere(sequence, tensors, name, change, text):
+    operands = dict(zip(("query", "key", "value"), tensors))
+    operands[name] = change(operands[name])
+    with pytest.raises(TypeError, match=f"{name}: .*{text}"):
+        annulus.torch.attention(*operands.values(), mesh=sequence)
+
+
 def test_gradients_are_not_lost_in_silence(sequence, tensors):
     q, k, v, _ = shards(sequence, tensors)
     with pytest.raises(TypeError, match="annulus.torch"):

@@ -36,6 +36,7 @@ class Annulus(CMakePackage, CudaPackage):
     # The tests run the program.
     depends_on("boost@1.74: +program_options", type="test")
     depends_on("googletest@1.12: +gmock", type="test")
+    depends_on("py-numpy", type="test")
 
     depends_on("cuda@12.5:", when="+cuda")
     depends_on("nccl@2.18:", when="+nccl")

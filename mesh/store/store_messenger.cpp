@@ -16,8 +16,8 @@ namespace annulus {
 namespace {
 
 constexpr Watchdog::Seconds kPatience{2};
-// A wait asks the store for a message for longer and longer, up to this long: signals of the user
-// and other ranks' heartbeats are looked at in between.
+// The limit of one request to the store for a message. Requests get longer as a wait goes on;
+// between them, the wait checks signals and the heartbeats of other ranks.
 constexpr double kLongestAsk = 0.02;
 
 }  // namespace

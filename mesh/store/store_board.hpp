@@ -30,7 +30,7 @@ class StoreBoard final : public Heartbeats {
   [[nodiscard]] std::vector<int> silent_ranks() override;
   [[nodiscard]] bool any_thread_may_beat() const override { return true; }
 
-  /// Publishes the mesh rank that this rank waits for; −1: none.
+  /// Sets the mesh rank that this rank waits for; −1: none.
   void wait_for(int awaited);
   /// Follows the chain of ranks that wait for each other to the missing rank at its end; nothing if
   /// the chain is a circle. A rank is missing if its state does not change for `patience` seconds.

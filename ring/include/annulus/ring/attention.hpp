@@ -116,7 +116,7 @@ struct BackwardTensors {
   const void* value = nullptr;        ///< value_shape()
   const void* output = nullptr;       ///< output_shape(): the forward pass's result …
   const float* lse = nullptr;         ///< … and its LSE, lse_shape()
-  const void* grad_output = nullptr;  ///< output_shape(): the gradient of the loss by the output
+  const void* grad_output = nullptr;  ///< output_shape(): gradient with respect to the output
   void* grad_query = nullptr;         ///< query_shape()
   void* grad_key = nullptr;           ///< key_shape()
   void* grad_value = nullptr;         ///< value_shape()

@@ -168,8 +168,8 @@ double core_rate(const ProblemClass& problem) {
     double at_64 = 55e9;
     double at_128 = 55e9;
   };
-  // The backward pass has no products by AMX; without AMX, its operations take as long as those of
-  // the forward pass (benchmarks/NOTES.md, "Gradients beside PyTorch and JAX").
+  // The backward pass has no products by AMX; without AMX, its operations take as long as the
+  // forward pass's (benchmarks/NOTES.md, "Gradients beside PyTorch and JAX").
   constexpr double kBackwardBesideAmx = 14e9;
   Rates rates;
   if (best_matrix_path(problem.dtype) == MatrixPath::amx) {
@@ -243,12 +243,12 @@ class NativeImplementation final : public Implementation {
   Declaration declaration_{
       .features = FeatureSet::all() | FeatureSet::call_arguments(),
       .backward =
-          BackwardDeclaration{.features =
-                                  FeatureSet::positions() | FeatureSet::call_arguments() |
-                                  FeatureSet{Feature::segments, Feature::lengths,
-                                             Feature::block_mask, Feature::soft_cap,
-                                             Feature::dropout, Feature::bias, Feature::dense_mask},
-                              .reproducible_columns = kGradientColumns},
+          BackwardDeclaration{
+              .features = FeatureSet::positions() | FeatureSet::call_arguments() |
+                          FeatureSet{Feature::segments, Feature::lengths, Feature::block_mask,
+                                     Feature::soft_cap, Feature::dropout, Feature::bias,
+                                     Feature::dense_mask},
+              .reproducible_columns = kGradientColumns},
       .reproducible_rows = kLeastRows};
 };
 

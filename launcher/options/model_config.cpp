@@ -104,8 +104,8 @@ ModelSizes sizes_of(const Config& config) {
   return {*heads, kv_heads, *hidden / *heads};
 }
 
-// The layers of Llama 4, whose published files hold no layer_types: as in transformers, those with
-// rotary positions see chunks and the others see everything. no_rope_layers has 1 for the former;
+// The layers of Llama 4, whose published files hold no layer_types: as in transformers, layers with
+// rotary positions see chunks and other layers see everything. no_rope_layers has 1 for the former;
 // without it, every fourth layer is one of the latter.
 std::vector<std::string> chunked_kinds(const Config& config) {
   const auto layers = config.integer("num_hidden_layers");

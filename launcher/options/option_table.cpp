@@ -270,7 +270,8 @@ void add_sharding(TableBuilder& table) {
       "sharding-rules", "JSON", without_calibrate(drawn(kPlanned, has_no_rules)),
       parsed_into(&Options::rules, parse_rules),
       "the mesh axes of batch, query_length, kv_length, head, kv_head and head_dim, which the "
-      "default specs follow; for all modes or by mode: {\"head\": {\"all\": \"tp\", \"train\": null}}");
+      "default specs follow; for all modes or by mode: {\"head\": {\"all\": \"tp\", \"train\": "
+      "null}}");
   table.add("sequence-axis", "AXIS", with_hops(drawn(kPlanned, same(&Options::sequence_axis))),
             text_into(&Options::sequence_axis),
             "the mesh axis of query_length and kv_length where no rule names another, and the axis "
@@ -300,11 +301,11 @@ void add_sharding(TableBuilder& table) {
             text_into(&Options::tuning_cache),
             "file for the measurements of --tuning, for later jobs (default: "
             "$XDG_CACHE_HOME/annulus/tuning-v1.json, else ~/.cache/annulus/tuning-v1.json)");
-  table.add(
-      "ranks-per-node", "N", {{Command::plan}}, int_into(&Options::ranks_per_node, 1),
-      "how many consecutive ranks share a node, for predictions (default: --ranks divided by "
-      "--nodes; without --nodes, ranks with the same coordinate on the mesh axis named node share a "
-      "node; without such an axis, all ranks do)");
+  table.add("ranks-per-node", "N", {{Command::plan}}, int_into(&Options::ranks_per_node, 1),
+            "how many consecutive ranks share a node, for predictions (default: --ranks divided by "
+            "--nodes; without --nodes, ranks with the same coordinate on the mesh axis named node "
+            "share a "
+            "node; without such an axis, all ranks do)");
   table.add("nodes", "N", {{Command::plan}}, int_into(&Options::nodes, 1, 65536),
             "how many nodes the ranks are on, instead of --ranks-per-node; both together give the "
             "number of ranks");
@@ -315,8 +316,9 @@ void add_sharding(TableBuilder& table) {
             "peer where all GPUs can access each other, composite where some can, else nccl)");
   table.add("share-gpus", "", with_hops(kComputing), flag_into(&Options::share_gpus),
             "let several ranks share a GPU, with transport peer by default");
-  table.add("threads", "N", kPlanned, int_into(&Options::threads, 0, 4096),
-            "CPU threads per rank; 0: an equal share of the node's cores, or for plan 1 (default: 0)");
+  table.add(
+      "threads", "N", kPlanned, int_into(&Options::threads, 0, 4096),
+      "CPU threads per rank; 0: an equal share of the node's cores, or for plan 1 (default: 0)");
 }
 
 void add_problem(TableBuilder& table) {
@@ -354,9 +356,10 @@ void add_problem(TableBuilder& table) {
             "factor on the product of query and key (default: 1/sqrt(D))");
   table.add("soft-cap", "X", drawn(kPlanned), parsed_into(&Options::soft_cap, parse_positive),
             "logits become X tanh(logit / X) (default: no cap)");
-  table.add("dropout", "P", drawn(kPlanned, same(&Options::dropout)),
-            parsed_into(&Options::dropout, parse_dropout),
-            "probability of dropping an attention weight; --seed and its position decide (default: 0)");
+  table.add(
+      "dropout", "P", drawn(kPlanned, same(&Options::dropout)),
+      parsed_into(&Options::dropout, parse_dropout),
+      "probability of dropping an attention weight; --seed and its position decide (default: 0)");
   table.add("softmax-dtype", "DTYPE", drawn(kPlanned, same(&Options::softmax_dtype)),
             parsed_into(&Options::softmax_dtype, parse_softmax_dtype),
             "dtype of the softmax's weights and sums: float32, or float64, which only vanilla has "
@@ -444,11 +447,13 @@ void add_output(TableBuilder& table) {
       "weights", "FILE", run, text_into(&Options::weights),
       "attention weights [B,N,T,S] (tensor weights), in the softmax's dtype; computed only by "
       "--impl vanilla, on CPUs");
-  table.add("grad-output", "FILE", run, text_into(&Options::grad_output),
-            "input: gradient of the loss with respect to the output, of its shape and dtype (tensor "
-            "grad_output); with it, run computes the gradients of query, key and value too");
-  table.add("grad-lse", "FILE", run, text_into(&Options::grad_lse),
-            "input: gradient with respect to the LSE, float32 [B,N,T] (tensor grad_lse; default: 0)");
+  table.add(
+      "grad-output", "FILE", run, text_into(&Options::grad_output),
+      "input: gradient of the loss with respect to the output, of its shape and dtype (tensor "
+      "grad_output); with it, run computes the gradients of query, key and value too");
+  table.add(
+      "grad-lse", "FILE", run, text_into(&Options::grad_lse),
+      "input: gradient with respect to the LSE, float32 [B,N,T] (tensor grad_lse; default: 0)");
   table.add("forward-output", "FILE", run, text_into(&Options::forward_output),
             "input: --output of an earlier run of the same problem (tensor output), together with "
             "--forward-lse and in place of --output; then only the gradients are computed");
@@ -511,11 +516,12 @@ void add_running(TableBuilder& table) {
   table.add("random-case", "SEED:INDEX", {{Command::verify}},
             parsed_into(&Options::random_case, parse_random_case),
             "repeat one problem that --random drew");
-  table.add("backward", "", {{Command::verify, Command::bench, Command::plan}},
-            parsed_into(&Options::backward, parse_flag),
-            "verify: compute and verify gradients too (default: for half of the problems of "
-            "--random; --backward=false for none); bench: also time the backward pass, and both passes "
-            "together, or with --calibrate measure its kernels; plan: plan the backward pass");
+  table.add(
+      "backward", "", {{Command::verify, Command::bench, Command::plan}},
+      parsed_into(&Options::backward, parse_flag),
+      "verify: compute and verify gradients too (default: for half of the problems of "
+      "--random; --backward=false for none); bench: also time the backward pass, and both passes "
+      "together, or with --calibrate measure its kernels; plan: plan the backward pass");
   table.add("repeat", "N", {{Command::run}}, int_into(&Options::repeat, 1),
             "compute N times and report the median, the fastest and the slowest call (default: 1)");
   table.add("dry-run", "", {{Command::run}}, flag_into(&Options::dry_run),
@@ -527,9 +533,10 @@ void add_running(TableBuilder& table) {
             "shortest duration of the calls before the timing, since a rested GPU is faster");
   table.add("iters", "N", with_hops({{Command::bench}}), int_into(&Options::iterations, 1),
             fmt::format("calls that are timed (default: {})", defaults.iterations));
-  table.add("once", "", without_calibrate({{Command::bench}}), flag_into(&Options::once),
-            "time only the first call of each pass, for problems that take minutes; memory and bytes "
-            "are the same as with many calls, and the kernels alone are not timed");
+  table.add(
+      "once", "", without_calibrate({{Command::bench}}), flag_into(&Options::once),
+      "time only the first call of each pass, for problems that take minutes; memory and bytes "
+      "are the same as with many calls, and the kernels alone are not timed");
   table.add("sweep", "BEGIN:END[:FACTOR]", with_hops({{Command::bench}}),
             parsed_into(&Options::sequence_sweep, parse_sweep),
             fmt::format("T = S from BEGIN to END, growing by FACTOR (default factor: {})",
@@ -542,12 +549,12 @@ void add_running(TableBuilder& table) {
       "measure a cost model for --cost-model instead: merges, reads, hops, and every kernel that "
       "computes the problem (heads of --shape, rows of --sweep); FILE keeps its entries of other "
       "dtypes, head dimensions and masks, and of the other pass");
-  table.add(
-      "show-ranks", "N", {{Command::run, Command::plan}}, int_into(&Options::show_ranks, 0),
-      fmt::format("print every step of the first N ranks; plan lists 32 ranks, or N if that is more; "
-                  "plan --simulate simulates all ranks of a large mesh if N is their number "
-                  "(default: {})",
-                  defaults.show_ranks));
+  table.add("show-ranks", "N", {{Command::run, Command::plan}}, int_into(&Options::show_ranks, 0),
+            fmt::format(
+                "print every step of the first N ranks; plan lists 32 ranks, or N if that is more; "
+                "plan --simulate simulates all ranks of a large mesh if N is their number "
+                "(default: {})",
+                defaults.show_ranks));
   table.add("simulate", "", {{Command::plan}}, flag_into(&Options::simulate),
             "simulate the plan of all ranks, up to 4096, with shared links, overlapped transfers "
             "and slower ranks, and show what each rank does");
@@ -575,10 +582,11 @@ void add_running(TableBuilder& table) {
                   }),
       "with --recommend: limit for a rank's shards and buffers, such as 80GB or 80GiB (default: "
       "no limit)");
-  table.add("scaling", "", {{Command::bench, Command::plan}}, flag_into(&Options::scaling),
-            "scaling over 1, 2, 4, ... ranks, with one problem (strong) and with a sequence that grows "
-            "with the ranks (weak): predicted by plan up to --ranks, measured by bench on mpirun's "
-            "ranks; annulus_picture draws it");
+  table.add(
+      "scaling", "", {{Command::bench, Command::plan}}, flag_into(&Options::scaling),
+      "scaling over 1, 2, 4, ... ranks, with one problem (strong) and with a sequence that grows "
+      "with the ranks (weak): predicted by plan up to --ranks, measured by bench on mpirun's "
+      "ranks; annulus_picture draws it");
   table.add(
       "tokens-per-rank", "N", {{Command::bench, Command::plan}},
       parsed_into(&Options::tokens_per_rank, parse_size),

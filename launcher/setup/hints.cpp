@@ -52,7 +52,7 @@ std::vector<std::string> hints(const Options& options, const AttentionShape& sha
                             shape.kv_heads, shape.kv_length));
     if (options.given_value("layout") == nullptr) {
       throw UserError(
-          fmt::format("--query/--key: {} (--layout bthd computes them as they are)", text));
+          fmt::format("--query/--key: {} (--layout bthd takes them as they are)", text));
     }
     hints.push_back(text);
   }

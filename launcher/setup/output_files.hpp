@@ -22,8 +22,8 @@ class OutputFiles {
   /// Collective over `group`. Throws as ArrayWriter does. `problem` must outlive it.
   OutputFiles(const Options& options, const AttentionProblem& problem, Control& group);
 
-  /// Collective. Every rank writes its shards. All files, including those of the writers `beside`,
-  /// get their names once all are complete.
+  /// Collective. Every rank writes its shards. All files, including the files of the writers
+  /// `beside`, get their names once all are complete.
   void commit(const ring::LocalTensors& tensors, const ring::ShardedOperands& operands, Mesh& mesh,
               const std::vector<files::ArrayWriter*>& beside = {});
 

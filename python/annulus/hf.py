@@ -329,7 +329,7 @@ def attention_forward(module: torch.nn.Module, query: Tensor, key: Tensor, value
         seed = (annulus.seed * 1_000_003 + (getattr(module, "layer_idx", None) or 0)) % 2**63
     sinks = None
     if s_aux is not None:
-        # The library sums this gradient over the ranks; the trainer will sum it a second time.
+        # The library sums this gradient over the ranks, and the trainer will sum it once more.
         sinks = s_aux.float().view_as(s_aux)
         if sinks.requires_grad:
             holders = annulus.holders()

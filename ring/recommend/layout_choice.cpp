@@ -143,8 +143,8 @@ LayoutChoice choose_layout(const AttentionOptions& options, const MeshShape& mes
 
 namespace {
 
-// The options as Attention takes them on this context: under its overlays, and with a model of its
-// threads.
+// The options as Attention takes them on this context: with its overlays, and with a cost model for
+// its number of threads.
 AttentionOptions on_context(AttentionOptions options, const Context& context) {
   if (options.transport == Transport::automatic) options.transport = context.transport();
   static_cast<Choice&>(options) = nested(context.overlay(), options);

@@ -70,7 +70,7 @@ inline std::vector<Program> backward_programs(int ranks) {
     sinks.query = "sp,-,tp";
     sinks.kv = "sp,-,tp";
     if (ranks <= 2) programs.push_back(sinks);  // two batches
-    // An axis of size 1 makes no other group, whose messages would meet those of the schedule.
+    // An axis of size 1 makes no other group, whose messages would meet the schedule's.
     programs.push_back(
         {all + ",fsdp=1", "-,fsdp+sp", "-,fsdp+sp", schedule, sinks.problem, sinks.request});
   }

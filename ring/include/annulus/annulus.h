@@ -19,8 +19,7 @@ extern "C" {
  * ANNULUS_LIBRARY_ERROR; below, errors of the caller. */
 typedef enum annulus_status {
   ANNULUS_SUCCESS = 0,
-  ANNULUS_USER_ERROR =
-      1, /* the caller's input is wrong, on this rank or on another one */
+  ANNULUS_USER_ERROR = 1,        /* the caller's input is wrong, on this rank or on another one */
   ANNULUS_ARGUMENT_ERROR = 2,    /* one named argument: annulus_error_argument() */
   ANNULUS_UNSUPPORTED_ERROR = 3, /* a valid request that this build or implementation refuses */
   ANNULUS_FILE_ERROR = 4,
@@ -167,10 +166,10 @@ void annulus_attention_options_destroy(annulus_attention_options* options);
 annulus_status annulus_attention_options_set_text(annulus_attention_options* options,
                                                   const char* name, const char* value);
 /* Numbers by name: "query_length", "kv_length" and "kv_heads" of the whole problem, if they do not
- * follow from a local shape; "offset", "prefix", "sink_tokens", "chunk", "granule", "ulysses_degree",
- * "inner_size", "head_group_bytes"; and, 0 or 1, "causal", "weights", "normalize_output",
- * "call_lengths", "call_offsets", "call_dropout_seed" (values that come with the calls).
- * "call_sinks": every call passes its own sinks, this many per head. */
+ * follow from a local shape; "offset", "prefix", "sink_tokens", "chunk", "granule",
+ * "ulysses_degree", "inner_size", "head_group_bytes"; and, 0 or 1, "causal", "weights",
+ * "normalize_output", "call_lengths", "call_offsets", "call_dropout_seed" (values that come with
+ * the calls). "call_sinks": every call passes its own sinks, this many per head. */
 annulus_status annulus_attention_options_set_integer(annulus_attention_options* options,
                                                      const char* name, int64_t value);
 /* "scale", "soft_cap". */

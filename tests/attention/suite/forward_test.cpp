@@ -1,4 +1,5 @@
-// Every implementation against the oracle: masks, modifiers, shapes, parts, and what is not finite.
+// Every implementation against the oracle: masks, modifiers, shapes, parts, and values that are not
+// finite.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -69,8 +70,8 @@ class Forward : public BackendTest {
     if (implementation().fits(modified, device_->place())) problem = modified;
   }
 
-  /// Columns in parts (begin, count), each of which continues the state of those before. The last
-  /// part's output may be rounded to the problem's dtype.
+  /// Columns in parts (begin, count), each of which continues the state of the earlier parts. The
+  /// last part's output may be rounded to the problem's dtype.
   [[nodiscard]] Result in_parts(const WholeAttention& whole,
                                 const std::vector<std::pair<std::int64_t, std::int64_t>>& parts,
                                 bool rounds) {
@@ -531,7 +532,7 @@ TEST_P(Forward, IsRightAtTheEndsOfTheRange) {
   }
 }
 
-// Logits that are whole numbers have no rounding: the largest is exactly that.
+// Logits that are whole numbers are not rounded, so the largest must be exact.
 TEST_P(Forward, HandsOverTheLargestLogits) {
   if (!hands_over_maxima()) GTEST_SKIP() << backend().name << " knows no largest logit";
   Random random(67);

@@ -122,7 +122,8 @@ TEST(Prices, FallBackOnTheNearestClassThatWasMeasured) {
     EXPECT_EQ(cost.call_latency, static_cast<double>(expected + 1) / 10);
     EXPECT_EQ(cost.knowledge, Knowledge::nearest);
   };
-  // The dtype before head dimensions, these before the mask, the mask before the soft cap.
+  // The dtype before head dimensions, head dimensions before the mask, the mask before the soft
+  // cap.
   nearest({half(128, MaskKind::band), half(96, MaskKind::general, true), half(256, MaskKind::band)},
           1);
   nearest({half(64, MaskKind::blocks), half(64, MaskKind::segments, true)}, 1);

@@ -561,11 +561,11 @@ def main():
     for name, share in shares:
         right = share <= 1
         good = good and right
-        print(f"{name} largest error, of a row's bound {share:.3f}  {'ok' if right else 'WRONG'}")
+        print(f"{name} largest share of a row's bound {share:.3f}  {'ok' if right else 'WRONG'}")
     for name, share in gradients.shares(output_bound) if gradients is not None else ():
         right = share <= 1
         good = good and right
-        print(f"grad_{name:<5} error, of its bound {share:.3f}  {'ok' if right else 'WRONG'}")
+        print(f"grad_{name:<5} share of its bound {share:.3f}  {'ok' if right else 'WRONG'}")
     return 0 if good else 4
 
 

@@ -243,12 +243,12 @@ class NativeImplementation final : public Implementation {
   Declaration declaration_{
       .features = FeatureSet::all() | FeatureSet::call_arguments(),
       .backward =
-          BackwardDeclaration{
-              .features = FeatureSet::positions() | FeatureSet::call_arguments() |
-                          FeatureSet{Feature::segments, Feature::lengths, Feature::block_mask,
-                                     Feature::soft_cap, Feature::dropout, Feature::bias,
-                                     Feature::dense_mask},
-              .reproducible_columns = kGradientColumns},
+          BackwardDeclaration{.features =
+                                  FeatureSet::positions() | FeatureSet::call_arguments() |
+                                  FeatureSet{Feature::segments, Feature::lengths,
+                                             Feature::block_mask, Feature::soft_cap,
+                                             Feature::dropout, Feature::bias, Feature::dense_mask},
+                              .reproducible_columns = kGradientColumns},
       .reproducible_rows = kLeastRows};
 };
 

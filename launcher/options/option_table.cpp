@@ -270,8 +270,8 @@ void add_sharding(TableBuilder& table) {
       "sharding-rules", "JSON", without_calibrate(drawn(kPlanned, has_no_rules)),
       parsed_into(&Options::rules, parse_rules),
       "the mesh axes of batch, query_length, kv_length, head, kv_head and head_dim, which the "
-      "default specs follow; for all modes or by mode: {\"head\": {\"all\": \"tp\", \"train\": "
-      "null}}");
+      "default specs follow; for all modes or by mode: "
+      "{\"head\": {\"all\": \"tp\", \"train\": null}}");
   table.add("sequence-axis", "AXIS", with_hops(drawn(kPlanned, same(&Options::sequence_axis))),
             text_into(&Options::sequence_axis),
             "the mesh axis of query_length and kv_length where no rule names another, and the axis "
@@ -304,8 +304,7 @@ void add_sharding(TableBuilder& table) {
   table.add("ranks-per-node", "N", {{Command::plan}}, int_into(&Options::ranks_per_node, 1),
             "how many consecutive ranks share a node, for predictions (default: --ranks divided by "
             "--nodes; without --nodes, ranks with the same coordinate on the mesh axis named node "
-            "share a "
-            "node; without such an axis, all ranks do)");
+            "share a node; without such an axis, all ranks do)");
   table.add("nodes", "N", {{Command::plan}}, int_into(&Options::nodes, 1, 65536),
             "how many nodes the ranks are on, instead of --ranks-per-node; both together give the "
             "number of ranks");

@@ -153,7 +153,7 @@ class Numbers(GradientTest):
         result = check()
         self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
         for name in ("query", "key", "value"):
-            self.assertRegex(result.stdout, rf"grad_{name} +error, of its bound 0\.\d+  ok")
+            self.assertRegex(result.stdout, rf"grad_{name} +share of its bound 0\.\d+  ok")
         with open(self.path("g.safetensors"), "r+b") as file:
             file.seek(-3, os.SEEK_END)  # the exponent of the last number
             file.write(b"\x40\x40\x40")

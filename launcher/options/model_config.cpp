@@ -37,8 +37,8 @@ class Config {
   [[nodiscard]] std::optional<std::int64_t> integer(const char* key) const {
     const json* const value = find(key);
     if (value == nullptr) return {};
-    constexpr std::int64_t kMost = std::int64_t{1} << 48;
-    if (!value->is_number_integer() || *value < 1 || *value > kMost) {
+    constexpr std::int64_t kMaximum = std::int64_t{1} << 48;
+    if (!value->is_number_integer() || *value < 1 || *value > kMaximum) {
       fail(fmt::format("{} = {}, expected a whole number of 1 or more", key, shown(*value)));
     }
     return value->get<std::int64_t>();

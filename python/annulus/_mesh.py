@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 # The most attention objects that a mesh keeps; the least recently used one is dropped first.
-_MOST_KEPT = 64
+_MAXIMUM_KEPT = 64
 
 
 def _check_same_mpi(theirs: str) -> None:
@@ -143,14 +143,14 @@ class Mesh:
     def keep(self, key: Any, attention: Any, quick: Any = None) -> None:
         self._kept[key] = (key, attention)
         self._remember(quick, key)
-        if len(self._kept) > _MOST_KEPT:
+        if len(self._kept) > _MAXIMUM_KEPT:
             _, (_, dropped) = self._kept.popitem(last=False)
             self._dropped = [one for one in (*self._dropped, dropped) 
                              if one.nodes is not None and one.nodes()]
 
     def _remember(self, quick: Any, key: Any) -> None:
         if quick is not None:
-            if len(self._quick) >= 4 * _MOST_KEPT:
+            if len(self._quick) >= 4 * _MAXIMUM_KEPT:
                 self._quick.clear()
             self._quick[quick] = key  # the same object as in _kept, so that long keys compare fast
 

@@ -81,7 +81,7 @@ std::string text_of(const PricedLayout& one) {
 LayoutChoice choose(const PlannedProblem& planned, const MeshShape& mesh) {
   OpenLayouts open = open_layouts(planned.options(), mesh, planned.options());
   if (!open.why_one.empty()) return {open.layouts.front(), std::move(open.why_one)};
-  const LayoutKind usual = open.layouts.front();
+  const LayoutKind by_default = open.layouts.front();
   // Balanced rows take longest to plan, so they come last, when there is a limit.
   std::stable_partition(open.layouts.begin(), open.layouts.end(),
                         [](LayoutKind layout) { return layout != LayoutKind::balanced; });
@@ -101,12 +101,13 @@ LayoutChoice choose(const PlannedProblem& planned, const MeshShape& mesh) {
   const auto chosen = std::min_element(
       priced.begin(), priced.end(), [&](const PricedLayout& a, const PricedLayout& b) {
         const auto rank = [&](const PricedLayout& one) {
-          const bool ties = one.layout == usual && one.is_known && one.seconds <= fastest * kTie;
+          const bool ties =
+              one.layout == by_default && one.is_known && one.seconds <= fastest * kTie;
           return std::pair(ties ? 0 : one.is_known ? 1 : 2, one.seconds);
         };
         return rank(a) < rank(b);
       });
-  LayoutChoice choice{fastest < kEndless ? chosen->layout : usual, {}};
+  LayoutChoice choice{fastest < kEndless ? chosen->layout : by_default, {}};
   for (const PricedLayout& one : priced) {
     if (one.layout == choice.layout) choice.why = "predicted " + text_of(one);
   }

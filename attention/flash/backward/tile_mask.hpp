@@ -10,7 +10,7 @@ namespace annulus::flash::backward {
 /// The common properties of a tile's rows and columns.
 struct RowHull {
   RowKeys any;  ///< keys that some row may see
-  RowKeys all;  ///< keys that all rows see, but for ids and blocks
+  RowKeys all;  ///< keys that all rows see, apart from ids and blocks
   std::int32_t first_id, last_id;
   std::int32_t first_block, last_block;  ///< of the block mask
 };

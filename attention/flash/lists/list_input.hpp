@@ -64,7 +64,7 @@ struct ListInput {
   std::int32_t by_rule = 0;
   std::int32_t bottom_right = 0;  ///< alignment of documents
   PositionParts parts;
-  PositionFrame frame;                             ///< of all batches, but for what follows
+  PositionFrame frame;                             ///< of all batches, except as below
   const std::int32_t* offsets = nullptr;           ///< by batch; null: that of the frame
   const std::int32_t* prefixes = nullptr;          ///< likewise
   const std::int32_t* query_cu_seqlens = nullptr;  ///< of two packings; ids are their documents

@@ -159,7 +159,7 @@ TEST_P(Forward, DropoutUnderEveryMask) {
   Random random(52);
   std::size_t i = 0;
   for (const std::vector<MaskKind>& kinds : all_combinations()) {
-    // Every kind with every other one of its group, but for not all three of a combination.
+    // Every pair of kinds of a group, but only a third of the combinations of three kinds.
     if (kinds.size() > 2 && i++ % 3 != 0) continue;
     AttentionProblem problem = problem_of(i);
     const AttentionShape& s = problem.shape;

@@ -198,7 +198,7 @@ std::tuple<Tensor, Tensor> attention(const Tensor& query, const Tensor& key, con
 }  // namespace
 
 TORCH_LIBRARY(annulus_calls, library) {
-  // `object`: what open() returned for the address of an attention object.
+  // `object`: the value that open() returned for the address of an attention object.
   library.def("open(int attention) -> int", open_object);
   library.def("close(int object) -> ()", close_object);
   library.def("nodes(int object) -> int", nodes_of);

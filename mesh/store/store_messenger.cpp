@@ -35,7 +35,7 @@ void StoreQueue::put(int to, const std::string& message) {
 }
 
 bool StoreQueue::has_room(int to) const {
-  // It is enough to ask once for every half of kAhead messages.
+  // The store is asked only once per kAhead / 2 messages.
   constexpr std::uint64_t kHalf = KeyValueStore::kAhead / 2;
   const auto found = sent_.find(to);
   if (found == sent_.end() || found->second % kHalf != 0) return true;

@@ -29,7 +29,8 @@ namespace {
 constexpr std::int64_t kFewestRows = 256;  // per rank
 constexpr double kEven = 0.01;
 
-// True if the mask is causal from the first position, or hides nothing.
+// True if the mask is only causal, with as many queries as keys and no offset, or if it hides
+// nothing.
 bool is_plain(const AttentionProblem& problem) {
   const Mask& mask = problem.mask;
   const PositionParts& parts = mask.position_parts();
@@ -171,7 +172,7 @@ LayoutChoice choose_layout(const AttentionOptions& problem, Context& context) {
   LayoutChoice choice = collectively(world, "sequence layout", [&] {
     const Computing computing = world.computing();
     const Topology& topology = mesh.topology();
-    // By every rank, so that all have the errors of all alike.
+    // Every rank computes it, so that all ranks get the same errors.
     const PlannedProblem planned(asked, context.registry(), context.place(), Presence::required,
                                  topology.nodes() > 1 ? topology.node_of_rank : std::vector<int>());
     return context.rank() == 0 ? choose(planned, mesh.shape()) : LayoutChoice{};

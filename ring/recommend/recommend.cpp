@@ -34,7 +34,7 @@ struct MeshLayout {
 };
 
 struct Candidate : Recommendation {
-  MeshLayout* mesh_layout = nullptr;  // null for a mesh that the problem cannot be laid on
+  MeshLayout* mesh_layout = nullptr;  // null if the problem does not fit on the mesh
 };
 
 // The last axis of a mesh lies inside nodes as far as possible: sp, along which attention exchanges

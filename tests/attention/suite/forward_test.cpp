@@ -55,7 +55,7 @@ class Forward : public BackendTest {
     for (std::int64_t i = 0; i < columns; i += 10) ranges.push_back({GlobalPosition(i), 10});
     return PositionRanges(ranges);
   }
-  /// How much a hidden entry that is not finite may change a result.
+  /// The largest change of a result that a hidden entry, which is not finite, may cause.
   [[nodiscard]] static float tolerance(DType dtype) {
     const std::vector<DType>& exact = backend().confines;
     return std::find(exact.begin(), exact.end(), dtype) != exact.end() ? 0 : 0.02F;
@@ -243,7 +243,8 @@ TEST_P(Forward, ScalesAndSoftCaps) {
         if (cap > 0) problem.soft_cap = cap;
         problem.mask.set_window(50, 400);
         add_blocks(random, problem);
-        // Kernels of half types that take the maximum of a row before they scale.
+        // The flash kernels of half types take the maximum of a row before they scale it, so they
+        // need a positive scale.
         const bool refused = backend().on_gpu && backend().name != "native" && scale <= 0 &&
                              cap == 0 && dtype != DType::float32;
         ASSERT_NE(static_cast<bool>(implementation().fits(problem, device_->place())), refused);
@@ -486,7 +487,7 @@ TEST_P(Forward, ScoresHideWhatIsNotFinite) {
                         tolerance(problem.dtype))
                 << describe(problem) << " row " << t;
           } else {
-            // A dropped pair shows, too.
+            // Dropping a pair does not hide a NaN: 0 · NaN is NaN.
             ASSERT_TRUE(std::isnan(got)) << describe(problem) << " row " << t;
           }
         }

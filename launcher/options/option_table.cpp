@@ -329,7 +329,7 @@ void add_problem(TableBuilder& table) {
   table.add(
       "dtype", "DTYPE", drawn(kPlanned), parsed_into(&Options::dtype, parse_tensor_dtype),
       "float32, float16, bfloat16 or float64, or fp32, fp16, bf16, fp64 for short; only vanilla "
-      "computes float64, on CPUs (default: float32; for run: that of the files)");
+      "computes float64, on CPUs (default: float32; for run: the files' dtype)");
   table.add("causal", "", drawn(kPlanned), flag_into(&Options::causal),
             "query i sees key j only if j <= i + offset");
   table.add("causal-offset", "N", drawn(kPlanned),

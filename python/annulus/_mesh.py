@@ -27,7 +27,7 @@ def _check_same_mpi(theirs: str) -> None:
     ours = _library.mpi_library()
     first_line = theirs.strip("\0\n ").splitlines()[0].strip()
     if ours and first_line != ours:  # if ours cannot be loaded, making the mesh says why
-        raise UserError(f"MPI of mpi4py: got {first_line}, expected that of annulus, {ours}: build "
+        raise UserError(f"MPI of mpi4py: got {first_line}, expected annulus's MPI, {ours}: build "
                         "one of the two again with the other's MPI")
 
 

@@ -70,7 +70,7 @@ def _manual_axes() -> tuple[dict[str, int], tuple[str, ...]]:
 
 
 def _mesh(given: "AnyMesh") -> Mesh:
-    """The mesh, which is that of jax.shard_map inside it."""
+    """The mesh; inside jax.shard_map, its mesh by default."""
     around, manual = _manual_axes()
     if given is None and manual:
         given = around
@@ -118,7 +118,7 @@ def _check_operands(made: Attention, arrays: Mapping[str, Any]) -> None:
         if not right:
             raise argument_error(name, f"shape {list(x.shape)}", expected)
         if name in ("query", "key", "value") and x.dtype != dtype:
-            raise argument_error(name, str(x.dtype), f"{dtype}, that of the query")
+            raise argument_error(name, str(x.dtype), f"{dtype}, the query's dtype")
 
 
 def _plan(on: Mesh, arrays: dict[str, Any], options: dict[str, Any]) -> tuple[str, Attention]:

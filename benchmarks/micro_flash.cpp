@@ -1,9 +1,9 @@
 // The flash kernel beside cuDNN on one GPU, bfloat16: rounds alternate between the two and rest in
-// between, so that the ratios are those of one board at one temperature. Then what features cost at
-// equal visible work, a few rows against long caches, block masks beside cuDNN without a mask,
-// float32 and its gradients beside the plain kernel, the hops of a ring in one launch, and the time
-// that making tile lists takes; other gradients, with nothing beside them. Prints tables, and
-// writes JSON to FILE.json:
+// between, so that the ratios hold for one board at one temperature. Also measures the cost of
+// features at equal visible work, a few rows against long caches, block masks beside cuDNN without
+// a mask, float32 and its gradients beside the plain kernel, the hops of a ring in one launch, the
+// time to make tile lists, and other gradients by themselves. Prints tables, and writes JSON to
+// FILE.json:
 //
 //     annulus_micro_flash [warm] [dense|plain|backward|masks|wide|modifiers|features|positions|
 //                          decode|blocks|float32|float32_backward|hops|lists ...] [FILE.json]
@@ -58,7 +58,7 @@ struct BackwardShape {
   std::int64_t heads, kv_heads, dim, value_dim, length;
 };
 
-// Gradients under masks that are not one band, beside those of a causal one.
+// Gradients under masks that are not one band, beside gradients under a causal mask.
 void backward_masks(Bench& bench, const BackwardShape& s) {
   const std::int64_t length = s.length;
   std::vector<BackwardCase> cases;

@@ -40,7 +40,7 @@ struct Case {
 struct BackwardCase {
   Case forward;
   bool repeats_bits = false;
-  bool wants_bias = false;       ///< its gradient
+  bool wants_bias = false;       ///< the bias's gradient
   const char* kernel = nullptr;  ///< null: the flash kernel
 };
 

@@ -1,5 +1,5 @@
 // The native kernel and the merge alone, on one rank. Rates count the operations of visible pairs:
-// compare them with the plain matrix product ("sgemm"), and masked rates with those of "full".
+// compare them with the plain matrix product ("sgemm"), and masked rates with the rates of "full".
 //
 //   annulus_micro [--threads=N] [--benchmark_filter=native/bfloat16/causal/4096/64 …]
 #include <algorithm>
@@ -154,7 +154,8 @@ void native(benchmark::State& state, DType dtype, const Change& change, int thre
   report_rate(state, one.flops());
 }
 
-// Its gradients: five products for the forward pass's two. LSE and delta are those of no output.
+// Its gradients: five products for the forward pass's two. LSE and delta do not come from an
+// output.
 void native_backward(benchmark::State& state, DType dtype, const Change& change, int threads) {
   const Benchmarked one(state, dtype, change, threads);
   const Tensor grad_output = random_tensor(dtype, one.shape, 5);

@@ -47,7 +47,7 @@ install(FILES ${config} ${version}
   DESTINATION ${annulus_package_dir})
 
 # pkg-config. The libraries are static, so programs must link all that they use, each library before
-# those that it uses.
+# the libraries that it uses.
 list(REVERSE annulus_targets)
 list(TRANSFORM annulus_targets PREPEND -l)
 set(annulus_pc_libraries ${annulus_targets} ${MPI_CXX_LIBRARIES})

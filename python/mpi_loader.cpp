@@ -1,5 +1,5 @@
-// The package's library does not link MPI: where a communicator is given, it loads the library
-// beside it that does.
+// The package's library does not link MPI. If a communicator is given, it loads a library from its
+// folder that does.
 #include <dlfcn.h>
 #include <string>
 
@@ -24,7 +24,8 @@ std::string path_of_plugin() {
 const MpiRuntime& load() {
   void* const library = dlopen(path_of_plugin().c_str(), RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) throw LibraryError(fmt::format("MPI cannot be loaded: {}", dlerror()));
-  // The other library has its own copy of the code that waits.
+  // The other library has its own copy of the waiting code, so it needs to be told of
+  // interruptions.
   using Start = const MpiRuntime* (*)(int (*interrupted)());
   const auto start = reinterpret_cast<Start>(dlsym(library, "annulus_mpi_start"));
   if (start == nullptr) throw LibraryError(fmt::format("MPI cannot be loaded: {}", dlerror()));

@@ -1,6 +1,6 @@
 // Eager attention of torch without Python between the call and the library: an operator with an
-// autograd node, for query, key, value and sinks. annulus/torch.py loads it where it was built for
-// the torch that runs, and computes the same in Python elsewhere.
+// autograd node, for query, key, value and sinks. annulus/torch.py loads it if it was built for the
+// version of torch in use; otherwise Python does the same.
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros_like.h>
@@ -20,11 +20,11 @@ namespace {
 
 using at::Tensor;
 
-/// An attention object of Python, which closes it; null from then on. Nodes may outlive it, so
+/// An attention object of Python; null once Python has closed it. Autograd nodes may outlive it, so
 /// these few bytes are never freed.
 struct Object {
   annulus_attention* attention;
-  std::atomic<std::int64_t> nodes = 0;  // that may still ask for its backward pass
+  std::atomic<std::int64_t> nodes = 0;  // nodes whose backward pass may still run
 };
 
 Object& object_of(std::int64_t object) {
@@ -41,7 +41,7 @@ std::int64_t nodes_of(std::int64_t object) {
   return object_of(object).nodes;
 }
 
-/// Lives as long as a node does.
+/// Counts an autograd node while it lives.
 struct Use : torch::CustomClassHolder {
   explicit Use(Object& used) : object(used) { ++object.nodes; }
   ~Use() override { --object.nodes; }
@@ -108,7 +108,7 @@ Tensor dense(const Tensor& tensor) {
   return tensor.stride(-1) == 1 ? tensor : tensor.contiguous();
 }
 
-/// Sinks [n,M] of sinks [n], one per head.
+/// Sinks [n] (one per head) or [n,M] as [n,M].
 Tensor rows(const Tensor& sinks) {
   return sinks.dim() == 1 ? sinks.unsqueeze(1) : sinks;
 }
@@ -149,7 +149,7 @@ class Attention : public torch::autograd::Function<Attention> {
     torch::autograd::variable_list found =
         differentiate(attention, saved, gradients[0], gradients[1],
                       saved[5].defined() && context->needs_input_grad(3));
-    if (at::GradMode::is_enabled()) {  // the gradients are to be differentiated too
+    if (at::GradMode::is_enabled()) {  // gradients of the gradients may be asked for
       found = torch::autograd::DelayedError("annulus: attention has no second derivative",
                                             static_cast<std::int64_t>(found.size()))
                   .apply(std::move(found));
@@ -198,7 +198,7 @@ std::tuple<Tensor, Tensor> attention(const Tensor& query, const Tensor& key, con
 }  // namespace
 
 TORCH_LIBRARY(annulus_calls, library) {
-  // `object`: what open() returned for the address of an attention object.
+  // `object`: the value that open() returned for the address of an attention object.
   library.def("open(int attention) -> int", open_object);
   library.def("close(int object) -> ()", close_object);
   library.def("nodes(int object) -> int", nodes_of);

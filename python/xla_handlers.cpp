@@ -1,6 +1,6 @@
-// Handlers of XLA's foreign function interface: what programs compiled by JAX call. annulus.jax
-// says which attention a call means by a text, since an address would outlive neither its object
-// nor, in a cache of compiled programs, its process.
+// Handlers of XLA's foreign function interface, which programs compiled by JAX call. A call names
+// its attention by a text: an address would be wrong once the object has ended, or, in a cache of
+// compiled programs, in another process.
 #include <cstdint>
 #include <cstring>
 #include <mutex>
@@ -52,13 +52,13 @@ struct Kept {
   annulus_place place;
 };
 
-// Held during calls too, so that no object ends in one.
+// Also held during calls, so that no object ends while it is called.
 std::mutex mutex;
 std::unordered_map<std::string, Kept> kept;
 
 constexpr auto kUnknownDtype = static_cast<annulus_dtype>(7);  // annulus_tensors_set() refuses it
 constexpr std::int64_t kSeed =
-    -1;  // in place of an operand: two halves of 32 bits, the lower first
+    -1;  // in place of an operand, the seed: two halves of 32 bits, the lower first
 
 ffi::Error error_of(annulus_status status) {
   const ffi::ErrorCode code = status == ANNULUS_UNSUPPORTED_ERROR ? ffi::ErrorCode::kUnimplemented
@@ -127,7 +127,7 @@ class Tensors {
   annulus_status status_;
 };
 
-// `operands` and `results` number the buffers. A token of XLA's may follow either.
+// `operands` and `results` number the buffers. Each may be followed by a token of XLA.
 ffi::Error call(void* stream, annulus_place device, std::string_view key, bool backward,
                 ffi::Span<const std::int64_t> operands, ffi::Span<const std::int64_t> results,
                 ffi::RemainingArgs arguments, ffi::RemainingRets returned) {
@@ -137,13 +137,13 @@ ffi::Error call(void* stream, annulus_place device, std::string_view key, bool b
     return {
         ffi::ErrorCode::kFailedPrecondition,
         "annulus.jax: the mesh that this program was traced for was closed, or it was traced in "
-        "another process: trace it again, after jax.clear_caches() say"};
+        "another process: trace it again, for example after jax.clear_caches()"};
   }
   const auto [attention, place] = found->second;
   if (place != device) {
     return {ffi::ErrorCode::kInvalidArgument,
             "annulus.jax: got arrays on device " + std::to_string(device) +
-                ", expected those of the mesh's, " + std::to_string(place) +
+                ", expected the mesh's device, " + std::to_string(place) +
                 " (-1: the CPU): annulus.init(device=...), or jax.distributed.initialize(..., "
                 "local_device_ids=...)"};
   }

@@ -9,7 +9,7 @@ are computed block by block, so memory stays small. Prints the relative Frobeniu
 output beside its bound, and the largest share that the error of an output row or its LSE has of the
 row's own bound (docs/semantics.md, section 6). An output of --normalize-output false is divided by
 --sum first, --maximum + log(--sum) is its LSE, and the maximum has the bound of the LSE.
-With --grad-output, gradients by query, key and value are checked too (attention_gradients.py).
+With --grad-output, the gradients of query, key and value are checked too (attention_gradients.py).
 Exit code: 0 within the bounds, 4 over, 2 usage.
 """
 
@@ -92,8 +92,8 @@ def parse_arguments():
     parser.add_argument("--normalize-output", choices=["true", "false"], default="true")
     parser.add_argument("--maximum", help="with --normalize-output false: to check, float32 [B,N,T]")
     parser.add_argument("--sum", help="likewise")
-    parser.add_argument("--grad-output", help="gradient of the loss by the output")
-    parser.add_argument("--grad-lse", help="gradient by the LSE, float32 [B,N,T] (default: 0)")
+    parser.add_argument("--grad-output", help="gradient of the loss with respect to the output")
+    parser.add_argument("--grad-lse", help="the same for the LSE, float32 [B,N,T] (default: 0)")
     for name in NAMES:
         parser.add_argument(f"--grad-{name}", help="a gradient to check, with --grad-output")
     parser.add_argument("--layout", choices=["bthd", "bhtd"], default="bthd")
@@ -561,11 +561,11 @@ def main():
     for name, share in shares:
         right = share <= 1
         good = good and right
-        print(f"{name} largest error, of a row's bound {share:.3f}  {'ok' if right else 'WRONG'}")
+        print(f"{name} largest share of a row's bound {share:.3f}  {'ok' if right else 'WRONG'}")
     for name, share in gradients.shares(output_bound) if gradients is not None else ():
         right = share <= 1
         good = good and right
-        print(f"grad_{name:<5} error, of its bound {share:.3f}  {'ok' if right else 'WRONG'}")
+        print(f"grad_{name:<5} share of its bound {share:.3f}  {'ok' if right else 'WRONG'}")
     return 0 if good else 4
 
 

@@ -58,8 +58,8 @@ __global__ void combine_with_maximum_kernel(const __grid_constant__ Arguments a,
     for (int p = 0; p < a.count; ++p) {
       if (a.parts[p].covers(t, n)) high = fmaxf(high, a.parts[p].maximum_at(b, t, n));
     }
-    // Relative to the largest logit, the sum of a part with any weight is finite and, but for its
-    // rounding, 1 or more; a NaN stays one.
+    // Relative to the largest logit, the sum of a part with any weight is finite and, except for
+    // its rounding, 1 or more; a NaN stays one.
     double weights[kMaximumParts];
     double total = 0;
     unsigned weighty = 0;  // the parts with an LSE above −∞

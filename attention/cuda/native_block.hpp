@@ -39,7 +39,7 @@ struct NativeBlock {
   ScoreArguments scores;
   // Mask, in global positions.
   PositionParts positions;
-  PositionFrame frame;                   // of all batches, but for what follows
+  PositionFrame frame;                   // of all batches, except as below
   const std::int32_t* offsets;           // [B], null: that of the frame
   const std::int32_t* prefixes;          // [B], likewise
   const std::int32_t* query_cu_seqlens;  // of two packings, null: none; segments are documents

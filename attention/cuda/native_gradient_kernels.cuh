@@ -17,7 +17,7 @@ struct NativeGradient {
 
 /// One launch of the native kernels' backward pass.
 struct NativeGradientArguments : NativeBlock {
-  std::int64_t columns;  ///< those of the launch, which start at column_range[0].first
+  std::int64_t columns;  ///< columns of the launch, from column_range[0].first on
   const void* grad_output;
   std::int64_t grad_output_strides[3];  // b, t, n
   const float* lse;

@@ -35,7 +35,7 @@ class SdpaBackward {
   struct Parts {
     cuda::SdpaRows rows;
     TensorView query, key, value;
-    std::size_t bytes = 0;  // of all of these; the plan's own workspace follows
+    std::size_t bytes = 0;  // of these views; the plan's own workspace follows
   };
 
   void check(const BackwardBlock& block, const Gradients& gradients) const;

@@ -126,8 +126,8 @@ class Consumer {
     hopper::products_commit();
   }
 
-  // Exponentials bound the softmax, so scores well below the cap do without those of tanh. Others
-  // are capped here. Returns whether all are well below.
+  // Exponentials bound the softmax, so scores well below the cap get a tanh without exponentials.
+  // Other scores are capped here. Returns true if all scores are well below the cap.
   [[nodiscard]] __device__ __forceinline__ bool cap(float (&scores)[kScores]) const {
     if constexpr (!kSoftCap) return false;
     float largest = 0;

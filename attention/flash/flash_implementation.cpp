@@ -48,8 +48,8 @@ constexpr std::array kFloat32BackwardRates{H200Rates{64, 64, 27e12, 27e12},
 
 constexpr const char* kFlash = "flash_attn2";
 
-// Tiles are fixed, so the bits of a row depend on its keys alone, and those of a key's gradients on
-// its rows. Where documents or blocks cut the sequence, tiles begin elsewhere. Modifiers of the
+// Tiles are fixed, so the bits of a row depend on its keys alone, and the bits of a key's gradients
+// on its rows. Where documents or blocks cut the sequence, tiles begin elsewhere. Modifiers of the
 // general class have not been examined.
 Capability keeps_global_order(const AttentionProblem& problem) {
   const Mask& mask = problem.mask;
@@ -72,7 +72,7 @@ bool are_whole_tiles(const PositionRanges& rows, std::int64_t length, std::int64
 // One kernel under two names: lists of the tiles to visit are its food, with and without blocks.
 class FlashImplementation final : public Implementation {
  public:
-  /// Honours `features` beside those of every flash kernel.
+  /// Honours `features` beside the features of every flash kernel.
   FlashImplementation(std::string name, FeatureSet features, FeatureSet meant_for,
                       std::optional<BackwardDeclaration> backward)
       : names_{std::move(name)},

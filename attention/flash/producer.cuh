@@ -11,7 +11,7 @@ class Arrivals {
   __device__ __forceinline__ explicit Arrivals(const std::int32_t* arrived_from)
       : word_(arrived_from), from_(arrived_from == nullptr ? 0 : kNone) {}
 
-  /// Returns once bulk copies can read this column and those after it.
+  /// Returns once bulk copies can read this column and all later ones.
   __device__ __forceinline__ void await(std::int32_t column) {
     if (column >= from_) return;
     while (true) {

@@ -30,8 +30,9 @@ struct Shape {
   static constexpr int kConsumerRegisters = kConsumers == 2 ? 232 : 160;
 };
 
-/// The shape for head dimensions up to these. Three warpgroups of 64 rows where registers and
-/// shared memory suffice: S, P and O of a thread take 64, 32 and half the value dimension.
+/// The shape for head dimensions up to kHeadDim and kValueDim. Three warpgroups of 64 rows where
+/// registers and shared memory suffice: S, P and O of a thread take 64, 32 and half the value
+/// dimension.
 template <class Element, int kHeadDim, int kValueDim, MaskClass kMask>
 struct ShapeOf {
   using Type = Shape<Element, kHeadDim, kValueDim, kValueDim <= 64 ? 3 : 2,

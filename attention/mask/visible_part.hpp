@@ -12,7 +12,7 @@ struct BandAndBlocks {
   Band band;
   const BlockMask* blocks = nullptr;  ///< null: none
   std::int64_t batch = 0;
-  std::optional<std::int64_t> head = {};  ///< none: those of the block mask together
+  std::optional<std::int64_t> head = {};  ///< none: all heads of the block mask
 
   /// Heads of which pairs are counted.
   [[nodiscard]] std::int64_t heads() const {

@@ -154,7 +154,7 @@ void multiply_parts(const Shape& shape, const Parts& left, const Parts& right, b
   }
 }
 
-// Splits 16 values and stores the parts of those in `stored`. Values not in `good` become 0.
+// Splits 16 values and stores the parts of the values in `stored`. Values not in `good` become 0.
 template <int parts>
 void store_parts(__m512 value, __mmask16 good, __mmask16 stored, const Parts& to, std::int64_t i) {
   const __m512i half = _mm512_set1_epi32(0x8000);
@@ -353,7 +353,7 @@ void transpose(const std::uint16_t* rows, std::int64_t count, std::int64_t colum
   for (std::int64_t row = 0; row < count; row += kDepth) {
     for (std::int64_t column = 0; column < columns; column += 2 * kColumns) {
       // Row p of a packed tile holds entries 2p and 2p + 1 of each of its columns, and transposing
-      // these pairs puts those of a column side by side.
+      // the pairs puts the pairs of a column side by side.
       (void)pack(rows + row * columns + column, columns, 2 * kColumns, pairs);
       for (std::int64_t half = 0; half < 2; ++half) {
         pack_transposed(pairs + half * kPackedTile, kDepth, kDepth, tile);

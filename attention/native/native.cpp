@@ -168,8 +168,8 @@ double core_rate(const ProblemClass& problem) {
     double at_64 = 55e9;
     double at_128 = 55e9;
   };
-  // The backward pass has no products by AMX; without AMX, its operations take as long as those of
-  // the forward pass (benchmarks/NOTES.md, "Gradients beside PyTorch and JAX").
+  // The backward pass has no products by AMX; without AMX, its operations take as long as the
+  // forward pass's (benchmarks/NOTES.md, "Gradients beside PyTorch and JAX").
   constexpr double kBackwardBesideAmx = 14e9;
   Rates rates;
   if (best_matrix_path(problem.dtype) == MatrixPath::amx) {

@@ -12,7 +12,7 @@ struct RowGradient {
   float scale = 1;  ///< derivative of a logit by q·k, unless there are `slopes` by column
   const float* slopes = nullptr;
   const float* keep = nullptr;  ///< dropout's factors by column; null: all are 1
-  bool hides = false;           ///< logits of −∞ may be those of hidden pairs
+  bool hides = false;           ///< logits of −∞ may belong to hidden pairs
 };
 
 /// slopes[i] = scale / cosh²(logits[i] / cap), the derivative of a capped logit by q·k, precise

@@ -81,8 +81,8 @@ class TileGradients {
   void differentiate_row(std::int64_t index, const RowSight& sight,
                          const std::vector<LocalRange>& hidden);
   void multiply_gradients();
-  /// Both of the above, pair by pair of those that see each other: a product with the 0 of a hidden
-  /// pair would spread what is not finite.
+  /// Both of the above, one by one for the pairs that see each other: a product with the 0 of a
+  /// hidden pair would spread NaN and infinities.
   void take_pair_by_pair();
   [[nodiscard]] bool sees(std::int64_t index, std::int64_t column) const;
   void add_bias_gradients() const;
@@ -120,7 +120,7 @@ class TileGradients {
   bool amx_columns_ = false;     // AMX can multiply the keys and values …
   bool amx_rows_ = false;        // … and queries and dO too
   bool finite_columns_ = false;  // all keys and values are
-  bool finite_rows_ = false;     // so are queries, dO, LSE and delta, except those of empty rows
+  bool finite_rows_ = false;     // so are queries, dO, LSE and delta, except in empty rows
   bool empty_rows_ = false;      // there are some: their LSE is −∞
 };
 

@@ -13,9 +13,9 @@ namespace annulus {
 
 /// The part of some columns that positions, lengths and segments show to a row.
 struct RowSight {
-  LocalRange seen;          ///< the row sees no column outside these …
-  LocalRange gap = {};      ///< … nor these among them
-  bool by_segment = false;  ///< and of the others only those of segment `id`
+  LocalRange seen;          ///< the row sees no column outside this range …
+  LocalRange gap = {};      ///< … nor inside this one
+  bool by_segment = false;  ///< only columns of segment `id` among the others
   std::int32_t id = 0;
 };
 

@@ -1,4 +1,4 @@
-"""How far the gradients of each system are from those of a float64 computation."""
+"""How far the gradients of each system are from float64 gradients."""
 
 import os
 import shutil

@@ -6,8 +6,8 @@
 
 namespace annulus {
 
-/// The order of calls on a device, also of those in graphs of the caller, who launches them without
-/// us: one event is waited for at the start of every call and recorded at its end. In a graph both
+/// The order of calls on a device, also of calls in graphs that the caller launches without us: one
+/// event is waited for at the start of every call and recorded at its end. In a graph both
 /// are external nodes, which act at every launch. Two calls at once would write the same memory, or
 /// wait on each rank for the other one.
 ///

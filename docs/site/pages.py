@@ -1,4 +1,4 @@
-"""A hook of MkDocs: pages for what lies outside of docs/, and links that lead to them.
+"""A hook of MkDocs: pages for files outside of docs/, and links that lead to them.
 
 The documents link to files of the repository. Markdown files become pages of their own, other files
 pages with their text under source/; links to folders lose their link.
@@ -74,8 +74,8 @@ def declared(header: str) -> str:
 def cpp_reference() -> str:
     lines = ["# C and C++", "",
              "Every header that is installed. `annulus/annulus.hpp` includes all that most programs "
-             "need, and `annulus/annulus.h` is the interface for C. The comments of each header say "
-             "shapes, units, errors, and which calls are collective.", ""]
+             "need, and `annulus/annulus.h` is the interface for C. The comments of each header "
+             "give shapes, units and errors, and say which calls are collective.", ""]
     for room, headers in public_headers().items():
         lines += [f"## {ROOMS[room]}", "", "| header | declares |", "|---|---|"]
         for header in headers:

@@ -37,8 +37,8 @@ class Config {
   [[nodiscard]] std::optional<std::int64_t> integer(const char* key) const {
     const json* const value = find(key);
     if (value == nullptr) return {};
-    constexpr std::int64_t kMost = std::int64_t{1} << 48;
-    if (!value->is_number_integer() || *value < 1 || *value > kMost) {
+    constexpr std::int64_t kMaximum = std::int64_t{1} << 48;
+    if (!value->is_number_integer() || *value < 1 || *value > kMaximum) {
       fail(fmt::format("{} = {}, expected a whole number of 1 or more", key, shown(*value)));
     }
     return value->get<std::int64_t>();
@@ -104,8 +104,8 @@ ModelSizes sizes_of(const Config& config) {
   return {*heads, kv_heads, *hidden / *heads};
 }
 
-// The layers of Llama 4, whose published files hold no layer_types: as in transformers, those with
-// rotary positions see chunks and the others see everything. no_rope_layers has 1 for the former;
+// The layers of Llama 4, whose published files hold no layer_types: as in transformers, layers with
+// rotary positions see chunks and other layers see everything. no_rope_layers has 1 for the former;
 // without it, every fourth layer is one of the latter.
 std::vector<std::string> chunked_kinds(const Config& config) {
   const auto layers = config.integer("num_hidden_layers");

@@ -220,7 +220,7 @@ void add_sharding(TableBuilder& table) {
       "query-spec", "SPEC", without_calibrate(drawn(kPlanned)),
       parsed_into(&Options::query_spec, parse_spec),
       "axes of each dimension of query and output, B,T,N,D: an axis, a+b for a tuple (a major), "
-      "- for none (default: what the mesh has of fsdp+dp,sp,tp,-)");
+      "- for none (default: fsdp+dp,sp,tp,- without the axes that the mesh lacks)");
   table.add("kv-spec", "SPEC", without_calibrate(drawn(kPlanned)),
             parsed_into(&Options::kv_spec, parse_spec), "likewise for key and value, B,S,K,D");
   table.add(
@@ -228,12 +228,12 @@ void add_sharding(TableBuilder& table) {
       without_calibrate(
           drawn(kPlanned, same(&Options::sequence_layout, &Options::kv_sequence_layout))),
       set_layouts,
-      "auto, zigzag, contiguous, striped or balanced: how positions are distributed; or two of "
-      "these, for queries and for keys: zigzag,contiguous; balanced "
-      "gives ranks equal work under the mask (default: auto: the one that is predicted to be "
-      "fastest, or the usual one if that takes at most 2 % longer; usual, and what verify takes: "
-      "zigzag if causal and sharded, else contiguous, or balanced where packed documents, block "
-      "masks or lengths make that uneven)");
+      "auto, zigzag, contiguous, striped or balanced: how positions are distributed; or two "
+      "layouts, for queries and for keys: zigzag,contiguous; balanced gives ranks equal work under "
+      "the mask (default: auto, which takes the default layout unless another one is predicted to "
+      "be more than 2 % faster; the default layout, which verify takes, is zigzag if causal and "
+      "sharded, else contiguous, or balanced where packed documents, block masks or lengths make "
+      "that uneven)");
   table.add("granule", "N", without_calibrate(drawn(kPlanned)),
             int_into(&Options::granule, 1, std::int64_t{1} << 40),
             "chunks of a sequence are multiples of N positions; not with the layout striped "
@@ -260,15 +260,16 @@ void add_sharding(TableBuilder& table) {
   table.add(
       "sharding-rules", "JSON", without_calibrate(drawn(kPlanned, has_no_rules)),
       parsed_into(&Options::rules, parse_rules),
-      "also defaults of the specs: mesh axes of batch, query_length, kv_length, head, kv_head and "
-      "head_dim, for all modes or by mode, as {\"head\": {\"all\": \"tp\", \"train\": null}}");
+      "the mesh axes of batch, query_length, kv_length, head, kv_head and head_dim, which the "
+      "default specs follow; for all modes or by mode: "
+      "{\"head\": {\"all\": \"tp\", \"train\": null}}");
   table.add("sequence-axis", "AXIS", with_hops(drawn(kPlanned, same(&Options::sequence_axis))),
             text_into(&Options::sequence_axis),
             "the mesh axis of query_length and kv_length where no rule names another, and the axis "
             "of the default --mesh (default: sp)");
   table.add(
       "impl", "NAME", kPlanned, parsed_into(&Options::implementation, parse_implementation_name),
-      "auto, the name of a local kernel, ring (that schedule, any kernel) or "
+      "auto, the name of a local kernel, ring (the schedule ring, any kernel) or "
       "autoregressive_decodeattn (T = 1, any kernel); annulus info lists all (default: auto)");
   table.add("rank-order", "ORDER", with_hops(kOnRanks),
             choice_into(&Options::rank_order, {"node", "mpirun"}),
@@ -293,11 +294,10 @@ void add_sharding(TableBuilder& table) {
             text_into(&Options::tuning_cache),
             "file for the measurements of --tuning, for later jobs (default: "
             "$XDG_CACHE_HOME/annulus/tuning-v1.json, else ~/.cache/annulus/tuning-v1.json)");
-  table.add(
-      "ranks-per-node", "N", {{Command::plan}}, int_into(&Options::ranks_per_node, 1),
-      "how many consecutive ranks share a node, for predictions (default: --ranks divided by "
-      "--nodes; without --nodes, the ranks that have the same coordinate on the mesh axis named "
-      "node share one; without that axis, all do)");
+  table.add("ranks-per-node", "N", {{Command::plan}}, int_into(&Options::ranks_per_node, 1),
+            "how many consecutive ranks share a node, for predictions (default: --ranks divided by "
+            "--nodes; without --nodes, ranks with the same coordinate on the mesh axis named node "
+            "share a node; without such an axis, all ranks do)");
   table.add("nodes", "N", {{Command::plan}}, int_into(&Options::nodes, 1, 65536),
             "how many nodes the ranks are on, instead of --ranks-per-node; both together give the "
             "number of ranks");
@@ -308,8 +308,9 @@ void add_sharding(TableBuilder& table) {
             "peer where all GPUs can access each other, composite where some can, else nccl)");
   table.add("share-gpus", "", with_hops(kComputing), flag_into(&Options::share_gpus),
             "let several ranks share a GPU, with transport peer by default");
-  table.add("threads", "N", kPlanned, int_into(&Options::threads, 0, 4096),
-            "CPU threads per rank; 0: an equal share of the node's cores; plan: one (default: 0)");
+  table.add(
+      "threads", "N", kPlanned, int_into(&Options::threads, 0, 4096),
+      "CPU threads per rank; 0: an equal share of the node's cores, or for plan 1 (default: 0)");
 }
 
 void add_problem(TableBuilder& table) {
@@ -322,8 +323,8 @@ void add_problem(TableBuilder& table) {
       "dtype", "DTYPE", drawn(kPlanned),
       dtype_into(&Options::dtype,
                  {DType::float32, DType::float16, DType::bfloat16, DType::float64}),
-      "float32, float16, bfloat16 or float64, or fp32, fp16, bf16, fp64 for short; float64 only by "
-      "vanilla, on CPUs (default: float32; for run: that of the files)");
+      "float32, float16, bfloat16 or float64, or fp32, fp16, bf16, fp64 for short; only vanilla "
+      "computes float64, on CPUs (default: float32; for run: the files' dtype)");
   table.add("causal", "", drawn(kPlanned), flag_into(&Options::causal),
             "query i sees key j only if j <= i + offset");
   table.add("causal-offset", "N", drawn(kPlanned),
@@ -349,9 +350,10 @@ void add_problem(TableBuilder& table) {
             "factor on the product of query and key (default: 1/sqrt(D))");
   table.add("soft-cap", "X", drawn(kPlanned), parsed_into(&Options::soft_cap, parse_positive),
             "logits become X tanh(logit / X) (default: no cap)");
-  table.add("dropout", "P", drawn(kPlanned, same(&Options::dropout)),
-            parsed_into(&Options::dropout, parse_dropout),
-            "probability of dropping an attention weight; --seed and position decide (default: 0)");
+  table.add(
+      "dropout", "P", drawn(kPlanned, same(&Options::dropout)),
+      parsed_into(&Options::dropout, parse_dropout),
+      "probability of dropping an attention weight; --seed and its position decide (default: 0)");
   table.add("softmax-dtype", "DTYPE", drawn(kPlanned, same(&Options::softmax_dtype)),
             dtype_into(&Options::softmax_dtype, {DType::float32, DType::float64}),
             "dtype of the softmax's weights and sums: float32, or float64, which only vanilla has "
@@ -367,14 +369,14 @@ void add_problem(TableBuilder& table) {
 void add_input(TableBuilder& table) {
   const OptionUses run{{Command::run}};
   table.group(
-      "Input files (.npy, or .safetensors with tensors named as the options, q_segments "
-      "for --q-segments; int32 may be int64 whose values fit)");
+      "Input files (.npy, or .safetensors with tensors named like the options: q_segments "
+      "for --q-segments; int64 is taken for int32 if the values fit)");
   table.add("query", "FILE", run, text_into(&Options::query), "query [B,T,N,D]");
   table.add("key", "FILE", run, text_into(&Options::key), "key [B,S,K,D]");
   table.add("value", "FILE", run, text_into(&Options::value), "value [B,S,K,Dv]");
   table.add("input", "FILE", run, text_into(&Options::input),
-            "one .safetensors file with tensors query, key and value; options below that are not "
-            "given take their tensors from it, if it has them");
+            "one .safetensors file with tensors query, key and value; the options below, unless "
+            "given, take their tensors from this file too, if it has them");
   table.add("layout", "ORDER", run,
             choice_into(&Options::bhtd, {"bthd", "bhtd"},
                         [](const std::string& order) { return order == "bhtd"; }),
@@ -426,8 +428,8 @@ void add_input(TableBuilder& table) {
 void add_output(TableBuilder& table) {
   const OptionUses run{{Command::run}};
   table.group(
-      "Output (an existing file is replaced once the new one is complete; to name an input file "
-      "of the same command is an error)");
+      "Output (an existing file is replaced once the new one is complete; naming an input file of "
+      "the same command is an error)");
   table.add("output", "FILE", writing(Writes::result, run), text_into(&Options::output),
             "output [B,T,N,Dv], .npy or .safetensors (tensor output)");
   table.add("lse", "FILE", writing(Writes::result, run), text_into(&Options::lse),
@@ -442,36 +444,38 @@ void add_output(TableBuilder& table) {
       "weights", "FILE", writing(Writes::array, run), text_into(&Options::weights),
       "attention weights [B,N,T,S] (tensor weights), in the softmax's dtype; computed only by "
       "--impl vanilla, on CPUs");
-  table.add("grad-output", "FILE", run, text_into(&Options::grad_output),
-            "input, gradient of the loss by the output, of the output's shape and dtype (tensor "
-            "grad_output): computes the gradients by query, key and value too");
-  table.add("grad-lse", "FILE", run, text_into(&Options::grad_lse),
-            "input, gradient by the LSE, float32 [B,N,T] (tensor grad_lse; default: 0)");
+  table.add(
+      "grad-output", "FILE", run, text_into(&Options::grad_output),
+      "input: gradient of the loss with respect to the output, of its shape and dtype (tensor "
+      "grad_output); with it, run computes the gradients of query, key and value too");
+  table.add(
+      "grad-lse", "FILE", run, text_into(&Options::grad_lse),
+      "input: gradient with respect to the LSE, float32 [B,N,T] (tensor grad_lse; default: 0)");
   table.add("forward-output", "FILE", run, text_into(&Options::forward_output),
-            "input, --output of an earlier run of the same problem (tensor output): "
-            "only the gradients are computed, with --forward-lse and in place of --output");
+            "input: --output of an earlier run of the same problem (tensor output), together with "
+            "--forward-lse and in place of --output; then only the gradients are computed");
   table.add("forward-lse", "FILE", run, text_into(&Options::forward_lse),
-            "input, --lse of that run (tensor lse)");
+            "input: --lse of that run (tensor lse)");
   table.add("grad-query", "FILE", writing(Writes::gradient, run), text_into(&Options::grad_query),
-            "gradient by the query, of its shape and dtype (tensor grad_query); gradients may "
+            "gradient of the query, of its shape and dtype (tensor grad_query); gradients may "
             "share one .safetensors file");
   table.add("grad-key", "FILE", writing(Writes::gradient, run), text_into(&Options::grad_key),
             "likewise (tensor grad_key)");
   table.add("grad-value", "FILE", writing(Writes::gradient, run), text_into(&Options::grad_value),
             "likewise (tensor grad_value)");
   table.add("grad-sinks", "FILE", writing(Writes::gradient, run), text_into(&Options::grad_sinks),
-            "gradient by the sinks, float32, of their shape (tensor grad_sinks; needs --sinks)");
+            "gradient of the sinks, float32, of their shape (tensor grad_sinks; needs --sinks)");
   table.add("grad-bias", "FILE", writing(Writes::gradient, run), text_into(&Options::grad_bias),
-            "gradient by the bias, float32, [B,N,T,S] with 1 where the bias is broadcast (tensor "
+            "gradient of the bias, float32, [B,N,T,S] with 1 where the bias is broadcast (tensor "
             "grad_bias; needs --bias)");
   table.add("deterministic", "", without_calibrate({{Command::run, Command::bench}}),
             parsed_into(&Options::deterministic, parse_flag),
-            "repeating the command repeats every bit of the gradients (default on CPUs): "
-            "--reproducible run");
+            "the same as --reproducible run: repeating the command repeats every bit of the "
+            "gradients (default on CPUs)");
   table.add("reproducible", "run|world", without_calibrate(kPlanned),
             parsed_into(&Options::reproducible, parse_reproducible),
             "run: repeating the command repeats every bit; world: any number of ranks gives the "
-            "same bits, too, by fewer schedules and kernels");
+            "same bits, too, which fewer schedules and kernels can do");
   table.add(
       "grad-wire", "DTYPE",
       without_calibrate(drawn({{Command::run, Command::verify, Command::bench, Command::plan}},
@@ -479,7 +483,7 @@ void add_output(TableBuilder& table) {
       dtype_into(&Options::grad_wire, {DType::float32, DType::bfloat16}),
       "dtype in which parts of gradients of keys and values go to their owners: float32, or "
       "bfloat16 for half types, which rounds each part once and halves the bytes; needs a "
-      "schedule that sums none along the way (default: float32)");
+      "schedule that sums no gradients along the way (default: float32)");
   table.add(
       "trace", "FILE",
       writing(Writes::text, without_calibrate({{Command::run, Command::bench, Command::plan}})),
@@ -512,11 +516,12 @@ void add_running(TableBuilder& table) {
   table.add("random-case", "SEED:INDEX", {{Command::verify}},
             parsed_into(&Options::random_case, parse_random_case),
             "repeat one problem that --random drew");
-  table.add("backward", "", {{Command::verify, Command::bench, Command::plan}},
-            parsed_into(&Options::backward, parse_flag),
-            "verify: compute and verify gradients too (default: for half of the problems of "
-            "--random; --backward=false for none); bench: time the backward pass too, and both, or "
-            "with --calibrate its kernels alone; plan: plan the backward pass");
+  table.add(
+      "backward", "", {{Command::verify, Command::bench, Command::plan}},
+      parsed_into(&Options::backward, parse_flag),
+      "verify: compute and verify gradients too (default: for half of the problems of "
+      "--random; --backward=false for none); bench: also time the backward pass, and both passes "
+      "together, or with --calibrate measure its kernels; plan: plan the backward pass");
   table.add("repeat", "N", {{Command::run}}, int_into(&Options::repeat, 1),
             "compute N times and report the median, the fastest and the slowest call (default: 1)");
   table.add("dry-run", "", {{Command::run}}, flag_into(&Options::dry_run),
@@ -525,12 +530,13 @@ void add_running(TableBuilder& table) {
             fmt::format("calls before the timing starts (default: {})", defaults.warmup));
   table.add("warm-seconds", "SECONDS", without_calibrate({{Command::bench}}),
             parsed_into(&Options::warm_seconds, parse_seconds),
-            "least time of the calls before the timing, since a rested GPU is faster");
+            "shortest duration of the calls before the timing, since a rested GPU is faster");
   table.add("iters", "N", with_hops({{Command::bench}}), int_into(&Options::iterations, 1),
             fmt::format("calls that are timed (default: {})", defaults.iterations));
-  table.add("once", "", without_calibrate({{Command::bench}}), flag_into(&Options::once),
-            "time only the first call of each pass, for problems that take minutes; memory and "
-            "bytes are those of many calls, and the kernels alone are not timed");
+  table.add(
+      "once", "", without_calibrate({{Command::bench}}), flag_into(&Options::once),
+      "time only the first call of each pass, for problems that take minutes; memory and bytes "
+      "are the same as with many calls, and the kernels alone are not timed");
   table.add("sweep", "BEGIN:END[:FACTOR]", with_hops({{Command::bench}}),
             parsed_into(&Options::sequence_sweep, parse_sweep),
             fmt::format("T = S from BEGIN to END, growing by FACTOR (default factor: {})",
@@ -544,30 +550,30 @@ void add_running(TableBuilder& table) {
       "measure a cost model for --cost-model instead: merges, reads, hops, and every kernel that "
       "computes the problem (heads of --shape, rows of --sweep); FILE keeps its entries of other "
       "dtypes, head dimensions and masks, and of the other pass");
-  table.add(
-      "show-ranks", "N", {{Command::run, Command::plan}}, int_into(&Options::show_ranks, 0),
-      fmt::format("print every step of the first N ranks; plan also lists N ranks if that is more "
-                  "than 32, and if N is the number of ranks, --simulate simulates all of a large "
-                  "mesh (default: {})",
-                  defaults.show_ranks));
+  table.add("show-ranks", "N", {{Command::run, Command::plan}}, int_into(&Options::show_ranks, 0),
+            fmt::format(
+                "print every step of the first N ranks; plan lists 32 ranks, or N if that is more; "
+                "plan --simulate simulates all ranks of a large mesh if N is their number "
+                "(default: {})",
+                defaults.show_ranks));
   table.add("simulate", "", {{Command::plan}}, flag_into(&Options::simulate),
             "simulate the plan of all ranks, up to 4096, with shared links, overlapped transfers "
             "and slower ranks, and show what each rank does");
   table.add("straggler-percent", "X", {{Command::plan}},
             parsed_into(&Options::straggler_percent, parse_percent),
-            "with --simulate: each rank computes longer by a share drawn between 0 and X % "
+            "with --simulate: each rank computes longer by a random share between 0 and X % "
             "(default: 0)");
   table.add("straggler-seed", "N", {{Command::plan}},
-            parsed_into(&Options::straggler_seed, parse_seed), "seed of that draw (default: 0)");
+            parsed_into(&Options::straggler_seed, parse_seed), "seed of these shares (default: 0)");
   table.add(
       "recommend", "", {{Command::plan}}, flag_into(&Options::recommend),
       "find out what to run: compare meshes, sequence layouts and schedules for the problem on "
       "--ranks ranks, or on one --mesh, by predicted time and memory, and print the command");
   table.add("ranks", "N", {{Command::plan}}, int_into(&Options::ranks, 1, 65536),
-            "how many ranks to plan for, or up to how many with --scaling (default: those of "
+            "the number of ranks to plan for, with --scaling the largest one (default: the size of "
             "--mesh, or --nodes times --ranks-per-node)");
   table.add("max-tp", "N", {{Command::plan}}, int_into(&Options::most_head_shards, 1, 65536),
-            "with --recommend: the most ranks that heads are divided among, on the axis tp "
+            "with --recommend: the largest number of ranks that share the heads, on the axis tp "
             "(default: no limit)");
   table.add(
       "memory", "BYTES", {{Command::plan}},
@@ -577,15 +583,16 @@ void add_running(TableBuilder& table) {
                   }),
       "with --recommend: limit for a rank's shards and buffers, such as 80GB or 80GiB (default: "
       "no limit)");
-  table.add("scaling", "", {{Command::bench, Command::plan}}, flag_into(&Options::scaling),
-            "1, 2, 4, ... ranks, with one problem (strong) and with a sequence that grows with the "
-            "ranks (weak): predicted by plan up to --ranks, measured by bench on mpirun's ranks; "
-            "annulus_picture draws it");
+  table.add(
+      "scaling", "", {{Command::bench, Command::plan}}, flag_into(&Options::scaling),
+      "scaling over 1, 2, 4, ... ranks, with one problem (strong) and with a sequence that grows "
+      "with the ranks (weak): predicted by plan up to --ranks, measured by bench on mpirun's "
+      "ranks; annulus_picture draws it");
   table.add(
       "tokens-per-rank", "N", {{Command::bench, Command::plan}},
       parsed_into(&Options::tokens_per_rank, parse_size),
-      "with --scaling: S of one rank in the weak part, and T in proportion (default: S of --shape "
-      "over the most ranks)");
+      "with --scaling: S per rank in weak scaling, with T in proportion (default: S of --shape "
+      "divided by the largest number of ranks)");
   table.add("config", "FILE", with_hops(kAll), text_into(&Options::config),
             "options as lines name = value; command line, --metadata and environment override it");
   table.add(
@@ -597,8 +604,8 @@ void add_running(TableBuilder& table) {
   table.add(
       "model-config", "FILE", kPlanned, text_into(&Options::model_config),
       "config.json of a Hugging Face model, which gives mask (causal, sliding window, chunks), "
-      "scale and soft cap, and where tensors are made also dtype and heads, so that a shape B,T,S "
-      "is enough; the command line and --metadata override it");
+      "scale and soft cap; where tensors are made, it also gives dtype and heads, so that a shape "
+      "B,T,S is enough; the command line and --metadata override it");
   table.add("layer", "N", kPlanned, int_into(&Options::layer, 0),
             "layer of --model-config, counted from 0; needed if the model's layers differ");
 }

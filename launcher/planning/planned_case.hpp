@@ -37,8 +37,8 @@ struct PlannedCase {
 /// The place of ranks that need not exist; the user says which.
 [[nodiscard]] Place planned_place(const Options& options);
 
-/// The value of the first line, "device", of plans that assume CPUs because nothing else was said;
-/// empty for others.
+/// The value of the first line, "device", of a plan that assumes CPUs because --device is not
+/// given; empty for other plans.
 [[nodiscard]] std::string assumed_device(const Options& options);
 
 /// Completes --ranks, --nodes, --ranks-per-node and --mesh from each other. The results have the

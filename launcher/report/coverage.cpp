@@ -111,7 +111,7 @@ std::vector<std::pair<std::string, std::string>> Coverage::lines() const {
           {"masks by batch", counts_text(parts_of(by_batch, false), parts_)},
           {"masks by entry", counts_text(parts_of(by_entry, false), parts_)},
           {"modifiers", counts_text(parts_of(modifiers, true), parts_)},
-          {"pairs of these", fmt::format("{} of {}{}", pairs_.size(), pairs, missing)},
+          {"pairs of parts", fmt::format("{} of {}{}", pairs_.size(), pairs, missing)},
           {"layouts", fmt::format("{}, another one for keys {}",
                                   counts_text(names_of(kLayouts), layouts_), other_for_keys_)},
           {"dtypes", fmt::format("{}, a softmax in float64 {}",

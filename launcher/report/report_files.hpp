@@ -40,8 +40,8 @@ class ReportFiles {
   ReportFiles(const std::string& json_path, const std::string& csv_path, const Report& report);
   /// True if standard output is not for the table.
   [[nodiscard]] bool replace_table() const noexcept { return json_to_output_ || csv_to_output_; }
-  /// Writes the rows so far, for a report that takes long: those of JSON to NAME.unfinished, so
-  /// that NAME is always complete, with a verdict that says so. Standard output gets rows of CSV at
+  /// Writes the rows so far of a report that takes long. JSON goes to NAME.unfinished, with a
+  /// verdict that says so, so that NAME is always complete. Standard output gets rows of CSV at
   /// once, but JSON only if a signal ends the program. Throws UserError or LibraryError naming the
   /// option.
   void keep(const Report& report, std::ostream& out);

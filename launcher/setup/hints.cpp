@@ -14,7 +14,7 @@ namespace {
 // model, or more heads than positions on both sides, or fewer queries than heads and as many keys
 // as heads. Few queries alone prove nothing: decoding has them.
 bool looks_swapped(const AttentionShape& shape) {
-  if (shape.heads > kMostHeads) return true;
+  if (shape.heads > kMaximumHeads) return true;
   const bool few_rows = shape.query_length > 1 && shape.query_length < shape.heads;
   return few_rows && (shape.kv_heads > shape.kv_length || shape.heads == shape.kv_length);
 }
@@ -41,7 +41,7 @@ std::vector<std::string> hints(const Options& options, const AttentionShape& sha
   }
   if (options.command == Command::run && looks_swapped(shape)) {
     // If query and key have different orders, --layout does not help.
-    const bool both = shape.kv_heads > shape.kv_length || shape.kv_heads > kMostHeads;
+    const bool both = shape.kv_heads > shape.kv_length || shape.kv_heads > kMaximumHeads;
     const std::string text =
         fmt::format("{} heads and {} positions of query look swapped", shape.heads,
                     shape.query_length) +
@@ -52,7 +52,7 @@ std::vector<std::string> hints(const Options& options, const AttentionShape& sha
                             shape.kv_heads, shape.kv_length));
     if (options.given_value("layout") == nullptr) {
       throw UserError(
-          fmt::format("--query/--key: {} (--layout bthd computes them as they are)", text));
+          fmt::format("--query/--key: {} (--layout bthd takes them as they are)", text));
     }
     hints.push_back(text);
   }

@@ -22,7 +22,7 @@ namespace annulus::launcher {
                                              const ring::OperandLayout& layout);
 
 /// More heads than this look like a mistake.
-inline constexpr std::int64_t kMostHeads = 256;
+inline constexpr std::int64_t kMaximumHeads = 256;
 
 /// Warnings about options of the command line that the choice of `auto` leaves without effect.
 /// `chosen`: the schedules of all passes; `rounds_gradients`: whether the backward pass sends

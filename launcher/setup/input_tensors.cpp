@@ -180,7 +180,7 @@ std::string hint_of_order(const Options& options) {
     const Extents k = file_order(shapes[1], others_bhtd);
     const Extents v = file_order(shapes[2], others_bhtd);
     return q[0] == k[0] && q[3] == k[3] && k[0] == v[0] && k[1] == v[1] && k[2] == v[2] &&
-           k[2] >= 1 && q[2] % k[2] == 0 && q[2] <= kMostHeads;
+           k[2] >= 1 && q[2] % k[2] == 0 && q[2] <= kMaximumHeads;
   };
   const bool other = !options.bhtd;
   const char* const layout = other ? "bhtd" : "bthd";

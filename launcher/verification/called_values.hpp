@@ -13,7 +13,7 @@
 namespace annulus::verification {
 
 /// The problem of a case as it is planned, before values come with the calls: with full lengths,
-/// and with offsets, sinks and seeds unlike those of the calls.
+/// and with other offsets, sinks and seeds than the calls have.
 [[nodiscard]] AttentionProblem planned_problem(const ShardedCase& sharded_case);
 
 /// The values that come with the calls of a case on one rank, and other legal ones.

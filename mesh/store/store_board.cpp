@@ -123,7 +123,7 @@ std::optional<int> StoreBoard::absent(int awaited, double patience) {
   return found;
 }
 
-// Others follow the chain at the same time, so this rank's heart beats on.
+// This rank keeps sending heartbeats here, since other ranks follow the chain at the same time.
 std::optional<int> StoreBoard::follow(int awaited, double patience) {
   for (int steps = 0; awaited != rank_ && steps < size_; ++steps) {
     const Entry first = read(awaited);

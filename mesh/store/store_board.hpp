@@ -22,7 +22,7 @@ class StoreBoard final : public Heartbeats {
   /// `interval`, in seconds, between two heartbeats.
   StoreBoard(std::shared_ptr<KeyValueStore> store, std::string prefix, int rank, int size,
              double interval);
-  /// This rank's state is taken off the store with the next mesh.
+  /// This rank's state stays on the store until the next mesh is made.
   ~StoreBoard() override;
 
   void beat(State state) override;
@@ -30,13 +30,13 @@ class StoreBoard final : public Heartbeats {
   [[nodiscard]] std::vector<int> silent_ranks() override;
   [[nodiscard]] bool any_thread_may_beat() const override { return true; }
 
-  /// The mesh rank that this rank waits for; −1: none.
+  /// Sets the mesh rank that this rank waits for; −1: none.
   void wait_for(int awaited);
-  /// The missing rank, at the end of the chain of ranks that wait for each other; nothing if they
-  /// wait in a circle. A rank whose state does not change for `patience` seconds is missing. Others
-  /// that ask later get the answer from this rank's state.
+  /// Follows the chain of ranks that wait for each other to the missing rank at its end; nothing if
+  /// the chain is a circle. A rank is missing if its state does not change for `patience` seconds.
+  /// Ranks that ask later read the answer from this rank's state.
   [[nodiscard]] std::optional<int> absent(int awaited, double patience);
-  /// Ends this process with `exit_code`, and others when they wait for it.
+  /// Ends this process with `exit_code`, and other processes once they wait for it.
   [[noreturn]] void abort(int exit_code) noexcept;
 
  private:
@@ -44,7 +44,7 @@ class StoreBoard final : public Heartbeats {
   struct Entry {
     std::uint32_t number = 0;  ///< of the heartbeat
     Kind kind = Kind::computing;
-    /// waiting: for this rank; gave_up: this one is missing, −1 if none is; aborted: exit code
+    /// waiting: the awaited rank; gave_up: the missing rank, −1 if none; aborted: the exit code
     std::int32_t value = -1;
   };
   struct Seen {
@@ -65,7 +65,7 @@ class StoreBoard final : public Heartbeats {
   int rank_;
   int size_;
   double interval_;
-  std::mutex mutex_;  // of the following
+  std::mutex mutex_;  // guards all members below
   std::uint32_t number_ = 0;
   int awaited_ = -1;
   double sent_ = kNever;

@@ -35,7 +35,7 @@ class StoreExchange final : public HostOperation {
     copy_self_messages(sends_, receives_, ranks_.rank);
     for (const Send& send : sends_) {
       if (send.peer == ranks_.rank) continue;
-      // Some stores have no empty values.
+      // Some stores cannot hold an empty value.
       std::string message = "=";
       if (send.bytes > 0) message.append(static_cast<const char*>(send.data), send.bytes);
       queue_.put(send.peer, message);
@@ -43,13 +43,13 @@ class StoreExchange final : public HostOperation {
     std::erase_if(receives_, [&](const Receive& one) { return one.peer == ranks_.rank; });
   }
   bool test() override {
-    // The store is in another process: a poll costs it more than this one.
+    // Polls get rarer, since a poll costs the store's process more than this process.
     using Clock = std::chrono::steady_clock;
     const auto now = Clock::now();
     if (now < due_) return false;
     if (begin_ == Clock::time_point()) begin_ = now;
     due_ = now + std::min<Clock::duration>((now - begin_) / 4, std::chrono::milliseconds(10));
-    // A message of a rank comes after the earlier ones of the rank.
+    // Messages of a rank arrive in order: if one is missing, so are its later ones.
     std::vector<int> waits;
     for (Receive& receive : receives_) {
       if (receive.peer < 0 || std::ranges::find(waits, receive.peer) != waits.end()) continue;

@@ -11,7 +11,7 @@ namespace annulus {
 /// A group for host memory whose exchanges carry short messages only; see make_store_bootstrap().
 [[nodiscard]] std::unique_ptr<Group> make_store_group(std::shared_ptr<const StoreRanks> ranks,
                                                       Watchdog watchdog);
-/// Why it carries no longer ones.
+/// The reason why it carries no longer messages.
 [[nodiscard]] std::string store_obstacle();
 
 }  // namespace annulus

@@ -16,8 +16,8 @@ namespace annulus {
 namespace {
 
 constexpr Watchdog::Seconds kPatience{2};
-// A wait asks the store for a message for longer and longer, up to this long: signals of the user
-// and other ranks' heartbeats are looked at in between.
+// The limit of one request to the store for a message. Requests get longer as a wait goes on;
+// between them, the wait checks signals and the heartbeats of other ranks.
 constexpr double kLongestAsk = 0.02;
 
 }  // namespace
@@ -35,7 +35,7 @@ void StoreQueue::put(int to, const std::string& message) {
 }
 
 bool StoreQueue::has_room(int to) const {
-  // It is enough to ask once for every half of kAhead messages.
+  // The store is asked only once per kAhead / 2 messages.
   constexpr std::uint64_t kHalf = KeyValueStore::kAhead / 2;
   const auto found = sent_.find(to);
   if (found == sent_.end() || found->second % kHalf != 0) return true;

@@ -22,7 +22,7 @@ struct StoreRanks {
   std::shared_ptr<KeyValueStore> store;
   std::shared_ptr<StoreBoard> board;  ///< of the mesh
   std::string prefix;                 ///< of the group's keys
-  std::vector<int> members;           ///< their ranks in the mesh
+  std::vector<int> members;           ///< mesh ranks, by rank in the group
   int rank = 0;                       ///< of this process in the group
 
   [[nodiscard]] int size() const noexcept { return static_cast<int>(members.size()); }
@@ -36,13 +36,13 @@ struct StoreRanks {
 /// key of its own until its receiver takes it off the store.
 class StoreQueue {
  public:
-  /// `kind` tells the messages from those of other queues of the group.
+  /// `kind` distinguishes this queue from other queues of the group.
   StoreQueue(std::shared_ptr<const StoreRanks> ranks, std::string kind)
       : ranks_(std::move(ranks)), kind_(std::move(kind)) {}
 
   /// Puts the next message to a rank on the store.
   void put(int to, const std::string& message);
-  /// False if as many messages to this rank wait there as may.
+  /// False if the limit of unreceived messages to this rank is reached.
   [[nodiscard]] bool has_room(int to) const;
   /// The next message from a rank, if it comes within this time.
   [[nodiscard]] std::optional<std::string> take(int from, double seconds);
@@ -56,7 +56,7 @@ class StoreQueue {
   std::map<int, std::uint64_t> received_;  // by sender
 };
 
-/// Texts of control calls.
+/// Sends the texts of control calls by the store.
 class StoreMessenger final : public Messenger {
  public:
   StoreMessenger(std::shared_ptr<const StoreRanks> ranks, Watchdog watchdog);

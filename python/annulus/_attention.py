@@ -34,7 +34,7 @@ class Gradients(NamedTuple):
 
 
 def _rows(sinks: Any) -> Any:
-    """Sinks [n,M] of sinks [n], one per head."""
+    """Sinks [n] (one per head) or [n,M] as [n,M]."""
     return sinks[:, None] if sinks.ndim == 1 else sinks
 
 
@@ -43,12 +43,12 @@ class Attention:
     value [b,s,k,Dv]. Collective over the mesh, as are run() and backward().
 
     shape: (B, T, S, N, K, D, Dv) of the whole problem.
-    sinks: how many per head come with every call.
+    sinks: the number of sinks per head that every call passes.
     bias, mask: shapes of the whole bias and the whole dense mask, [B,N,T,S], 1 where broadcast.
     """
 
-    # For torch_calls.cpp: its name of the object, and the number of its calls that may still ask for
-    # their gradients.
+    # For torch_calls.cpp: its handle of this object, and a function that counts the calls whose
+    # backward pass may still run.
     native: Any = None
     nodes: Any = None
 
@@ -107,7 +107,7 @@ class Attention:
         return self._handle
 
     def close(self) -> None:
-        """Waits for calls under way, and ends the object. Later calls are errors."""
+        """Waits for calls under way and frees the object. Later calls raise UserError."""
         handle, self._handle = self._handle, None
         if handle is not None:
             for ending in self.at_close:
@@ -171,7 +171,7 @@ class Attention:
         return text.value.decode()
 
     def _numbers(self, values: Any, name: str) -> Any:
-        """Lengths or offsets of this rank's batches; those on a GPU are read there."""
+        """Lengths or offsets of this rank's batches; values on a GPU are read there."""
         if ("call_offsets" if name == "offsets" else "call_lengths") not in self._varies:
             raise TypeError(f"{name}: call_arguments does not name them")
         on_gpu = hasattr(values, "data_ptr") and place_of(values, name) != HOST
@@ -201,7 +201,7 @@ class Attention:
                 operands[name] = self._numbers(numbers, name)
         if seed is None and self.drops:
             raise TypeError("seed: expected one in every call with dropout")
-        # What describes operands is kept for the next call; calls at the same time need their own.
+        # Descriptions of operands are kept for the next call; concurrent calls need their own.
         names = (*operands, "" if seed is None else type(seed).__name__)
         idle = self._idle.setdefault(names, [])
         try:
@@ -247,7 +247,7 @@ class Attention:
                  stream: int | None = None) -> Gradients:
         """The gradients, from the arguments and results of run(). Collective.
 
-        grad_sinks: whether those of the sinks are wanted; None: if there are sinks.
+        grad_sinks: whether to compute the gradient of the sinks; None: if there are sinks.
         """
         check_array(query, "query")
         found = {"query": empty(query, query.shape), "key": empty(key, key.shape),
@@ -292,7 +292,7 @@ _PLAIN = frozenset({int, float, bool, str, type(None)})
 
 
 def _cheap(options: Mapping[str, Any]) -> tuple[Any, ...] | None:
-    """A key that is quickly made; None where values can change, or be long."""
+    """A key that is made quickly; None if the values may be mutable or long."""
     for value in options.values():
         kind = type(value)
         if kind not in _PLAIN and not (kind is tuple and all(type(x) in _PLAIN for x in value)):
@@ -305,7 +305,7 @@ def attention_for(query: Any, key: Any, value: Any, *, mesh: "AnyMesh" = None, s
                   **options: Any) -> Attention:
     """The cached object for calls with such shards and options; collective when it is made.
 
-    known: what stands for the options in a key, if the caller has it.
+    known: a key that stands for the options, if the caller has one.
     """
     on = mesh_of(mesh)
     error: Exception | None = None
@@ -359,7 +359,7 @@ def attention_for(query: Any, key: Any, value: Any, *, mesh: "AnyMesh" = None, s
 
 
 def call_values(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of the call alone."""
+    """The options whose values come with each call."""
     varying = options.get("call_arguments")
     if not varying:
         return {}
@@ -383,7 +383,7 @@ def _refuse_gradients(**arrays: Any) -> None:
 def prepare(query: Any, key: Any, value: Any, *, mesh: "AnyMesh" = None, sinks: Any = None,
             bias: Any = None, mask: Any = None, known: Any = None,
             **options: Any) -> tuple[Attention, dict[str, Any]]:
-    """attention_for(), and the values that come with the call."""
+    """The result of attention_for(), and the values that come with the call."""
     values = call_values(options)
     for name in values:
         options.pop(name, None)
@@ -426,7 +426,7 @@ def plan(query: Any, key: Any, value: Any, *, ranks: int = 0, **keywords: Any) -
 
 
 def explain(query: Any, key: Any, value: Any, **keywords: Any) -> str:
-    """The reasons of that plan. Collective."""
+    """The reasons of the plan that plan() returns. Collective."""
     return attention_for(query, key, value, **keywords).explain()
 
 

@@ -1,4 +1,5 @@
-"""Attention of DTensors: their placements become partition specs, and those of the results again."""
+"""Attention of DTensors: placements become partition specs, and specs of the results become
+placements."""
 
 from __future__ import annotations
 
@@ -19,11 +20,11 @@ if TYPE_CHECKING:
 
 _NAMES = ("batch", "sequence", "heads", "dim")
 
-# Where dimensions of the query [B,T,N,D] are in other operands.
+# The dimension of another operand for each dimension of the query [B,T,N,D].
 _OF_LSE = {0: 0, 1: 2, 2: 1}  # [B,N,T], and of bias and mask [B,N,T,S]
 _OF_SINKS = {2: 0}  # [N] and [N,M]
 
-# The device meshes that lie as a mesh of ours does.
+# The device meshes whose ranks are arranged as in a mesh of ours.
 _alike: "weakref.WeakKeyDictionary[Mesh, set[DeviceMesh]]" = weakref.WeakKeyDictionary()
 
 
@@ -56,7 +57,7 @@ def _mesh_like(device_mesh: "DeviceMesh", given: "AnyMesh") -> Mesh:
 
 
 def _sharded(name: str, tensor: DTensor) -> dict[int, list[str]]:
-    """The mesh axes of each dimension, as its placements have them."""
+    """The mesh axes that shard each dimension, by the placements."""
     axes: dict[int, list[str]] = {}
     for axis, placement in zip(tensor.device_mesh.mesh_dim_names, tensor.placements):
         if type(placement) is Shard:
@@ -86,8 +87,8 @@ def _spec(name: str, tensor: DTensor) -> str:
 
 def _moved(placements: "Sequence[Placement]", where: Mapping[int, int],
            shape: "Sequence[int]") -> "list[Placement]":
-    """Placements of the query as those of an operand that has some of its dimensions, 1 where
-    broadcast."""
+    """The query's placements carried over to an operand that has some of its dimensions, with a
+    size of 1 where it is broadcast."""
     return [Shard(where[p.dim]) if isinstance(p, Shard) and shape[where.get(p.dim, 0)] != 1
             and p.dim in where else Replicate() for p in placements]
 
@@ -102,8 +103,8 @@ def _local(name: str, tensor: Any, device_mesh: "DeviceMesh") -> Tensor:
 
 
 def _unambiguous(bias: DTensor, query: DTensor, placed: "Sequence[Placement]") -> DTensor:
-    """The bias with the dimensions of which a rank's query has one entry and the whole query more:
-    a local size of 1 there does not say that the bias is broadcast."""
+    """The bias, expanded in the dimensions in which this rank has one of several entries of the query:
+    there, a local size of 1 does not mean that the bias is broadcast."""
     shape = list(bias.shape)
     for of_query, dimension in _OF_LSE.items():
         if query.to_local().shape[of_query] == 1:

@@ -1,8 +1,8 @@
 """The masks of transformers, which are functions of indices, read as what attention can compute.
 
 transformers.masking_utils builds a function of (batch, head, row, key) out of smaller ones. They
-are told by their names, and their parameters lie in their closures. A function of another name is
-refused, and what the known ones mean is checked once.
+are recognised by name, and their parameters are in their closures. A function of another name is
+refused. The meaning of the known functions is checked once, on import.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Mask:
 
 
 def _both(one: Mask, other: Mask) -> Mask:
-    """The pairs that both let through."""
+    """The intersection of two masks."""
     if one.chunk is not None and other.chunk not in (None, one.chunk):
         raise refused("attention_chunk_size", f"{one.chunk} and {other.chunk}", "one of them")
 
@@ -75,7 +75,7 @@ def _mask_of(function: Callable[..., Any]) -> Mask:
     if name == "causal_mask_function":
         return Mask(causal=True)
     if name in ("bidirectional_mask_function", "packed_sequence_mask_function"):
-        return Mask()  # documents are those of the whole batch, which shard_batch has seen
+        return Mask()  # shard_batch already has the documents of the whole batch
     if name == "and_masks":
         mask = Mask()
         for part in inside["mask_functions"]:
@@ -96,7 +96,7 @@ def _mask_of(function: Callable[..., Any]) -> Mask:
 def read(batch_size: int, q_length: int, kv_length: int, q_offset: int = 0, kv_offset: int = 0,
          mask_function: Callable[..., Any] = masking_utils.causal_mask_function,
          attention_mask: torch.Tensor | None = None, **_others: Any) -> Mask:
-    """The mask of a layer. What _others holds says how a tensor would be made, which none is."""
+    """The mask of a layer. _others says how to make a mask tensor, which is not needed."""
     if attention_mask is not None:
         raise refused("attention_mask", "one in a model's call", "padding in shard_batch")
     if kv_length != q_length or kv_offset != 0 or int(q_offset) != 0:
@@ -118,8 +118,8 @@ def _check_meaning() -> None:
         expected = function(nothing[:, None, None, None], nothing[None, :, None, None], row, key)
         mask = _mask_of(function)
         if not torch.equal(mask.sees(row, key), expected.expand(1, 1, 12, 12)):
-            raise LibraryError(f"{function.__qualname__} of transformers means another mask than "
-                               f"{mask}; annulus.hf needs another version of one of the two")
+            raise LibraryError(f"{function.__qualname__} of transformers does not mean {mask}: this "
+                               "version of annulus.hf does not fit this version of transformers")
 
 
 _check_meaning()

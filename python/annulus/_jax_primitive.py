@@ -57,7 +57,7 @@ class Result(NamedTuple):
     operand: str
     shape: tuple[int, ...]
     dtype: Any
-    like: Any  # the argument along whose mesh axes it varies, and no others: its name, or its place
+    like: Any  # the argument, by name or index, along whose mesh axes alone the result varies
 
 
 _kept: dict[str, Attention] = {}
@@ -81,7 +81,7 @@ def keep(key: str, attention: Attention) -> None:
 
 
 def finish_calls(device: str) -> None:
-    """Returns when no program that was started calls the library any more."""
+    """Returns when all programs that were started have finished their calls of the library."""
     jax.effects_barrier()
 
     def run_last() -> None:  # a GPU starts its programs one after the other
@@ -109,11 +109,11 @@ def _evaluate(*arguments: Any, results: Sequence[Result], on_cpu: bool,
 
 
 def _check_place(context: Any, mesh: Any, platform: str) -> None:
-    """Refuses programs whose devices are not the ranks of the mesh, one by one."""
+    """Refuses programs whose devices are not the ranks of the mesh, in the same order."""
     if mesh.device.split(":")[0] != platform:
         raise UnsupportedError(
-            f"mesh {mesh.text}: it computes on {mesh.device}, and the program on {platform}: "
-            f'annulus.init(device="{platform}"), or other arrays')
+            f"mesh {mesh.text}: it computes on {mesh.device}, but the program on {platform}: "
+            f'call annulus.init(device="{platform}"), or pass other arrays')
     devices = getattr(context, "num_devices", None)
     if devices is not None:
         if devices > 1:
@@ -126,7 +126,7 @@ def _check_place(context: Any, mesh: Any, platform: str) -> None:
         holder = array.flat[mesh.rank].process_index
         if holder != jax.process_index():
             raise argument_error(
-                "mesh", f"process {holder} at place {mesh.rank}, which is that of rank {mesh.rank}",
+                "mesh", f"process {holder} in the place of rank {mesh.rank}",
                 f"process {jax.process_index()}: one device per process, in the order of ranks")
 
 
@@ -174,7 +174,7 @@ for _platform in ("cpu", "cuda"):
 
 def call(attention: Attention, key: str, arguments: dict[str, Any], results: Sequence[Result], *,
          backward: bool) -> list[Any]:
-    """The results of the library, of arguments by the names of operands, or "seed"."""
+    """Calls the library. The names of the arguments are operands, or "seed"."""
     numbers = tuple(SEED if name == "seed" else OPERANDS[name] for name in arguments)
     placed = tuple(result._replace(like=list(arguments).index(result.like)) for result in results)
     return _primitive.bind(*arguments.values(), key=key, backward=backward, operands=numbers,

@@ -156,7 +156,7 @@ _OTHERS: dict[str, tuple[Any, list[Any]]] = {
 
 
 def path() -> str:
-    """The library's file; a build folder's serves the package in the sources."""
+    """The library's file. ANNULUS_PYTHON_LIBRARY names one in a build folder, for the sources."""
     return os.environ.get("ANNULUS_PYTHON_LIBRARY") or str(
         pathlib.Path(__file__).with_name("libannulus.so"))
 
@@ -166,9 +166,9 @@ def _open() -> ctypes.CDLL:
         return ctypes.CDLL(path())
     except OSError as error:
         raise ImportError(
-            f"annulus: {error}. The package needs its own library ({path()}) and those that this one "
-            "was built against: OpenBLAS, fmt and Highway, and those of CUDA in a build for "
-            "GPUs") from error
+            f"annulus: {error}. The package needs its own library ({path()}) and the libraries that it "
+            "was built against: OpenBLAS, fmt and Highway, and in a build for GPUs the libraries of "
+            "CUDA") from error
 
 
 _library = _open()
@@ -179,7 +179,7 @@ def check(status: int, _function: Any, _arguments: Any) -> None:
     if status == 0:
         return
     if status == _INTERRUPTED:
-        _with_lock.annulus_python_raise()  # what a signal handler has raised, KeyboardInterrupt say
+        _with_lock.annulus_python_raise()  # the exception of a signal handler, as KeyboardInterrupt
     kind = _ERRORS.get(status, LibraryError if status >= 16 else UserError)
     error = kind(_library.annulus_error_message().decode())
     if isinstance(error, ArgumentError):
@@ -189,11 +189,11 @@ def check(status: int, _function: Any, _arguments: Any) -> None:
     raise error
 
 
-_failures: list[Exception] = []  # the last one of a store
+_failures: list[Exception] = []  # the last exception of a store
 
 
 def note_failure(error: Exception) -> None:
-    """To be called by a call of a store that is about to fail."""
+    """Records the exception that makes an operation of a store fail."""
     _failures[:] = [error]
     _library.annulus_store_set_error(f"{type(error).__name__}: {error}".encode())
 

@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 # The most attention objects that a mesh keeps; the least recently used one is dropped first.
-_MOST_KEPT = 64
+_MAXIMUM_KEPT = 64
 
 
 def _check_same_mpi(theirs: str) -> None:
     ours = _library.mpi_library()
     first_line = theirs.strip("\0\n ").splitlines()[0].strip()
     if ours and first_line != ours:  # if ours cannot be loaded, making the mesh says why
-        raise UserError(f"MPI of mpi4py: got {first_line}, expected that of annulus, {ours}: build "
+        raise UserError(f"MPI of mpi4py: got {first_line}, expected annulus's MPI, {ours}: build "
                         "one of the two again with the other's MPI")
 
 
@@ -67,7 +67,7 @@ class Mesh:
         self.attention: weakref.WeakSet[Any] = weakref.WeakSet()  # what close() must end first
         self._kept: collections.OrderedDict[Any, Any] = collections.OrderedDict()
         self._quick: dict[Any, Any] = {}
-        self._dropped: list[Any] = []  # but not before their last gradients
+        self._dropped: list[Any] = []  # kept until their last backward pass
         options = _library.create("context_options_create")
         try:
             set_option = "context_options_set_"
@@ -151,16 +151,16 @@ class Mesh:
     def keep(self, key: Any, attention: Any, quick: Any = None) -> None:
         self._kept[key] = (key, attention)
         self._remember(quick, key)
-        if len(self._kept) > _MOST_KEPT:
+        if len(self._kept) > _MAXIMUM_KEPT:
             _, (_, dropped) = self._kept.popitem(last=False)
             self._dropped = [one for one in (*self._dropped, dropped) 
                              if one.nodes is not None and one.nodes()]
 
     def _remember(self, quick: Any, key: Any) -> None:
         if quick is not None:
-            if len(self._quick) >= 4 * _MOST_KEPT:
+            if len(self._quick) >= 4 * _MAXIMUM_KEPT:
                 self._quick.clear()
-            self._quick[quick] = key  # the very key that is kept: long ones are never compared
+            self._quick[quick] = key  # the same object as in _kept, so that long keys compare fast
 
     def positions(self, shape: Sequence[int], spec: str, *, layout: str = "contiguous",
                   sequence: int = 1, granule: int = 1,
@@ -274,10 +274,10 @@ def init(comm: "MPI.Comm | Any | None" = None, *, rank: int | None = None, size:
         an object with set(key, value), get(key), wait(keys, timeout) and delete_key(key). Without MPI, ranks
         exchange data between GPUs only. None: all ranks that mpirun or torchrun has started, or that
         jax.distributed has connected, asked in this order; else this process alone.
-    rank, size: of a store's ranks, where torch.distributed, jax.distributed or the environment does not
-        say them.
+    rank, size: the rank of this process on a store and the number of ranks, if torch.distributed,
+        jax.distributed and the environment do not have them.
     device: "cpu" or "cuda:N". None: the CUDA device that is current, or the CPU where there is none.
-    threads: of a rank's kernels on the CPU; 0: its share of the cores.
+    threads: number of CPU threads of a rank's kernels; 0: its share of the cores.
     timeout: seconds of silence after which a wait for other ranks fails.
     """
     global _settings

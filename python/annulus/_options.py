@@ -17,7 +17,7 @@ Numbers = Union[Sequence[int], np.ndarray]
 class Options(TypedDict, total=False):
     """The problem apart from its tensors, its place on the mesh, and choices.
 
-    Positions and ids are those of the whole sequence, on every rank.
+    Positions and ids cover the whole sequence, on every rank.
     """
 
     causal: bool
@@ -28,7 +28,7 @@ class Options(TypedDict, total=False):
     chunk: int
     segments: Any  # ids [B,T], or a pair of ids [B,T] and [B,S]; -1: padding
     cu_seqlens: Any  # prefix sums of packed documents, or a pair for queries and keys
-    alignment: Literal["top-left", "bottom-right"]  # of a pair
+    alignment: Literal["top-left", "bottom-right"]  # for a pair of cu_seqlens
     query_lengths: Numbers
     kv_lengths: Numbers
     block_mask: Any  # 0 or 1 per block, up to [B,N,blocks,blocks]
@@ -53,7 +53,7 @@ class Options(TypedDict, total=False):
     inner_size: int
     backward_schedule: str
     backward_implementation: str
-    reproducible: Literal["no", "run", "world"]  # what repeats every bit of the results
+    reproducible: Literal["no", "run", "world"]  # which calls repeat every bit
     query_length: int  # of the whole sequence, where shards are uneven
     kv_length: int
     kv_heads: int

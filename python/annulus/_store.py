@@ -1,4 +1,4 @@
-"""Key-value stores that connect ranks without MPI: those of torch.distributed and of jax.distributed."""
+"""Key-value stores of torch.distributed and jax.distributed, which connect ranks without MPI."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class _Torch:
         try:
             self._store.wait([key], datetime.timedelta(seconds=max(seconds, 0.001)))
         except Exception as error:
-            # Stores differ in what they raise after the time.
+            # Stores raise different exceptions after the timeout.
             if _is_timeout(error):
                 return None
             raise
@@ -137,7 +137,7 @@ _stores: dict[tuple[int, int, int], tuple[Any, Store]] = {}
 
 
 def store_of(store: Any, rank: int | None, size: int | None) -> Store:
-    """One object for every store, since all ranks number its meshes alike."""
+    """One object for each store, so that all ranks number the meshes on it alike."""
     for name in () if _is_jax(store) else ("set", "get", "wait", "delete_key"):
         if not hasattr(store, name):
             raise TypeError(f"comm: got {type(store).__name__}, expected a communicator of mpi4py, a store "
@@ -162,7 +162,7 @@ def _place_in_job(store: Any) -> tuple[int, int]:
         return int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     except KeyError as error:
         raise TypeError("comm: a store needs the arguments rank and size where neither "
-                        f"torch.distributed nor the environment says them ({error})") from None
+                        f"torch.distributed nor the environment has them ({error})") from None
 
 
 def _jax_state() -> Any:
@@ -185,9 +185,9 @@ def of_torch() -> Store:
     missing = [name for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
                if name not in os.environ]
     if missing:
-        raise LibraryError("a launcher has started this process as one of several, which nothing connects: "
-                           "start them by mpirun, srun --mpi=pmix or torchrun, or set the variables that "
-                           f"torch needs and that are missing: {', '.join(missing)}")
+        raise LibraryError("a launcher has started this process as one of several, but nothing connects "
+                           "them: start them by mpirun, srun --mpi=pmix or torchrun, or set the variables "
+                           f"that torch needs; missing: {', '.join(missing)}")
     global _rendezvous
     if _rendezvous is None:
         _rendezvous = next(dist.rendezvous("env://"))

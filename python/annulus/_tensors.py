@@ -75,7 +75,7 @@ def stream_of(array: Any) -> int | None:
     if place == HOST:
         return None
     torch = sys.modules["torch"]
-    # The public function makes objects, which takes longer than all of a call's arguments.
+    # The public function makes objects, which takes longer than handling all arguments of a call.
     raw = getattr(torch._C, "_cuda_getCurrentRawStream", None)
     return torch.cuda.current_stream(place).cuda_stream if raw is None else raw(place)
 
@@ -102,7 +102,7 @@ def _strides(array: Any, name: str) -> tuple[int, ...] | None:
 
 
 class Tensors:
-    """The operands of a call, and of later calls with the same ones: these differ in their memory."""
+    """The operands of a call. Later calls reuse it and set only the memory of their operands."""
 
     def __init__(self, names: tuple[str, ...]) -> None:
         self.handle = _library.create("tensors_create")

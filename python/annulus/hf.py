@@ -59,13 +59,13 @@ class Sharding:
         self._texts: dict[Any, str] = {}
 
     def check_positions(self, position_ids: Tensor) -> None:
-        """ArgumentError for other positions than those of the batch, which rotary embeddings need."""
+        """ArgumentError unless the positions are the batch's, which rotary embeddings need."""
         if position_ids is self._checked:
             return
         expected = self.position_ids.to(position_ids.device)
         if position_ids.shape[-1:] != expected.shape[-1:] or not bool(
                 (position_ids == expected).all()):
-            raise refused("position_ids", "others", "those that shard_batch returned")
+            raise refused("position_ids", "others", "the position_ids that shard_batch returned")
         self._checked = position_ids
 
     def options(self, mask: "_hf_mask.Mask", scale: float | None, soft_cap: float | None,
@@ -121,7 +121,7 @@ def _whole(values: Any, name: str, shape: Sequence[int] | None = None) -> Tensor
 
 
 def _of_prefix_sums(values: Any, name: str, shape: Sequence[int]) -> np.ndarray:
-    """Ids of documents [B,T], of the prefix sums that transformers has, over the flattened batch."""
+    """Ids of documents [B,T] from transformers' prefix sums, which run over the flattened batch."""
     sums = np.asarray(torch.as_tensor(values).cpu())
     batch, length = shape
     if (sums.ndim != 1 or sums.dtype.kind not in "iu" or len(sums) < 2 or sums[0] != 0
@@ -135,7 +135,8 @@ def _of_prefix_sums(values: Any, name: str, shape: Sequence[int]) -> np.ndarray:
 
 def _documents(shape: Sequence[int], position_ids: Tensor | None, attention_mask: Any,
                cu_seq_lens: Mapping[str, Any], seq_idx: Any) -> np.ndarray | None:
-    """Ids of documents [B,T], -1 for padding, from all that can tell; None: one without padding."""
+    """Ids of documents [B,T], -1 for padding, from all arguments that define documents; None: one
+    document without padding."""
     found: dict[str, np.ndarray] = {}
     for name, values in cu_seq_lens.items():
         if values is not None:
@@ -145,7 +146,7 @@ def _documents(shape: Sequence[int], position_ids: Tensor | None, attention_mask
         if (found["seq_idx"] < 0).any():
             raise refused("seq_idx", "a negative number", "ids of documents")
     if position_ids is not None and attention_mask is None:
-        # As transformers tells documents: a position does not follow the one before it.
+        # As in transformers, a document begins where a position does not follow the one before.
         numbers = np.asarray(position_ids.cpu())
         jumps = np.diff(numbers, axis=1, prepend=numbers[:, :1] - 1) != 1
         found["position_ids"] = np.cumsum(jumps, axis=1)
@@ -153,7 +154,7 @@ def _documents(shape: Sequence[int], position_ids: Tensor | None, attention_mask
     first = next(iter(found), None)
     for name, changes in same.items():
         if first is not None and (changes != same[first]).any():
-            raise refused(name, "other documents", f"those of {first}")
+            raise refused(name, "other documents", f"the documents of {first}")
     ids = None
     if first is not None and same[first].any():
         ids = found[first].astype(np.int32)
@@ -191,7 +192,7 @@ def shard_batch(input_ids: Any, labels: Any = None, *, mesh: "AnyMesh" = None,
 
     Takes what transformers' collators return, of the whole batch [B,T], the same on all ranks.
     Documents follow from cu_seq_lens_*, seq_idx or position_ids that start anew, padding from
-    attention_mask. labels are those of the tokens themselves and come back shifted, as
+    attention_mask. labels belong to the tokens themselves and come back shifted, as
     "shift_labels", with "num_items_in_batch", the number of tokens with a loss in the whole batch.
 
     spec: the mesh axes of batch and sequence, by default "fsdp+dp,sp" as far as the mesh has them;
@@ -247,8 +248,8 @@ def shard_batch(input_ids: Any, labels: Any = None, *, mesh: "AnyMesh" = None,
 
 
 def loss(logits: Tensor, batch: Mapping[str, Any]) -> Tensor:
-    """This rank's part of the mean loss of all tokens of the whole batch: the sum over the ranks is
-    the loss, and the sum of the gradients its gradient."""
+    """This rank's part of the mean loss over all tokens of the whole batch. The parts of all ranks add
+    up to the loss, and their gradients to its gradient."""
     for name in ("shift_labels", "num_items_in_batch"):
         if name not in batch:
             raise refused("batch", f"none of {name}", "what shard_batch returned for labels")
@@ -277,13 +278,14 @@ def sum_over_ranks(tensors: Iterable[Tensor], mesh: "AnyMesh" = None) -> None:
 def sum_gradients(model: torch.nn.Module, mesh: "AnyMesh" = None) -> None:
     """Sums the gradients of a model that all ranks hold whole, in place. Collective.
 
-    For models without DDP or FSDP. Those average: with them, multiply the loss by their ranks.
+    For models without DDP or FSDP, which average gradients: with them, multiply the loss by the
+    number of their ranks.
     """
     on = mesh_of(mesh)
     if on.axes.get("tp", 1) > 1:
-        raise refused("mesh", on.text, "one without tp, as ranks hold other heads along it")
+        raise refused("mesh", on.text, "one without tp, since ranks along tp hold different heads")
     for parameter in model.parameters():
-        # A rank without tokens for an expert has no gradient, where another has one.
+        # A rank without tokens for an expert has no gradient of it, but other ranks may.
         if parameter.requires_grad and parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
     sum_over_ranks((p.grad for p in model.parameters() if p.grad is not None), on)
@@ -327,7 +329,7 @@ def attention_forward(module: torch.nn.Module, query: Tensor, key: Tensor, value
         seed = (annulus.seed * 1_000_003 + (getattr(module, "layer_idx", None) or 0)) % 2**63
     sinks = None
     if s_aux is not None:
-        # The library sums their gradient over the ranks, as trainers do with all gradients.
+        # The library sums this gradient over the ranks, and the trainer will sum it once more.
         sinks = s_aux.float().view_as(s_aux)
         if sinks.requires_grad:
             holders = annulus.holders()

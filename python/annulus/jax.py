@@ -36,11 +36,11 @@ _DIFFERENTIABLE = ("query", "key", "value", "sinks", "bias")
 
 @dataclasses.dataclass(frozen=True)
 class _Call:
-    """What a call of the operator does not compute with."""
+    """The static arguments of a call of the operator."""
 
     key: str
     manual: tuple[str, ...]  # the axes of jax.shard_map, if the call is in one
-    tracked: bool  # whether JAX knows along which of them a value varies
+    tracked: bool  # whether JAX tracks along which of these axes a value varies
 
     @property
     def attention(self) -> Attention:
@@ -64,13 +64,13 @@ def _varying(x: Any) -> frozenset[str]:
 
 
 def _manual_axes() -> tuple[dict[str, int], tuple[str, ...]]:
-    """The mesh of jax.shard_map around the call, and those of its axes that are manual."""
+    """The mesh of jax.shard_map around the call, and its manual axes."""
     found = jax.sharding.get_abstract_mesh()
     return dict(zip(found.axis_names, found.axis_sizes)), tuple(found.manual_axes)
 
 
 def _mesh(given: "AnyMesh") -> Mesh:
-    """The mesh, which is that of jax.shard_map inside it."""
+    """The mesh; inside jax.shard_map, its mesh by default."""
     around, manual = _manual_axes()
     if given is None and manual:
         given = around
@@ -118,7 +118,7 @@ def _check_operands(made: Attention, arrays: Mapping[str, Any]) -> None:
         if not right:
             raise argument_error(name, f"shape {list(x.shape)}", expected)
         if name in ("query", "key", "value") and x.dtype != dtype:
-            raise argument_error(name, str(x.dtype), f"{dtype}, that of the query")
+            raise argument_error(name, str(x.dtype), f"{dtype}, the query's dtype")
 
 
 def _plan(on: Mesh, arrays: dict[str, Any], options: dict[str, Any]) -> tuple[str, Attention]:
@@ -167,7 +167,7 @@ def _copies(made: Attention, operand: str, axes: Sequence[str]) -> dict[str, int
 
 
 def _shared(call: _Call, operand: str, x: Any) -> dict[str, int]:
-    """The axes along which ranks hold one part which JAX takes for different ones."""
+    """The axes along which ranks hold the same part, while JAX assumes different parts."""
     axes = [axis for axis in call.manual if not call.tracked or axis in _varying(x)]
     return {axis: copies for axis, copies in _copies(call.attention, operand, axes).items()
             if copies > 1}
@@ -199,7 +199,7 @@ def _differentiate(call: _Call, residuals: Any, gradients: Any) -> tuple[Any]:
     grad_output, grad_lse = gradients
     zero = jax.custom_derivatives.SymbolicZero
     made = call.attention
-    # A row that ranks share is one row to the library, and one for each of them to JAX.
+    # Ranks that share a row hold one row for the library, but separate rows for JAX.
     shared = tuple(_shared(call, "query", arrays["query"]))
 
     def whole(x: Any) -> Any:
@@ -219,7 +219,7 @@ def _differentiate(call: _Call, residuals: Any, gradients: Any) -> tuple[Any]:
     results: dict[str, Any] = dict.fromkeys(arrays)
     for name, gradient in zip(names, found):
         copies = _shared(call, name, arrays[name])
-        # JAX will add what each of them has.
+        # JAX adds the gradients of all ranks that hold the part.
         scale = int(np.prod(list(copies.values())))
         results[name] = gradient if scale == 1 else gradient / np.asarray(scale, gradient.dtype)
     return (results,)
@@ -278,8 +278,8 @@ def attention(query: jax.Array, key: jax.Array, value: jax.Array, *, mesh: "AnyM
     run the same programs in the same order.
 
     layout: "contiguous" unless named otherwise, as arrays of jax.shard_map are.
-    query_lengths, kv_lengths, offset: as jax.Array, [b] of the rank's batches or one number for
-    all, they may change from call to call; other values belong to the plan.
+    query_lengths, kv_lengths, offset: a jax.Array ([b] for the rank's batches, or one number for
+    all) may change from call to call; other values are part of the plan.
     seed: an integer or a key, the same on all ranks.
     """
     unknown(options)
@@ -311,7 +311,7 @@ def attention(query: jax.Array, key: jax.Array, value: jax.Array, *, mesh: "AnyM
         for name in _DIFFERENTIABLE:
             if name not in arrays:
                 continue
-            # Parts that differ between ranks for the library do so for JAX.
+            # Where parts differ between ranks, JAX must treat them as different.
             copies = _copies(made, name, manual)
             missing = tuple(axis for axis in manual if copies[axis] < on.axes[axis]
                             and axis not in _varying(arrays[name]))

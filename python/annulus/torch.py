@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 
     AnyMesh = Mesh | Mapping[str, int] | str | None
 
-# What a call adds to the three operands, in the operator's order.
+# The operator's parameters after the three operands.
 _EXTRAS = ("Tensor? sinks, Tensor? bias, Tensor? mask, SymInt? seed, Tensor? seed_tensor, "
            "Tensor? query_lengths, Tensor? kv_lengths, Tensor? offset")
 
-# An operator of the library by itself: what custom_op() puts around one takes longer than the call.
+# Registered directly, since the wrappers of custom_op() take longer than the call itself.
 _operators = torch.library.Library("annulus", "DEF")
 _operators.define(f"attention(Tensor query, Tensor key, Tensor value, {_EXTRAS}, str mesh, "
                   "str options) -> (Tensor, Tensor)", tags=torch.Tag.pt2_compliant_tag)
@@ -70,7 +70,7 @@ def _dense(tensor: Tensor) -> Tensor:
     return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
 
 
-# ---- What both the operators and the eager function do -------------------------------------------
+# ---- For both the operators and the eager function -----------------------------------------------
 
 
 def _forward(made: _attention.Attention, query: Tensor, key: Tensor, value: Tensor,
@@ -204,14 +204,14 @@ def _gradients(ctx: Any, grad_output: Any, grad_lse: Any) -> tuple[Any, ...]:
 
 _once = once_differentiable(_gradients)
 
-# Without these two functions of torch, which are not public, the operator serves eager calls too.
+# These two functions of torch are not public. Without them, eager calls use the operator too.
 _modes = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 1)
 _transforms = getattr(torch._C, "_are_functorch_transforms_active", lambda: True)
 _PLAIN_TENSORS = (Tensor, torch.nn.Parameter)
 
 
 def _is_eager(*operands: Tensor) -> bool:
-    """True if nothing but gradients is to be known of a call."""
+    """True if no mode, transform or subclass of torch takes part in the call."""
     return not (torch.compiler.is_compiling() or _modes() or _transforms()) and all(
         type(operand) in _PLAIN_TENSORS and (operand.is_cuda or operand.is_cpu)
         for operand in operands)
@@ -223,7 +223,7 @@ _operators.impl("raise_error", lambda status: _library.check(status, None, None)
 
 
 def _load_calls() -> Any:
-    """The operator of torch_calls.cpp, if it was built for this torch; None: Python does its work."""
+    """The operator of torch_calls.cpp; None if it was not built for this version of torch."""
     path = pathlib.Path(_library.path()).with_name(f"libannulus_torch-{torch.__version__}.so")
     if not path.exists():
         return None
@@ -306,11 +306,12 @@ def attention(query: Tensor, key: Tensor, value: Tensor, *, mesh: "AnyMesh" = No
     Collective, as is its backward pass: all ranks ask for the same gradients. The mesh must have
     been made before the operator is compiled. Under autocast, query, key and value are cast.
 
-    DTensors are read as they are placed and answered by DTensors; all operands are some then. The
-    rows of a DTensor lie in order, so the layout is contiguous. mesh: theirs, if it is given.
+    DTensors are read as they are placed, and the results are DTensors; if the query is one, all
+    operands must be. The rows of a DTensor lie in order, so the layout is contiguous. `mesh`, if
+    given, must have the axes of their DeviceMesh.
 
-    seed: a number, or a tensor with one, which captured graphs read at every replay; as do tensors
-    for the lengths and offsets that call_arguments names.
+    seed: a number, or a tensor of one number. Captured graphs read such a tensor at every replay,
+    and also tensors of the lengths and offsets that call_arguments names.
     """
     if type(query) not in _PLAIN_TENSORS:
         from . import _dtensor

@@ -31,7 +31,7 @@ def connect_jax(gpus=None):
     if ON_GPUS:
         options["local_device_ids"] = [int(os.environ.get("OMPI_COMM_WORLD_LOCAL_RANK", 0))]
     else:
-        os.environ.setdefault("PJRT_NPROC", "8")  # threads, for calls at the same time anywhere
+        os.environ.setdefault("PJRT_NPROC", "8")  # enough threads for concurrent calls on any machine
         jax.config.update("jax_platforms", "cpu")
     if size == 1 or gpus is not None and size > gpus:
         return

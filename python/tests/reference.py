@@ -26,7 +26,7 @@ def logits_mask(query_length, kv_length, causal=False, offset=0, window=None, se
 
 
 def attention(q, k, v, seen, *, scale=None, soft_cap=None, sinks=None, bias=None, grad=None):
-    """Output, LSE and, with the gradient of the output, those of query, key, value, sinks, bias."""
+    """Output and LSE; given the output's gradient, also gradients of query, key, value, sinks, bias."""
     q, k, v = (x.astype(np.float64) for x in (q, k, v))
     group = q.shape[2] // k.shape[2]
     keys, values = np.repeat(k, group, 2), np.repeat(v, group, 2)

@@ -106,7 +106,7 @@ def test_a_captured_graph_serves_other_values(sequence):
 
 
 def test_a_captured_graph_reads_seeds_and_lengths(sequence):
-    """Tensors on the GPU, whose numbers change between replays."""
+    """Values in tensors on the GPU change between replays."""
     q, k, v, _ = on_gpu(sequence, whole(64, torch.bfloat16))
     seed = torch.tensor(1, device="cuda")
     lengths = torch.tensor([LENGTH, 300], dtype=torch.int32, device="cuda")

@@ -93,7 +93,7 @@ def test_sinks_bias_mask_and_gradient_of_lse(sequence, whole, random):
     for one, other in zip(found, expected):
         np.testing.assert_allclose(one, other, atol=1e-4, rtol=1e-4)
 
-    # The LSE adds its own part: that of the logits' softmax.
+    # The gradient of the LSE adds its own part, the softmax of the logits.
     by_lse = jax.grad(lambda b: annulus.jax.attention(q, k, v, mesh=sequence, bias=b)[1].sum())(
         jnp.asarray(bias[:, :, held]))
     np.testing.assert_allclose(by_lse.sum(-1), np.full((1, N, len(held)), B), rtol=1e-4)
@@ -143,7 +143,7 @@ def test_donated_checkpointed_and_in_loops(sequence, whole):
 
 
 def test_independent_calls_take_turns(sequence, random):
-    """XLA would run them when its threads have made their operands: in no order that ranks share."""
+    """XLA would run them as soon as their operands are ready, in an order that differs between ranks."""
     x = random.standard_normal((256, 256)).astype(np.float32) / 16
     calls = range(20)
 
@@ -153,11 +153,11 @@ def test_independent_calls_take_turns(sequence, random):
     @jax.jit
     def many(x):
         queries = [heads(jnp.sin(x * (i + 1)) @ x) for i in calls]
-        # A dropped result would make them wait for each other: XLA gives all of them one buffer.
+        # XLA would give dropped results one buffer, for which the calls would wait.
         return queries, [annulus.jax.attention(q, heads(x), heads(i * x), mesh=sequence)
                          for i, q in enumerate(queries)]
 
-    signs = (1, -1)  # programs of which none waits for another
+    signs = (1, -1)  # programs that do not wait for each other
     results = jax.block_until_ready([many(sign * jnp.asarray(x)) for sign in signs])
     for sign, (queries, found) in zip(signs, results):
         for i, (q, (out, _)) in enumerate(zip(queries, found)):

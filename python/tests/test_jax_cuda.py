@@ -78,7 +78,7 @@ def test_output_and_gradients(sequence, whole, dtype, options):
 
 
 def test_late_operands_and_other_values(sequence, whole):
-    """What XLA computes before and after the call is ordered with it; nothing is traced again."""
+    """XLA's work before and after the call is ordered with it; nothing is traced again."""
     q, k, v, _ = shards(sequence, whole, "bfloat16")
     w = jnp.eye(DIM, dtype=jnp.bfloat16)
     traces = []

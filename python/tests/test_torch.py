@@ -43,7 +43,7 @@ def sdpa(tensors):
 
 @pytest.fixture(params=["python", "C++", "operator"])
 def face(request, monkeypatch):
-    """Who leads an eager call to the library."""
+    """The code that passes an eager call on to the library."""
     if request.param == "C++" and annulus.torch._calls is None:
         pytest.skip("torch_calls.cpp was not built for this torch")
     if request.param != "C++":
@@ -71,7 +71,7 @@ def test_like_sdpa(sequence, tensors, face):
 
 
 class Layer(torch.nn.Module):
-    """A layer of a model; its weights make the attention of test_like_sdpa() of scaled operands."""
+    """A layer of a model that scales the operands of test_like_sdpa() by its weights."""
 
     def __init__(self, **options):
         super().__init__()
@@ -96,7 +96,7 @@ def test_compiled_and_checkpointed(sequence, tensors, reentrant, compiled):
 
 
 def test_what_calls_change_needs_no_new_plan(sequence, tensors, face):
-    """Seeds, sinks and lengths; and of compiled code, no new compilation."""
+    """Seeds, sinks and lengths change without a new plan; compiled code is not compiled again."""
     q, k, v, _ = (x.detach() for x in shards(sequence, tensors))
     options = {"mesh": "sp=-1", "causal": True, "layout": "zigzag", "dropout": 0.5,
                "call_arguments": ("lengths",)}
@@ -135,7 +135,7 @@ def test_no_second_derivatives(sequence, tensors, face):
 
 
 def test_errors_of_both_passes(tensors, face):
-    """Each with its own exception, from whichever layer it comes."""
+    """Each raises its own exception, whichever layer it comes from."""
     mesh = annulus.Mesh("copies=-1", annulus.mesh().comm, device="cpu")
     q, k, v, grad = (x.clone().requires_grad_() for x in tensors)
     with pytest.raises(annulus.ArgumentError) as caught:

@@ -310,7 +310,7 @@ Assignment assign_chunks(const Chunks& chunks, int ranks) {
   std::vector<Set> sets = splitter.take_sets();
   Mender(chunks, sets).mend();
   for (Set& set : sets) std::sort(set.begin(), set.end());
-  // Ranks are in order of their first positions; those without positions come last.
+  // Ranks are in order of their first positions; ranks without positions come last.
   std::sort(sets.begin(), sets.end(), [](const Set& a, const Set& b) {
     return !a.empty() && (b.empty() || a.front() < b.front());
   });

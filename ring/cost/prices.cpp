@@ -39,7 +39,7 @@ Classes::const_iterator nearest(const Classes& measured, const ProblemClass& wan
 
 KernelCost price_of(const Implementation& candidate, const ProblemClass& wanted,
                     const CostModel& model, Place place) {
-  // Of the whole rank.
+  // The rate of the whole rank; an assumed CPU rate is that of one thread.
   const auto rate_of = [&](const ProblemClass& problem) {
     return candidate.assumed_rate(problem, place) *
            (place.is_host() ? std::max(1, model.threads) : 1);
@@ -96,7 +96,7 @@ Prices make_prices(CostModel model, const AttentionProblem& problem,
 }
 
 void share_prices(Prices& prices, Control& ranks) {
-  std::vector<double> highest;  // rates are negative, as the lowest is wanted
+  std::vector<double> highest;  // negated rates, since the lowest rate is wanted
   for (const auto& [name, cost] : prices.kernels) {
     highest.push_back(cost.call_latency);
     for (const CostCurve::Point& point : cost.rate.points()) highest.push_back(-point.value);

@@ -27,8 +27,8 @@ class BackwardCalls {
   /// Null before the first use.
   [[nodiscard]] ring::ShardedAttention* planned(
       const ring::BackwardRequest& request) const noexcept;
-  /// Drops the plans when no call is under way: the next use is a first one. Schedules that are
-  /// kept are those of the plans, or else those that were kept before.
+  /// Drops the plans when no call is under way, so that the next use plans again. A schedule that
+  /// is to be kept comes from the dropped plan, or else stays as it was kept before.
   void drop(ring::NextSchedule next);
   /// True if a graph of the caller holds calls.
   [[nodiscard]] bool is_captured();

@@ -29,7 +29,8 @@ namespace {
 constexpr std::int64_t kFewestRows = 256;  // per rank
 constexpr double kEven = 0.01;
 
-// True if the mask is causal from the first position, or hides nothing.
+// True if the mask is only causal, with as many queries as keys and no offset, or if it hides
+// nothing.
 bool is_plain(const AttentionProblem& problem) {
   const Mask& mask = problem.mask;
   const PositionParts& parts = mask.position_parts();
@@ -81,7 +82,7 @@ std::string text_of(const PricedLayout& one) {
 LayoutChoice choose(const PlannedProblem& planned, const MeshShape& mesh) {
   OpenLayouts open = open_layouts(planned.options(), mesh, planned.options());
   if (!open.why_one.empty()) return {open.layouts.front(), std::move(open.why_one)};
-  const LayoutKind usual = open.layouts.front();
+  const LayoutKind by_default = open.layouts.front();
   // Balanced rows take longest to plan, so they come last, when there is a limit.
   std::stable_partition(open.layouts.begin(), open.layouts.end(),
                         [](LayoutKind layout) { return layout != LayoutKind::balanced; });
@@ -101,12 +102,13 @@ LayoutChoice choose(const PlannedProblem& planned, const MeshShape& mesh) {
   const auto chosen = std::min_element(
       priced.begin(), priced.end(), [&](const PricedLayout& a, const PricedLayout& b) {
         const auto rank = [&](const PricedLayout& one) {
-          const bool ties = one.layout == usual && one.is_known && one.seconds <= fastest * kTie;
+          const bool ties =
+              one.layout == by_default && one.is_known && one.seconds <= fastest * kTie;
           return std::pair(ties ? 0 : one.is_known ? 1 : 2, one.seconds);
         };
         return rank(a) < rank(b);
       });
-  LayoutChoice choice{fastest < kEndless ? chosen->layout : usual, {}};
+  LayoutChoice choice{fastest < kEndless ? chosen->layout : by_default, {}};
   for (const PricedLayout& one : priced) {
     if (one.layout == choice.layout) choice.why = "predicted " + text_of(one);
   }
@@ -143,8 +145,8 @@ LayoutChoice choose_layout(const AttentionOptions& options, const MeshShape& mes
 
 namespace {
 
-// The options as Attention takes them on this context: under its overlays, and with a model of its
-// threads.
+// The options as Attention takes them on this context: with its overlays, and with a cost model for
+// its number of threads.
 AttentionOptions on_context(AttentionOptions options, const Context& context) {
   if (options.transport == Transport::automatic) options.transport = context.transport();
   static_cast<Choice&>(options) = nested(context.overlay(), options);
@@ -170,7 +172,7 @@ LayoutChoice choose_layout(const AttentionOptions& problem, Context& context) {
   LayoutChoice choice = collectively(world, "sequence layout", [&] {
     const Computing computing = world.computing();
     const Topology& topology = mesh.topology();
-    // By every rank, so that all have the errors of all alike.
+    // Every rank computes it, so that all ranks get the same errors.
     const PlannedProblem planned(asked, context.registry(), context.place(), Presence::required,
                                  topology.nodes() > 1 ? topology.node_of_rank : std::vector<int>());
     return context.rank() == 0 ? choose(planned, mesh.shape()) : LayoutChoice{};

@@ -21,11 +21,12 @@ struct LaidOut {
   CostModel model;  ///< with the transport that the ranks would take
 };
 
-/// A pass of some options, for ranks that need not exist, as Attention would plan it.
+/// One pass of attention with some options, as Attention would plan it, for ranks that need not
+/// exist.
 class PlannedProblem {
  public:
   /// Refers to `registry`. `node_of_rank` as in Prices; `presence` says whether `place` is of this
-  /// machine. The pass is the forward one unless there is a request. Throws UserErrors for names
+  /// machine. It is the forward pass unless there is a request. Throws UserErrors for names
   /// that are unknown, and for what the implementation cannot compute.
   PlannedProblem(const AttentionOptions& options, const Registry& registry, Place place,
                  Presence presence, std::vector<int> node_of_rank,
@@ -50,8 +51,8 @@ class PlannedProblem {
   std::string schedule_;
 };
 
-/// The fastest of the schedules that are open, and its run; nothing if none is certain to take less
-/// than `limit` seconds. Simulates as few as possible.
+/// The fastest schedule of those left open, with its run; nothing if no schedule is certain to take
+/// less than `limit` seconds. Simulates as few schedules as possible.
 [[nodiscard]] std::optional<std::pair<ScheduleVariant, PredictedRun>> fastest_run(
     const PlanInput& input, const std::string& schedule, double limit);
 

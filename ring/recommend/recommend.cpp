@@ -28,13 +28,13 @@ constexpr double kMiB = 1 << 20;
 struct MeshLayout {
   LaidOut laid_out;
   std::unique_ptr<Predictor> predictor = {};
-  // Of the backward pass, if one is wanted. The bound is infinite if none can run.
+  // The backward pass, if one is wanted. Its bound is infinite if no schedule can run.
   std::optional<std::pair<ScheduleVariant, PredictedRun>> backward = {};
   double backward_least = 0;
 };
 
 struct Candidate : Recommendation {
-  MeshLayout* mesh_layout = nullptr;  // null for a mesh that the problem cannot be laid on
+  MeshLayout* mesh_layout = nullptr;  // null if the problem does not fit on the mesh
 };
 
 // The last axis of a mesh lies inside nodes as far as possible: sp, along which attention exchanges
@@ -195,7 +195,7 @@ class Search {
     }
   }
 
-  // A lower bound of the seconds of all schedules; infinite if none can run.
+  // A lower bound for the seconds of every schedule; infinite if no schedule can run.
   [[nodiscard]] double least_of_backward(const LaidOut& laid_out) const {
     const PlanInput input = backward_->input(laid_out);
     Predictor predictor(input);

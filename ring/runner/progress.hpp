@@ -13,8 +13,8 @@
 
 namespace annulus::ring {
 
-/// How far a call has come on a device, which tells nothing but the marks of its streams: those of
-/// the exchanges, and one behind each long block of the compute stream.
+/// How far a call has come on a device, which shows only the marks of its streams: a mark of each
+/// exchange, and one behind each long block of the compute stream.
 class Progress {
  public:
   /// The references must outlive it.

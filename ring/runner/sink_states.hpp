@@ -18,7 +18,7 @@ class SinkStates {
              const LocalOperations& operations, Stream& stream);
 
   /// Sets the sinks of later calls, in the order of the stream: `sinks` [n,M] or [M] in the memory
-  /// of the device, or those of the problem if it has no dimensions. The latter are written again
+  /// of the device, or the problem's sinks if it has no dimensions. The latter are written again
   /// only where the call is captured into a graph, which others may have changed before it is
   /// launched, or others have been set, or may be by a graph.
   void set(const ConstTensorView& sinks, bool captured, const LocalOperations& operations,

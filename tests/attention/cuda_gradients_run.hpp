@@ -15,7 +15,7 @@ struct GradientPart {
   Gradients gradients;
 };
 
-/// One kernel of the device adds the gradients of all parts to those in host memory.
+/// One kernel of the device adds the gradients of all parts to gradients in host memory.
 inline void add_on_device(const Implementation& implementation, const WholeGradients& whole,
                           const std::vector<GradientPart>& parts, Device& device, Stream& stream) {
   const AttentionProblem& problem = whole.forward.problem;

@@ -41,7 +41,7 @@ class Mirror {
   Tensor device_;
 };
 
-/// The expected result of a part of the columns: that of the CPU's kernel, which the suite compares
+/// The expected result of a part of the columns: the CPU kernel's, which the suite compares
 /// with the oracle.
 inline OracleOutput reference_of(const AttentionProblem& problem, const AttentionBlock& block) {
   const Result result = run_native(problem, block, 2);

@@ -63,7 +63,7 @@ inline void fill(const Tensor& tensor, std::int64_t position, float x,
 }
 
 /// Puts an entry that is not finite into one operand, at some positions of head 0. Vanilla computes
-/// on the CPU, pair by pair, only those that see each other. Sequences are of this length.
+/// on the CPU, pair by pair, only pairs that see each other. Sequences are of this length.
 inline void expect_reach_of_non_finite(std::int64_t length, const AddGradients& add) {
   Random random(70);
   const Registry registry = Registry::standard();
@@ -205,7 +205,7 @@ inline void expect_blocks_add_up(const AddGradients& add) {
   const std::vector<PositionRanges> columns{
       PositionRanges({PositionRange{GlobalPosition(24), 8}, PositionRange{GlobalPosition(0), 8}}),
       PositionRanges({PositionRange{GlobalPosition(8), 16}})};
-  // Views of positions that are one range; copies of those of several.
+  // Views of positions that are one range; copies of positions in several ranges.
   const auto stepped = [](const auto& view, int dim, std::int64_t first) {
     auto strides = view.strides();
     auto shape = view.shape();

@@ -88,7 +88,8 @@ inline void expect_confined(const WholeAttention& whole, const NonFinite& entrie
   EXPECT_GT(spared, 0);
 }
 
-/// Entries in keys and values behind every kind of mask, block masks only if asked for.
+/// Hides entries of keys and values by every kind of mask (by block masks only if `blocks`), and
+/// expects that they change no other rows.
 inline void expect_non_finite_confined(DType dtype,
                                        const std::function<Result(const WholeAttention&)>& run,
                                        bool blocks = true, float tolerance = 0,

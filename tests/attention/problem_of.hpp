@@ -11,7 +11,7 @@ inline AttentionProblem problem_of(const AttentionShape& shape, DType dtype = DT
   return problem;
 }
 
-/// For kernels of half types.
+/// A problem of a half type.
 inline AttentionProblem half_problem(const AttentionShape& shape, DType dtype = DType::bfloat16) {
   return problem_of(shape, dtype);
 }

@@ -82,7 +82,7 @@ void read_array(const InputFile& input, std::string_view contents, const std::st
   };
   if (!taken(read) || bytes.empty()) return;
   const std::string_view seen(reinterpret_cast<const char*>(bytes.data()), bytes.size());
-  require(contents.find(seen) != std::string_view::npos, "an array's bytes are those of the file");
+  require(contents.find(seen) != std::string_view::npos, "an array's bytes are in the file");
 
   const ConstTensorView expected = every_other(whole);
   std::vector<std::byte> packed(expected.bytes());

@@ -22,7 +22,7 @@ namespace annulus::test {
 
 using Bytes = std::vector<unsigned char>;
 
-/// `count` bytes that differ from those of any other `key`.
+/// `count` bytes, different for every `key`.
 inline Bytes pattern(std::size_t count, std::uint32_t key) {
   Bytes bytes(count);
   std::uint32_t state = key * 2654435761U + 12345U;

@@ -74,8 +74,8 @@ TEST_P(DeviceGroup, APreparedHopIsPostedOverAndOver) {
   EXPECT_NO_THROW(group().check());
 }
 
-// NCCL takes calls together. Were the calls of the failed exchange left open, those of the next
-// ones would be taken in and never start.
+// NCCL takes calls together. If the calls of the failed exchange were left open, the calls of the
+// next exchanges would join them and never start.
 TEST_P(DeviceGroup, AnErrorBetweenNcclsCallsDoesNotTakeInLaterOnes) {
   if (GetParam() != Transport::nccl) GTEST_SKIP() << "of NCCL only";
   Hop hop = make_hop(kMiB);

@@ -95,7 +95,7 @@ class Lifecycle(unittest.TestCase):
 
 
 class LifecycleOnAStore(unittest.TestCase):
-    """Without MPI, nobody ends a job but its ranks."""
+    """Without MPI, only its ranks can end a job."""
 
     def run_job(self, stage, which, ranks=RANKS):
         """Exit codes and messages of the ranks; None for one that has stopped."""

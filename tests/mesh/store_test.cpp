@@ -1,5 +1,5 @@
-// Ranks that are connected by a key-value store and not by MPI: besides the tests of control calls,
-// which run on both, the store itself.
+// Tests of the key-value store that connects ranks without MPI. Control calls are tested elsewhere,
+// with and without MPI.
 
 #include <algorithm>
 #include <array>

@@ -117,7 +117,7 @@ static int run_rank(char* folder, int rank, int size) {
   SUCCEEDS(annulus_context_gather(context, &rank, sizeof rank, all));
   for (int i = 0; i < size; ++i) CHECK(all[i] == i);
 
-  /* Data between CPUs needs MPI; where ranks share nothing, none moves. */
+  /* Data between CPUs needs MPI; if ranks share nothing, no data moves. */
   SUCCEEDS(attend(context, "sp,-,-,-"));
   CHECK(attend(context, "-,sp,-,-") == (size == 1 ? ANNULUS_SUCCESS : ANNULUS_UNSUPPORTED_ERROR));
   CHECK(size == 1 || strstr(annulus_error_message(), "needs MPI") != NULL);

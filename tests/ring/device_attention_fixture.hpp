@@ -108,7 +108,7 @@ class DeviceAttention : public test::RankDeviceTest<> {
     return {Transport::peer, Transport::nccl, Transport::composite};
   }
 
-  /// Those of several ranks, or the only one of one rank.
+  /// The schedules of several ranks, or the only schedule of one rank.
   [[nodiscard]] static std::vector<std::string> schedules(std::vector<std::string> several = {
                                                               "ring", "allgather"}) {
     return test::session().size() == 1 ? std::vector<std::string>{"local"} : several;

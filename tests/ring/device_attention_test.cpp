@@ -80,7 +80,7 @@ TEST_F(DeviceAttention, EveryScheduleTransportAndImplementation) {
   }
 }
 
-// Those of cuDNN, of blocks, are rounded before they are added.
+// cuDNN's gradients of blocks are rounded before they are added.
 TEST_F(DeviceAttention, Gradients) {
   const std::int64_t length = std::int64_t{256} * test::session().size() + 21;
   for (const Transport transport : transports()) {
@@ -352,8 +352,8 @@ TEST_F(DeviceAttention, ReplayedCallsSeeNewDataAndSetNothingUp) {
   }
 }
 
-// Head-major tensors, those whose strides are no multiples of 16 bytes, and those that begin at
-// none, after contiguous ones.
+// Head-major tensors, tensors whose strides are not multiples of 16 bytes, and tensors whose
+// addresses are not, after contiguous tensors.
 TEST_F(DeviceAttention, TensorsThatLieOtherwise) {
   ShardedCase one = case_of(std::int64_t{256} * test::session().size(), 8, 2, 64);
   if (test::session().size() == 1) one.schedule = "local";

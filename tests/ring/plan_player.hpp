@@ -274,7 +274,7 @@ class PlanPlayer : public PlayedPlan {
     add(exchange.sends, false);
     add(exchange.receives, true);
     std::ranges::sort(uses, {}, [](const Use& use) { return std::tuple(use.memory, use.begin); });
-    // The uses that end last so far: of all, and of those that write.
+    // The uses that end last so far: of all uses, and of uses that write.
     const Use* last = nullptr;
     const Use* last_written = nullptr;
     for (const Use& use : uses) {

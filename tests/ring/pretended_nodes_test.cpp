@@ -47,8 +47,8 @@ class PretendedNodes : private NodesOfTwo, public ShardedAttentionFixture {
   const int nodes_ = (mesh_.size() + 1) / 2;
 };
 
-// Keys and values enter each other node once, even if owners are to send them directly; those of
-// the second rank of a node come back to the first.
+// Keys and values enter each other node once, even if owners are to send them directly; the keys
+// and values of a node's second rank come back to its first.
 TEST_F(PretendedNodes, GetEachShardOnce) {
   const std::int64_t all = 96 * 8 * (16 + 16) * 4;
   std::vector<CaseShards> results;

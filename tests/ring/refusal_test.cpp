@@ -29,8 +29,8 @@ using verification::CaseShards;
 // The refusal of a kernel that is prepared for a block; empty: it takes the block.
 using Refuse = std::function<std::string(const AttentionBlock&, const SoftmaxState&)>;
 
-// Refuses some blocks when it is prepared for them, and computes no others than those that it was
-// prepared for.
+// Refuses some blocks when it is prepared for them, and computes only blocks that it was prepared
+// for.
 class PickyKernel final : public Kernel {
  public:
   PickyKernel(std::unique_ptr<Kernel> kernel, Refuse refuse)
@@ -65,7 +65,7 @@ std::string nothing(const AttentionBlock& /*block*/, const SoftmaxState& /*resul
 std::string everything(const AttentionBlock& /*block*/, const SoftmaxState& /*result*/) {
   return "no engine";
 }
-// Blocks above or below the diagonal: those whose columns came from another rank.
+// Blocks above or below the diagonal: their columns came from another rank.
 std::string foreign(const AttentionBlock& block, const SoftmaxState& /*result*/) {
   return block.rows == block.columns ? "" : "not my columns";
 }

@@ -178,7 +178,7 @@ void expect_same_bits(const Case& one, const std::string& schedule = {},
         << parts[i].name << " of rank " << context.rank() << " of " << context.size();
   }
   if (!one.asked.grad_sinks) return;
-  // Those of all heads, or of the rank's.
+  // The sinks of all heads, or of the rank's heads.
   const auto first = sinks.size() == whole_sinks.size()
                          ? 0
                          : static_cast<std::size_t>(attention.rank_plan().first_head) *

@@ -89,8 +89,7 @@ TEST_F(ShardedAttentionSweep, EveryPairOfLayouts) {
 
 constexpr std::int64_t kBatch = 2;
 
-// Kinds of masks; none of test::MaskKind stands for blocks that no chunk of a rank is a multiple
-// of.
+// Kinds of masks. std::nullopt is a block mask whose blocks do not divide the chunks of the ranks.
 using Kind = std::optional<test::MaskKind>;
 constexpr std::array<Kind, 8> kMasks{test::MaskKind::causal,     test::MaskKind::offset,
                                      test::MaskKind::window,     test::MaskKind::segments,

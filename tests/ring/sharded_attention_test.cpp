@@ -223,7 +223,7 @@ TEST_F(ShardedAttentionTest, RanksOfUnlikeCpusSharePrices) {
     registry_.add(std::make_unique<test::WrappedNative>(
         name, [](std::unique_ptr<Kernel> native) { return native; }, speed));
   };
-  // On every rank but the first, another one of the two is faster.
+  // One of the two is faster on the first rank, the other one on all other ranks.
   add("first", mesh_.rank() == 0 ? 8 : 2);
   add("second", mesh_.rank() == 0 ? 1 : 4);
   options_.schedule = "auto";

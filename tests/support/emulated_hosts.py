@@ -120,7 +120,7 @@ class Host:
         return found
 
     def kill(self):
-        """Kills all processes of the host, and those that they start meanwhile."""
+        """Kills all processes of the host, and the processes that they start meanwhile."""
         while processes := self.processes():
             for process in processes:
                 with contextlib.suppress(ProcessLookupError):

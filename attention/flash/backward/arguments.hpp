@@ -10,8 +10,7 @@
 
 namespace annulus::flash::backward {
 
-/// A float32 gradient [batch, sequence, head, dim] that a kernel adds to; without data, one that
-/// nobody wants.
+/// A float32 gradient [batch, sequence, head, dim] that a kernel adds to; without data: not wanted.
 struct Gradient {
   float* data = nullptr;
   Strides strides;
@@ -24,7 +23,7 @@ struct RowValues {
   std::int64_t batch = 0, head = 0, row = 0;  ///< strides
 };
 
-/// Rows [batch, sequence, head, dim].
+/// A tensor [batch, sequence, head, dim].
 struct RowTensor {
   const void* data = nullptr;
   Strides strides;
@@ -57,7 +56,7 @@ struct Arguments {
   std::int32_t section_heads = 1;  ///< (batch, kv head) pairs whose work shares L2
 
   /// For each batch, head and query tile, 1 + the last key tile that has added to its dQ, or 0;
-  /// null: they add as they come. Behind them lies next_index.
+  /// null: key tiles add in any order. next_index follows the array.
   std::int32_t* turns = nullptr;
   std::int32_t* next_index = nullptr;  ///< of the work of the next block
 
@@ -72,7 +71,7 @@ struct Arguments {
 
   bool general = false;  ///< the problem has modifiers that need the general class
   cuda::ScoreArguments scores = {};
-  /// With a bias: its gradient, in the bias's manner; null: nobody wants it.
+  /// The gradient of the bias, indexed like the bias; null: not wanted.
   float* grad_bias = nullptr;
   std::int64_t grad_bias_strides[4] = {};
   float grad_bias_scale = 1;               ///< turns dS into it

@@ -42,7 +42,7 @@ template <int kUnroll>
 }
 
 /// Bit k: column of.column + k of the row drops. `neighbours`: the columns are neighbours in
-/// position. kUnroll calls of Philox run at a time, as far as there are registers.
+/// position. kUnroll calls of Philox run at a time; registers limit it.
 template <int kUnroll>
 [[nodiscard]] __device__ __forceinline__ std::uint32_t draw_row(const Arguments& a,
                                                                 const RowOfColumns& of,

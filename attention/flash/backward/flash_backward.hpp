@@ -12,10 +12,10 @@
 
 namespace annulus::flash::backward {
 
-/// Gradients of the blocks of one problem on one device of compute capability 9.0: head dimensions
-/// that with_head_dims() takes; above 128, and for float32, no bias, dense mask and dropout.
-/// float32 takes head dimensions up to 128. Keeps a workspace that is as large as the largest block
-/// needs. One call at a time.
+/// Computes the gradients of the blocks of one problem on one device of compute capability 9.0.
+/// Half types take the head dimensions of with_head_dims(), float32 takes up to 128. Bias, dense
+/// mask and dropout need a half type and head dimensions up to 128. Keeps a workspace for the
+/// largest block. One call at a time.
 class FlashBackward {
  public:
   /// Both must outlive it.
@@ -29,12 +29,12 @@ class FlashBackward {
   void run(const BackwardBlock& block, const Gradients& gradients, Stream& stream);
 
  private:
-  // Positions and batches of a block under a mask, and what of them is visible.
+  // Positions and batches of a block under a mask, and their visible part.
   struct Entry {
     PositionRanges rows, columns;
     BatchesAndHeads of;
     bool unmasked = false;
-    std::unique_ptr<TileLists> lists = {};  // if the rest does not say it
+    std::unique_ptr<TileLists> lists = {};  // if band and lengths do not suffice
     std::int32_t low = 0, high = 0;
     Tensor row_lengths = {}, column_lengths = {};  // without elements where no batch is cut
   };

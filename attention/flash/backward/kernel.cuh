@@ -153,8 +153,8 @@ class Consumer {
   [[nodiscard]] __device__ __forceinline__ std::uint32_t bits_at(int of, int part = 0) const {
     return gather_bits(warp_scores().own + of + 128 * part, lane);
   }
-  // Bit i: score 32 · part + i is that of a hidden pair. Found before the products of the scores
-  // are waited for if there is one part, and else when it is needed, which takes fewer registers.
+  // Bit i: score 32 · part + i belongs to a hidden pair. If there is one part, the bits are found
+  // before the wait for the scores; otherwise when they are needed, which takes fewer registers.
   static constexpr bool kFindsEarly = kLists && kScores == 32;
   [[nodiscard]] __device__ __forceinline__ std::uint32_t hidden_bits(int part) const {
     std::uint32_t hidden = 0;
@@ -188,7 +188,7 @@ class Consumer {
     __syncwarp();
   }
 
-  // Bit i: score i drops. Two warps meet, of which each thread draws a row.
+  // Bit i: score i drops. Two warps share the draws: each of their threads draws a row.
   [[nodiscard]] __device__ __forceinline__ std::uint32_t draw_dropped(std::int32_t row) const {
     static_assert(kScores == 32 || !kGeneral);
     const WarpScores of = warp_scores();
@@ -207,11 +207,12 @@ class Consumer {
   [[nodiscard]] __device__ __forceinline__ float* bias_entries() const {
     return &shared.scores.bias[at.count % Tiles::kBiasStages][2 * (lane % 4)][warp * 16 + lane / 4];
   }
-  // The distance of another score's entry from it.
+  // The distance from there to the entry of `score`.
   [[nodiscard]] __device__ __forceinline__ static constexpr int bias_distance(int score) {
     return (score / 4 * 8 + score % 2) * SharedScores<Tiles>::kPitch + score / 2 % 2 * 8;
   }
-  // Lets the bias of a later step, or this one's gradient, leave the place of this step's bias.
+  // Releases the place of this step's bias: ScorePreparation adds the gradient that may lie there,
+  // and copies the bias of a later step to it.
   __device__ __forceinline__ void pass_bias() const {
     __syncwarp();
     release(shared.scores.bias_read[at.count % Tiles::kBiasStages]);
@@ -231,7 +232,7 @@ class Consumer {
     if (a.grad_bias == nullptr) pass_bias();
   }
 
-  // Puts the bias's gradient in its place.
+  // Overwrites the bias with its gradient.
   template <class Of>
   __device__ __forceinline__ void store_bias_gradient(Of of) const {
     float* const entries = bias_entries();
@@ -241,7 +242,8 @@ class Consumer {
     pass_bias();
   }
 
-  // Takes what ScorePreparation has for a step of which pair by pair is computed.
+  // Consumes the bias or mask that ScorePreparation has copied for a step that is computed pair by
+  // pair.
   __device__ __forceinline__ void skip_scores() const {
     if (a.scores.bias.data == nullptr && shared.copies_mask == 0) return;
     wait_for_bias();
@@ -252,7 +254,7 @@ class Consumer {
     }
   }
 
-  // The scores of hidden pairs.
+  // Calls hide(i) for score i of each hidden pair.
   template <class Hide>
   __device__ __forceinline__ void for_hidden(std::int32_t row, std::uint32_t early,
                                              Hide hide) const {
@@ -313,7 +315,7 @@ class Consumer {
     }
   }
 
-  // True if dropout drops a pair of the problem's.
+  // True if dropout drops a pair.
   [[nodiscard]] __device__ __forceinline__ bool drops(std::int32_t row, std::int32_t column) const {
     return cuda::drops(a.dropout, static_cast<std::uint32_t>(work.batch),
                        static_cast<std::uint32_t>(shared.step[at.slot()].head),
@@ -361,9 +363,9 @@ class Consumer {
     return {kept * weight, weight * grad};
   }
 
-  // A tile of which hidden pairs must not even be multiplied, pair by pair: a warp per row for dQ,
-  // or for a group's part of it, and then one per key, so that nothing is added in an order that
-  // varies.
+  // Computes a tile pair by pair, since its hidden pairs must not even be multiplied by 0. First,
+  // each row has a warp for dQ (or for a group's part of dQ), then each key has one, so that the
+  // order of additions does not vary.
   __device__ __forceinline__ void differentiate_pairs(std::int32_t first_row) const {
     constexpr int kParts = Tiles::kDim / 64;
     const std::uint32_t slot = at.slot();
@@ -483,7 +485,7 @@ class Consumer {
     release(shared.sum_full[sum_buffer()]);
   }
 
-  // Hands over this warp's part of the 64 × 32 that a pair of warps has.
+  // Hands over this warp's part of the 64 × 32 sums of its pair of warps.
   __device__ __forceinline__ void add_query(const float (&sum)[32]) {
     if (a.grad_query.data == nullptr) return;
     wait_for_buffer();
@@ -518,9 +520,9 @@ class Consumer {
     return kGeneral ? a.kept_grad_scale : Tiles::score_scale(a);
   }
 
-  // The weight of a logit, which is `value` times `unit` or, but for the general class, times
-  // `unit` / log2 e. That class's LSE is natural, so that large biases do not overflow before they
-  // cancel.
+  // The weight of a logit. The logit is value · unit in the general class, and value · unit / log2
+  // e in other classes. The LSE of the general class is natural, so that large biases do not
+  // overflow before they cancel.
   [[nodiscard]] __device__ __forceinline__ static float weight_of(float value, float unit,
                                                                   float lse) {
     const float exponent = fmaf(value, unit, -lse);
@@ -561,8 +563,8 @@ class Consumer {
     for (int i = 0; i < kScores; i += 2) weights[i / 2] = pack<Element>(scores[i], scores[i + 1]);
   }
 
-  // The same, and with a soft cap that of weigh_capped(), with dropout of the weights, but not of
-  // those in `scores`.
+  // Like weigh(), or weigh_capped() if there is a soft cap. Dropout acts on `weights`, but not on
+  // `scores`.
   __device__ __forceinline__ void weigh_general(float (&scores)[kScores],
                                                 std::uint32_t (&weights)[kScores / 2],
                                                 std::int32_t row, std::uint32_t hidden,
@@ -611,7 +613,8 @@ class Consumer {
 
   __device__ __forceinline__ void step(float (&key_sum)[kSums], float (&value_sum)[kSums]) {
     const std::uint32_t slot = at.slot(), parity = at.parity();
-    // Not known to be the same in every step, or what follows from it would fill registers.
+    // Hides from the compiler that they are the same in every step: derived values would fill
+    // registers.
     asm volatile("" : "+r"(warp), "+r"(lane));
     shared.query_full[slot].wait(parity);
     const std::int32_t row = shared.step[slot].tile * Tiles::kQueries;
@@ -744,8 +747,8 @@ class Consumer {
   int warp, group, lane;
 };
 
-/// False if the thread's key is not at the position that it would have if all keys of the tile were
-/// neighbours.
+/// True if the thread's key has no position, or the one that it would have if all keys of the tile
+/// were neighbours.
 template <class Tiles>
 [[nodiscard]] __device__ __forceinline__ bool is_neighbour(const Arguments& a,
                                                            const Work<Tiles>& work,

@@ -13,8 +13,8 @@ inline constexpr int kSumRows = 64;
 inline constexpr int kTileKeys = 128;
 inline constexpr int kWideTileKeys = 64;
 
-// `dim` below is 64, 128, 192 or 256: of queries and keys, and of values except that those of 192
-// have 128.
+// `dim` below is 64, 128, 192 or 256: the head dimension of queries and keys, and of values, except
+// that values have 128 if it is 192.
 
 /// True for head dimensions whose dQ has a kernel of its own.
 [[nodiscard]] constexpr bool is_wide(int dim) {

@@ -12,8 +12,8 @@
 // bits of its scores from shared memory.
 namespace annulus::flash::backward {
 
-/// Where bits of a consumer warp's pairs lie in its shared memory, in bytes: dropout and the dense
-/// mask of 64 queries, and then those that the warp finds by itself.
+/// Byte offsets of the bits of a consumer warp's pairs in its shared memory: dropout and the dense
+/// mask of 64 queries, then the bits that the warp finds by itself.
 inline constexpr int kDropped = 0, kMasked = 128, kFound = 256;
 
 /// Bit i: the bit of the thread's score i, of 32. `of_rows`: 16 bits for each of 64 queries, one
@@ -87,7 +87,7 @@ class ListedColumns {
 [[nodiscard]] __device__ __forceinline__ std::uint32_t hidden_by_mask(
     const Arguments& a, std::int32_t batch, std::int32_t head, std::int32_t row,
     std::int32_t column, bool neighbours) {
-  // Rows past the last one read its bias, which may be any number where a pair is hidden.
+  // Rows past the end read the bias of the last row, which may be any number at a hidden pair.
   if (row >= a.rows) return 0xffff;
   const cuda::ScoreArgument<std::uint8_t>& mask = a.scores.mask;
   const std::uint8_t* const keys = mask.row(batch, head, row);

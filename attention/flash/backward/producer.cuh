@@ -71,7 +71,7 @@ __device__ __forceinline__ void produce(const Arguments& a, SharedTiles<Tiles>& 
   }
 }
 
-/// By the threads of three warps.
+/// Called by the threads of three warps.
 template <class Tiles>
 __device__ __forceinline__ void watch_keys(SharedTiles<Tiles>& shared, int thread) {
   constexpr int kCount = Tiles::kKeys * Tiles::kDim;
@@ -91,7 +91,7 @@ template <class Tiles>
               step.tile);
 }
 
-/// Adds the dQ of every kThreads-th step from `first` on, by one of kThreads threads.
+/// Called by each of kThreads threads: adds dQ of every kThreads-th step, beginning with `first`.
 template <class Tiles, int kThreads>
 __device__ __forceinline__ void add_queries(const Arguments& a, SharedTiles<Tiles>& shared,
                                             std::int32_t first) {

@@ -71,7 +71,7 @@ class ScorePreparation {
   }
 
   // Calls use(entry in shared memory, entry of `data`, row, column) for the entries of this warp's
-  // rows that the thread copies one by one. Rows past the last one are like it.
+  // rows that the thread copies one by one. Rows past the end repeat the last row.
   template <class T, class Use>
   __device__ __forceinline__ void for_entries(T* data, const std::int64_t (&strides)[4],
                                               Use use) const {

@@ -176,7 +176,7 @@ __device__ Seen seen_of(const TileMask& mask, std::int32_t batch, std::int32_t h
   return seen;
 }
 
-// A warp for each word of bits: those of query tiles for a key tile, and the other way round.
+// A warp for each word of bits: bits of query tiles for a key tile, and the other way round.
 __global__ void __launch_bounds__(kThreads)
     find_bits(const __grid_constant__ TileMask mask, std::int32_t last_key) {
   const auto lane = static_cast<std::int32_t>(threadIdx.x % 32);

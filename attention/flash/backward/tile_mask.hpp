@@ -10,7 +10,7 @@ namespace annulus::flash::backward {
 /// The common properties of a tile's rows and columns.
 struct RowHull {
   RowKeys any;  ///< keys that some row may see
-  RowKeys all;  ///< keys that all rows see, but for ids and blocks
+  RowKeys all;  ///< keys that all rows see, apart from ids and blocks
   std::int32_t first_id, last_id;
   std::int32_t first_block, last_block;  ///< of the block mask
 };
@@ -31,12 +31,12 @@ struct TileWork {
 struct TileMask {
   static constexpr std::int32_t kNowhere = 0x7fffffff;  ///< the position of a column that is not
 
-  std::int32_t batches = 0, heads = 0;  ///< those that have lists of their own
+  std::int32_t batches = 0, heads = 0;  ///< batches and heads with lists of their own
   std::int32_t query_tiles = 0, key_tiles = 0;
   /// Words of 32 bits of a row of bits for query tiles, and for key tiles.
   std::int32_t query_words = 0, key_words = 0;
-  /// Bits of query tiles that see some of a key tile, [batches][heads][key tiles][query words]; and
-  /// of those that see all of it, in the odd places: visible, full, visible, …
+  /// Bits of query tiles that see some of a key tile, [batches][heads][key tiles][query words], and
+  /// in the odd places bits of query tiles that see all of it: visible, full, visible, …
   std::uint32_t* query_bits = nullptr;
   /// Bits of key tiles of which a query tile sees some, [batches][heads][query tiles][key words].
   std::uint32_t* key_bits = nullptr;
@@ -64,7 +64,7 @@ struct TileMask {
 };
 
 /// Enqueues the kernels that fill the mask's arrays. The input's tiles of rows have any size;
-/// `tile_rows` and `tile_columns` are those of the mask. `last_key`: the last position
+/// `tile_rows` and `tile_columns` are the mask's. `last_key`: the last position
 /// of a column.
 [[nodiscard]] cudaError_t launch_tile_mask(const ListInput& input, const TileMask& mask,
                                            int tile_rows, int tile_columns, std::int32_t last_key,

@@ -23,13 +23,13 @@ struct Tiles {
   static constexpr int kQueries = tile_queries(kDim, kPairs);
   static constexpr int kStages = 2;
   static constexpr bool kGeneral = kPairs == PairClass::general;
-  /// How the warpgroups share dQ: by the keys that it sums over, each with a buffer of its own;
-  /// else by dims if D = 128, or by queries.
+  /// How the warpgroups share dQ: by the keys of the sum (each has its own buffer); otherwise by
+  /// dims if D = 128, else by queries.
   static constexpr bool kSplitsKeys = kDim == 64 && kQueries == 64;
   static constexpr bool kSplitsDims = kDim == 128;
-  /// Buffers of dQ and of bias, for which D = 128 has little shared memory.
+  /// Numbers of buffers for dQ and bias; D = 128 leaves little shared memory for them.
   static constexpr int kSumBuffers = kSplitsDims && kGeneral ? 1 : 2;
-  static constexpr int kSumWarps = kSplitsKeys ? 4 : 8;  ///< that fill one
+  static constexpr int kSumWarps = kSplitsKeys ? 4 : 8;  ///< warps that fill a buffer
   static constexpr int kBiasStages = kDim == 128 ? 1 : 2;
   /// Registers of a thread that loads, and of one that computes.
   static constexpr int kFewRegisters = kGeneral ? 40 : 24;
@@ -110,7 +110,8 @@ struct SharedScores {
   /// Floats from one query's entries to the next one's: 16 bytes more than the entries, so that the
   /// rows that a warp reads at a time lie in different banks.
   static constexpr int kPitch = Tiles::kKeys + 4;
-  /// The bias, in whose place the consumers put its gradient, or else bytes of the dense mask.
+  /// The bias, which consumers overwrite with its gradient; without a bias, bytes of the dense
+  /// mask.
   alignas(128) float bias[Tiles::kBiasStages][Tiles::kQueries][kPitch];
   hopper::Barrier bias_full[Tiles::kBiasStages], bias_read[Tiles::kBiasStages];
   Step bias_step[2][Tiles::kBiasStages];
@@ -142,8 +143,8 @@ struct SharedTiles {
   std::int32_t steps;
   std::int32_t special_keys;  ///< keys or values are special
   std::int32_t neighbours;    ///< keys are neighbours in position
-  std::int32_t copies_rows;   ///< of bias and its gradient
-  std::int32_t copies_mask;   ///< the dense mask lies where the bias would
+  std::int32_t copies_rows;   ///< rows of bias and gradient are copied in bulk
+  std::int32_t copies_mask;   ///< the dense mask is copied to the bias's place
   hopper::Barrier key_full, key_watched;
   hopper::Barrier query_full[Tiles::kStages], query_empty[Tiles::kStages];
   hopper::Barrier output_full[Tiles::kStages], output_empty[Tiles::kStages];

@@ -4,8 +4,8 @@
 
 namespace annulus::flash::backward {
 
-/// A warp's 16 keys and some queries. Score 4i + 2h + e of a thread is that of query
-/// 8i + 2 (lane % 4) + e and of key lane / 4 + 8h.
+/// A warp's 16 keys and some queries. Score 4i + 2h + e of a thread belongs to query 8i + 2 (lane %
+/// 4) + e and key lane / 4 + 8h.
 struct WarpScores {
   std::int32_t batch, head;
   std::int32_t column;  ///< the first one

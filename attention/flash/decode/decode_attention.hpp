@@ -38,7 +38,7 @@ class DecodeAttention {
     std::int64_t first_batch = 0;
     DecodeKernel kernel;  // no function: it does not take the block
     KeySplit split;
-    Tensor keys;     // those of the split
+    Tensor keys;     // of the split
     Tensor planned;  // CallKeys::planned, if calls have lengths or offsets of their own
   };
 

@@ -38,8 +38,8 @@ __device__ float4 load_four(const Element* from) {
   return make_float4(low.x, low.y, high.x, high.y);
 }
 
-/// The columns of a row beside those that all rows of its batch see. A lane has the dimensions from
-/// 4 · lane + 128 · i on.
+/// The columns that a row sees beside the columns that all rows of its batch see. A lane has the
+/// dimensions from 4 · lane + 128 · i on.
 template <class Element>
 class OwnColumns {
   static constexpr int kVectors = 2;  // up to 256 dimensions
@@ -49,8 +49,8 @@ class OwnColumns {
   float maximum = -kLargest / 2;  ///< of the logits, in units of log 2; finite: see Decoder::begin
   float sum = 0;                  ///< of the weights relative to it
   float4 output[kVectors] = {};   ///< of the weighted values
-  bool sees = true;               ///< the row sees any column at all, these or others
-  bool shares = true;             ///< it sees those that all rows of the batch see
+  bool sees = true;               ///< the row sees any column, here or elsewhere
+  bool shares = true;             ///< it sees the columns that all rows of the batch see
 
   __device__ OwnColumns(const DecodeArguments& arguments, const ResultRow& at, std::int32_t kv_head)
       : a(arguments), lane(static_cast<int>(threadIdx.x)) {

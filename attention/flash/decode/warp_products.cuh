@@ -7,8 +7,8 @@
 
 // Matrix products of one warp, 16×8×16 (PTX, "mma.m16n8k16"). With row = lane / 4 and column = 2 ·
 // (lane % 4), a lane has of a 16×16 left operand the elements (row, column), (row + 8, column),
-// (row, column + 8) and (row + 8, column + 8), each with its right neighbour; of a 16×8 sum those
-// at (row, column) and (row + 8, column), likewise.
+// (row, column + 8) and (row + 8, column + 8), each with its right neighbour; of a 16×8 sum the
+// elements at (row, column) and (row + 8, column), likewise.
 namespace annulus::flash::decode {
 
 /// Loads four 8×8 matrices, whose rows are 16 bytes each. Lane 8i + j says where row j of matrix i

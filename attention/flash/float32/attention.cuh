@@ -21,9 +21,9 @@ __device__ __forceinline__ float part(const float4& quad, int i) {
 /// Flash attention of one item in plain float32: no tensor cores, whose products are rounded to
 /// fewer bits. Logits are in units of log 2.
 ///
-/// The copies of a tile's values run beside its first product, and those of the next tile's keys
-/// beside the softmax and the second product. What hides their waits, and the barriers, is that
-/// several thread blocks share a multiprocessor.
+/// The copies of a tile's values run beside its first product, and the copies of the next tile's
+/// keys beside the softmax and the second product. What hides their waits, and the barriers, is
+/// that several thread blocks share a multiprocessor.
 template <int kDims>
 class Attention {
   static constexpr int kParts = kDims / 64;  // of the output: 64 dimensions each
@@ -242,7 +242,7 @@ class Attention {
     return hidden;
   }
 
-  // The lane, among those that share row i, that is asked about it.
+  // The lane that answers for row i, among the lanes that share it.
   [[nodiscard]] __device__ __forceinline__ int lane_of_row(int i) const {
     return 2 * i + half;
   }

@@ -20,8 +20,8 @@ class DeviceLists {
   /// Enqueues two kernels and allocates nothing, so that it can be captured into a graph. The lists
   /// are ready in the order of `stream`; making them again gives the same lists.
   void make(cudaStream_t stream) const { make(stream, {}, 0); }
-  /// The same with other lengths and offsets: those of the block's batches, of which `first_batch`
-  /// is the first. The plan's mask has such parts itself.
+  /// The same with other lengths and offsets, of the block's batches from `first_batch` on. The
+  /// plan's mask has such parts itself.
   void make(cudaStream_t stream, const CallArgumentArrays& called, std::int64_t first_batch) const;
 
   /// [batches][heads] of the plan: tiles_per_list() query tiles each.

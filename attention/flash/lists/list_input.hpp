@@ -26,8 +26,8 @@ struct ColumnRange {
   std::int32_t stride = 1;
 };
 
-/// Neighbouring queries [begin, end) with the same id ≥ 0, and all keys with that id if these are
-/// neighbours too.
+/// Neighbouring queries [begin, end) with the same id ≥ 0, and all keys with this id if the keys
+/// are neighbours too.
 struct QueryRun {
   std::int32_t id = 0;
   std::int32_t begin = 0;
@@ -46,7 +46,7 @@ struct ListInput {
   static constexpr std::int32_t kUnlimited = 1 << 30;  ///< distance, above KeySegment::kFar
   static constexpr std::int32_t kWhole = 1 << 29;      ///< block size, above every position
 
-  std::int32_t batches = 1;  ///< those that have lists of their own
+  std::int32_t batches = 1;  ///< batches with lists of their own
   std::int32_t heads = 1;    ///< likewise
   const RowTile* row_tiles = nullptr;
   std::int32_t row_tile_count = 0;
@@ -64,7 +64,7 @@ struct ListInput {
   std::int32_t by_rule = 0;
   std::int32_t bottom_right = 0;  ///< alignment of documents
   PositionParts parts;
-  PositionFrame frame;                             ///< of all batches, but for what follows
+  PositionFrame frame;                             ///< of all batches, except as below
   const std::int32_t* offsets = nullptr;           ///< by batch; null: that of the frame
   const std::int32_t* prefixes = nullptr;          ///< likewise
   const std::int32_t* query_cu_seqlens = nullptr;  ///< of two packings; ids are their documents
@@ -73,7 +73,7 @@ struct ListInput {
   const std::int32_t* query_lengths = nullptr;
   const std::int32_t* kv_lengths = nullptr;
 
-  /// Runs in order of position. Those of batch b begin at first_…_run[b] and end before
+  /// Runs in order of position. The runs of batch b begin at first_…_run[b] and end before
   /// first_…_run[b + 1]. Null: no ids.
   const QueryRun* query_runs = nullptr;
   const KeyRun* key_runs = nullptr;

@@ -80,8 +80,8 @@ __device__ std::int32_t sum_of(const std::int32_t* values, std::int32_t count) {
   return Warp::sum(Warp::lane() < kWarps ? sums[Warp::lane()] : 0);
 }
 
-/// How many query tiles of the list come before this one: those with more key tiles, and those with
-/// as many that precede it.
+/// The number of query tiles of the list that come before this one: tiles with more key tiles, and
+/// earlier tiles with as many.
 __device__ __forceinline__ std::int32_t rank_of(const std::int32_t* key_tiles, std::int32_t count,
                                                 std::int32_t tile) {
   const std::int32_t own = key_tiles[tile];

@@ -32,7 +32,7 @@ ANNULUS_HOST_DEVICE inline Document common(const Document& a, const Document& b)
   return opening ? keys.opening : keys.rest;
 }
 
-/// The keys that any of some rows see, and those that all see.
+/// The keys that any of some rows sees, and the keys that all of them see.
 struct KeyHull {
   Document any;
   Document all;

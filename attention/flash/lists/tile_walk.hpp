@@ -175,7 +175,7 @@ struct Piece {
 
 /// A query tile beside one range of columns, and beside one of the two intervals of RowKeys: what
 /// the rows see otherwise does not count here. Bands have no opening. The range has a candidate for
-/// each key block; a piece begins at some of these.
+/// each key block; a piece begins at some of the candidates.
 class RangeWalk {
  public:
   ANNULUS_DEVICE RangeWalk(const TileWalk& of, std::int32_t range, bool of_opening)
@@ -234,7 +234,7 @@ class RangeWalk {
   }
 
  private:
-  /// The tiles of a span: those in [full_begin, full_end) need no mask.
+  /// The tiles of a span; the tiles [full_begin, full_end) need no mask.
   struct Cut {
     std::int32_t tiles;
     std::int32_t full_begin;

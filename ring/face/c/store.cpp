@@ -22,8 +22,8 @@ namespace {
 
 thread_local std::string reason;  // of a failed call of a store
 
-/// A thread that makes calls which may hang, or which must not see the signals of the main thread.
-/// It outlives its owner if a call hangs.
+/// A thread for calls that may hang, or that must not see the signals of the main thread. It
+/// outlives its owner if a call hangs.
 class CallThread {
  public:
   CallThread() {
@@ -47,8 +47,8 @@ class CallThread {
   CallThread(const CallThread&) = delete;
   CallThread& operator=(const CallThread&) = delete;
 
-  /// The result of `call`, which must own all that it uses. Throws TimeoutError with the name of
-  /// the call if it takes longer than Watchdog::kDefault, and InterruptedError.
+  /// Returns the result of `call`, which must own all data that it uses. Throws TimeoutError with
+  /// the name of the call if it takes longer than Watchdog::kDefault, or InterruptedError.
   template <class Call>
   auto run(const std::string& name, Call call) const {
     using Task = std::packaged_task<decltype(call())()>;
@@ -113,7 +113,7 @@ class CallersStore final : public KeyValueStore {
   }
 
  private:
-  // Returns 0, or ANNULUS_STORE_NO_VALUE if that may be.
+  // Returns 0, or ANNULUS_STORE_NO_VALUE if this is allowed.
   template <class Body>
   int call(const char* what, const std::string& key, Body body, bool may_miss = false) {
     const std::string name = fmt::format("key-value store: {} of {}", what, key);

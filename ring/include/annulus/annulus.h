@@ -19,8 +19,7 @@ extern "C" {
  * ANNULUS_LIBRARY_ERROR; below, errors of the caller. */
 typedef enum annulus_status {
   ANNULUS_SUCCESS = 0,
-  ANNULUS_USER_ERROR =
-      1, /* the caller's input is wrong; also what all ranks get if one has erred */
+  ANNULUS_USER_ERROR = 1,        /* the caller's input is wrong, on this rank or on another one */
   ANNULUS_ARGUMENT_ERROR = 2,    /* one named argument: annulus_error_argument() */
   ANNULUS_UNSUPPORTED_ERROR = 3, /* a valid request that this build or implementation refuses */
   ANNULUS_FILE_ERROR = 4,
@@ -41,17 +40,17 @@ const char* annulus_error_argument(void);
 
 /* "0.1.0". */
 const char* annulus_version(void);
-/* The name of the MPI library that this library uses, as MPI_Get_library_version() says it; "" if
- * it cannot be loaded. Callers who pass a communicator of an MPI that something else has loaded can
- * compare. Needs no MPI_Init. */
+/* The name of the MPI library that this library uses, from MPI_Get_library_version(); "" if it
+ * cannot be loaded. Before passing a communicator, a caller can compare it with the name of the MPI
+ * that made the communicator. Needs no MPI_Init. */
 const char* annulus_mpi_library(void);
-/* 1 if a launcher has started this process as one of several, which MPI connects (mpirun, srun); 2
- * if MPI does not (torchrun, or the variables RANK, WORLD_SIZE and MASTER_ADDR); 0 if it is alone.
- */
+/* 1 if this process is one of several that MPI connects (mpirun, srun); 2 if it is one of several
+ * that MPI does not connect (torchrun, or the variables RANK, WORLD_SIZE and MASTER_ADDR); 0 if it
+ * is alone. */
 int annulus_is_launched(void);
-/* Every long wait for another rank or a device asks `interrupted`, on the thread that waits, about
- * 50 times a second; if it returns another number than 0, the call fails with
- * ANNULUS_INTERRUPTED_ERROR. Null, the default: nobody is asked. Of the whole process. */
+/* Sets a function for the whole process. Every long wait for another rank or a device calls it, on
+ * the waiting thread, about 50 times a second; if it returns a number other than 0, the call fails
+ * with ANNULUS_INTERRUPTED_ERROR. Null, the default: nothing is called. */
 void annulus_set_interruption(int (*interrupted)(void));
 
 typedef enum annulus_dtype {
@@ -95,12 +94,12 @@ annulus_status annulus_context_create(const void* communicator,
                                       annulus_context** context);
 
 /* A key-value store that all ranks reach, such as torch's TCPStore or the coordination service of
- * JAX. It connects ranks without MPI, which exchange data between GPUs only. */
+ * JAX. It connects ranks without MPI; these ranks exchange data between GPUs only. */
 typedef struct annulus_store annulus_store;
-/* The calls of a store, 0 for success. They come from a thread of the library, one at a time, whose
- * callers wait for them. Keys are texts without spaces, values any bytes. */
+/* The operations of a store; they return 0 for success. A thread of the library calls them, one at
+ * a time, while the caller of the library waits. Keys are text without spaces, values any bytes. */
 typedef struct annulus_store_calls {
-  void* user; /* passed to all calls */
+  void* user; /* passed to every operation */
   /* Stores a value, in place of an earlier one. */
   int (*set)(void* user, const char* key, const void* value, size_t bytes);
   /* Waits at most `seconds` until there is a value, and writes it to `value` and its length to
@@ -111,22 +110,23 @@ typedef struct annulus_store_calls {
   int (*remove)(void* user, const char* key);
 } annulus_store_calls;
 #define ANNULUS_STORE_NO_VALUE 1
-/* To be called by a call that fails, before it returns another number than these two: the reason,
- * for the message of the ANNULUS_LIBRARY_ERROR that follows. */
+/* An operation that fails passes the reason here before it returns a number other than 0 and
+ * ANNULUS_STORE_NO_VALUE; the message of the ANNULUS_LIBRARY_ERROR that follows contains it. */
 void annulus_store_set_error(const char* reason);
 
 /* Rank `rank` of `size` ranks on a store. Communicates with nobody. */
 annulus_status annulus_store_create(const annulus_store_calls* calls, int rank, int size,
                                     annulus_store** store);
-/* After the contexts on it were destroyed. Null: does nothing. */
+/* To be called after the contexts on the store have been destroyed. Null: does nothing. */
 void annulus_store_destroy(annulus_store* store);
-/* The ranks of a store. Collective over them: all ranks make their contexts on it in the same
- * order. `options` may be null. */
+/* A context of all ranks of a store. Collective over these ranks, which make their contexts on the
+ * store in the same order. `options` may be null. */
 annulus_status annulus_context_create_on_store(annulus_store* store,
                                                const annulus_context_options* options,
                                                annulus_context** context);
 
-/* Collective; before MPI_Finalize, and after its attention was destroyed. Null: does nothing. */
+/* Collective. To be called before MPI_Finalize, and after the context's attention has been
+ * destroyed. Null: does nothing. */
 void annulus_context_destroy(annulus_context* context);
 int annulus_context_rank(const annulus_context* context);
 int annulus_context_size(const annulus_context* context);
@@ -137,8 +137,8 @@ annulus_status annulus_context_axis_size(const annulus_context* context, const c
 /* Collective: if a rank passes the text of an error, all ranks get it as ANNULUS_USER_ERROR. Null:
  * no error. */
 annulus_status annulus_context_agree(annulus_context* context, const char* error);
-/* The `bytes` bytes of every rank, as many on all, in order of rank; `all` has room for them. They
- * travel as control messages: for small amounts. Collective. */
+/* Gathers `bytes` bytes of every rank, the same number on all, into `all`, in order of rank. They
+ * travel as control messages, so they should be few. Collective. */
 annulus_status annulus_context_gather(annulus_context* context, const void* data, size_t bytes,
                                       void* all);
 /* The global positions, in local order, that `rank` holds of dimension `dimension` of an array of
@@ -165,11 +165,11 @@ void annulus_attention_options_destroy(annulus_attention_options* options);
  * "backward_implementation"; "reproducible": "no", "run" or "world"; "offset": "bottom-right". */
 annulus_status annulus_attention_options_set_text(annulus_attention_options* options,
                                                   const char* name, const char* value);
-/* Numbers by name: "query_length", "kv_length" and "kv_heads", of the whole problem, where a local
- * shape does not tell; "offset", "prefix", "sink_tokens", "chunk", "granule", "ulysses_degree",
- * "inner_size", "head_group_bytes"; and, 0 or 1, "causal", "weights", "normalize_output",
- * "call_lengths", "call_offsets", "call_dropout_seed" (values that come with the calls).
- * "call_sinks": every call passes its own sinks, this many per head. */
+/* Numbers by name: "query_length", "kv_length" and "kv_heads" of the whole problem, if they do not
+ * follow from a local shape; "offset", "prefix", "sink_tokens", "chunk", "granule",
+ * "ulysses_degree", "inner_size", "head_group_bytes"; and, 0 or 1, "causal", "weights",
+ * "normalize_output", "call_lengths", "call_offsets", "call_dropout_seed" (values that come with
+ * the calls). "call_sinks": every call passes its own sinks, this many per head. */
 annulus_status annulus_attention_options_set_integer(annulus_attention_options* options,
                                                      const char* name, int64_t value);
 /* "scale", "soft_cap". */
@@ -189,7 +189,7 @@ annulus_status annulus_attention_options_set_softmax_dtype(annulus_attention_opt
                                                            annulus_dtype dtype);
 annulus_status annulus_attention_options_set_window(annulus_attention_options* options,
                                                     int64_t left, int64_t right);
-/* One for each of B batches. */
+/* One number for each of the B batches. */
 annulus_status annulus_attention_options_set_offsets(annulus_attention_options* options,
                                                      const int32_t* offsets, size_t count);
 annulus_status annulus_attention_options_set_prefixes(annulus_attention_options* options,
@@ -250,7 +250,7 @@ typedef enum annulus_operand {
   ANNULUS_KV_LENGTHS = 11,
   ANNULUS_OFFSETS = 12,
   ANNULUS_SINKS = 13,
-  /* Of the backward pass, each with the shape of its operand. */
+  /* Gradients, each with the shape of its operand. */
   ANNULUS_GRAD_OUTPUT = 14,
   ANNULUS_GRAD_LSE = 15,
   ANNULUS_GRAD_QUERY = 16,
@@ -266,8 +266,8 @@ void annulus_tensors_destroy(annulus_tensors* tensors);
 annulus_status annulus_tensors_set(annulus_tensors* tensors, annulus_operand operand, void* data,
                                    annulus_dtype dtype, annulus_place place, int dimensions,
                                    const int64_t* shape, const int64_t* strides);
-/* Other memory for `count` operands that were set before, of the same dtype, shape and strides at
- * the same place: less work for a call that is repeated. */
+/* Sets new memory for `count` operands that were set before, with the same dtype, shape, strides
+ * and place. Cheaper than annulus_tensors_set() for calls that are repeated. */
 annulus_status annulus_tensors_set_data(annulus_tensors* tensors, int count,
                                         const annulus_operand* operands, void* const* data);
 annulus_status annulus_tensors_set_dropout_seed(annulus_tensors* tensors, uint64_t seed);

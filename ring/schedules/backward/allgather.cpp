@@ -102,7 +102,7 @@ class AllgatherBackward {
 
 // Bits that do not depend on the number of ranks need every sum in one place, in order of global
 // position. So nothing is scattered: every rank gathers all columns for the gradients of its rows,
-// and all rows, with what their gradients are made from, for those of its columns. Logits and dO Vᵀ
+// and all rows, with dO, LSE and delta, for the gradients of its columns. Logits and dO Vᵀ
 // are computed twice.
 class AllgatherInOrder {
  public:

@@ -59,8 +59,8 @@ class BackwardBuilder : public TaskBuilder {
   /// The buffers for gradients of the rank's own columns.
   [[nodiscard]] const ColumnGradients& own_columns_gradients() const { return own_columns_; }
 
-  /// Computes those of the rows that see any of these columns, for these query heads, and the
-  /// gradients of the sides that have buffers for them.
+  /// Computes the blocks of the rows that see any of these columns, for these query heads: the
+  /// gradients of the sides that have buffers.
   void compute(int step, int rows, HeadRange heads, const PlacedColumns& columns,
                const ColumnGradients& gradients);
   /// into := the sum of the parts, in their order; `into` may be the first of them.

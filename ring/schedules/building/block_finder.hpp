@@ -30,8 +30,8 @@ class BlockFinder {
   /// results are left to the caller.
   [[nodiscard]] std::vector<Block> find(HeadRange heads, const std::vector<PlacedPiece>& columns,
                                         GradientSides gradients = {}) const;
-  /// The same with candidates that can await columns; with all candidates if those that can do not
-  /// take every block.
+  /// The same with the candidates that can await columns; with all candidates if these candidates
+  /// do not take every block.
   [[nodiscard]] std::vector<Block> find_awaiting(HeadRange heads,
                                                  const std::vector<PlacedPiece>& columns) const;
   [[nodiscard]] bool awaits_columns(const Block& block) const;
@@ -51,7 +51,7 @@ class BlockFinder {
 
   /// Which candidates are asked, and for what.
   struct Asked {
-    bool awaiting = false;  ///< only those that can await columns
+    bool awaiting = false;  ///< only candidates that can await columns
     GradientSides gradients = {};
   };
   [[nodiscard]] Priced solve(HeadRange heads, const Tile& tile, const Asked& asked) const;

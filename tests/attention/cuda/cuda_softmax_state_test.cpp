@@ -123,7 +123,7 @@ class CudaSoftmaxState : public CudaTest {
          {mirrors.result(state.output), mirrors.result(state.lse), mirrors.result(state.maximum)});
     mirrors.download();
   }
-  // Parts in host memory. Those that share the result's memory do so on the device, too.
+  // Parts in host memory. Parts that share the result's memory share it on the device, too.
   void combine_there(std::vector<PartialState> parts, const HostState& host,
                      SoftmaxForm form = SoftmaxForm::normalised) {
     change(host, [&](Mirrors& mirrors, const SoftmaxState& there) {

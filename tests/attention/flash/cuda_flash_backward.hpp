@@ -16,8 +16,8 @@ struct Dims {
   std::int64_t head, value;
   DType dtype = DType::bfloat16;
 };
-/// Dimensions for each kernel; those of bfloat16 have one for float16, too. The first two kernels
-/// take modifiers.
+/// Dimensions for each kernel; kernels of bfloat16 have a counterpart for float16. The first two
+/// kernels take modifiers.
 inline constexpr Dims kAllDims[] = {{64, 64},
                                     {128, 128},
                                     {192, 128},

@@ -160,7 +160,8 @@ TEST_F(CudaFlashBackward, HiddenProductsMayOverflow) {
   }
 }
 
-// Small scores have a tanh without exponentials, those near the cap and those of huge caps others.
+// Small scores have a tanh without exponentials; scores near the cap, and all scores under huge
+// caps, have others.
 TEST_F(CudaFlashBackward, SoftCaps) {
   Random random(14);
   for (const double cap : {0.5, 30.0, 1e5}) {

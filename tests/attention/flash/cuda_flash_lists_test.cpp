@@ -1,4 +1,4 @@
-// Work lists made by the GPU, compared bit by bit with those that the host makes.
+// Work lists made by the GPU, compared bit by bit with the host's.
 #include <cstdint>
 #include <cstring>
 #include <utility>

@@ -48,7 +48,7 @@ class CudaFlashTest : public CudaTest {
     expect_block_accurate(whole.problem, whole.block(), whole.oracle());
   }
 
-  /// Columns in parts (begin, count), each continuing from the state of those before. `run`
+  /// Columns in parts (begin, count), each continuing from the state of the earlier parts. `run`
   /// computes a block on the stream. The last part writes its output in dtype `last` to memory of
   /// its own; without `last`, to the state.
   [[nodiscard]] Result run_in_parts(

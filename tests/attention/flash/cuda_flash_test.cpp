@@ -1,5 +1,5 @@
-// The flash kernel against the oracle, beside the suite that every implementation has to pass
-// (tests/attention/suite), and what it refuses.
+// The flash kernel, beside the suite that every implementation has to pass (tests/attention/suite):
+// comparisons with the oracle, and refusals.
 #include <algorithm>
 #include <array>
 #include <chrono>

@@ -1,5 +1,5 @@
 """Instructions of the flash kernels: the widest products there are, registers handed from the warps
-that bring tiles to those that compute, nothing spilled.
+that bring tiles to the warps that compute, nothing spilled.
 
     flash_sass_test.py CUOBJDUMP OBJECT...
 """

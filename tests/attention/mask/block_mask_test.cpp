@@ -103,7 +103,7 @@ TEST(BlockMask, NamedPatterns) {
   EXPECT_EQ(picture(BlockMask::strided(4, 8, 1, 2, {4, 2})), ".x..");
 }
 
-// A window's blocks are those in which it shows something: nothing is lost by them.
+// A window's blocks are the blocks in which it shows something: nothing is lost.
 TEST(BlockMask, CoversWhatTheMaskShows) {
   Random random(3);
   for (const std::vector<MaskKind>& kinds : mask_combinations()) {

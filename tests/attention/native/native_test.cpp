@@ -100,7 +100,7 @@ TEST(Native, RowsOfNoWeightAreNotEmpty) {
   const WholeAttention whole = weightless_attention();
   for (const DType lse_dtype : {DType::float32, DType::float64}) {
     expect_weightless_shown(run_native(whole.problem, whole.block(), 1, lse_dtype));
-    // The same in pieces: those without weight yield to the others, however they are cut.
+    // The same in pieces: pieces without weight yield to the others, however they are cut.
     for (const int pieces : {2, 6}) {
       expect_weightless_shown(in_pieces(whole, pieces, lse_dtype));
     }

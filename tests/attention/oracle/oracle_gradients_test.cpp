@@ -192,7 +192,7 @@ TEST(OracleGradients, EveryModifier) {
   }
 }
 
-// The gradients of some rows, heads and batches add up to those of all.
+// The gradients of some rows, heads and batches add up to the gradients of all.
 TEST(OracleGradients, PartsAddUp) {
   Random random(43);
   AttentionProblem problem = problem_of({2, 8, 8, 4, 2, 3, 3});

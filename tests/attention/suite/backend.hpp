@@ -39,7 +39,7 @@ struct Backend {
   Blocks blocks = Blocks::also;        ///< whether its problems have block masks
   std::vector<DType> confines;     ///< dtypes for which a hidden entry changes no bit of a result
   double largest_logit = 1e38;     ///< of bfloat16
-  bool skips_masks = true;         ///< of blocks whose pairs are all visible
+  bool skips_masks = true;         ///< in blocks whose pairs are all visible
   std::int64_t gradient_rows = 0;  ///< likewise, for gradients; 0: they have tests of their own
   std::int64_t gradient_columns = 0;
 };
@@ -94,7 +94,7 @@ class BackendTest : public ::testing::TestWithParam<Backend> {
     return implementation().declares().features.contains(Feature::unnormalised);
   }
 
-  /// True if the problem fits in its dtype or another one, which it then gets: the i-th first.
+  /// Gives the problem the first dtype that fits, beginning with the i-th; false if none fits.
   [[nodiscard]] bool choose_dtype(AttentionProblem& problem, std::size_t i) const {
     const std::vector<DType>& dtypes = backend().dtypes;
     for (std::size_t k = 0; k < dtypes.size(); ++k) {
@@ -114,8 +114,8 @@ class BackendTest : public ::testing::TestWithParam<Backend> {
   [[nodiscard]] AttentionProblem problem_of(std::size_t i) const {
     return problem_of(i, backend().rows, backend().columns);
   }
-  /// Blocks for every implementation that is meant for them, and for half of the problems of those
-  /// that take them.
+  /// Adds a block mask: to every problem of an implementation that is meant for block masks, and to
+  /// half of the problems of one that also takes them.
   static void add_blocks(Random& random, AttentionProblem& problem) {
     if (backend().blocks == Blocks::never) return;
     if (backend().blocks == Blocks::also && draw(random, 0, 1) == 0) return;

@@ -1,4 +1,5 @@
-// Every implementation against the oracle: masks, modifiers, shapes, parts, and what is not finite.
+// Every implementation against the oracle: masks, modifiers, shapes, parts, and values that are not
+// finite.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -51,7 +52,7 @@ class Forward : public BackendTest {
     for (std::int64_t i = 0; i < columns; i += 10) ranges.push_back({GlobalPosition(i), 10});
     return PositionRanges(ranges);
   }
-  /// How much a hidden entry that is not finite may change a result.
+  /// The largest change of a result that a hidden entry, which is not finite, may cause.
   [[nodiscard]] static float tolerance(DType dtype) {
     const std::vector<DType>& exact = backend().confines;
     return std::find(exact.begin(), exact.end(), dtype) != exact.end() ? 0 : 0.02F;
@@ -66,8 +67,8 @@ class Forward : public BackendTest {
     if (implementation().fits(modified, device_->place())) problem = modified;
   }
 
-  /// Columns in parts (begin, count), each of which continues the state of those before. The last
-  /// part's output may be rounded to the problem's dtype.
+  /// Columns in parts (begin, count), each of which continues the state of the earlier parts. The
+  /// last part's output may be rounded to the problem's dtype.
   [[nodiscard]] Result in_parts(const WholeAttention& whole,
                                 const std::vector<std::pair<std::int64_t, std::int64_t>>& parts,
                                 bool rounds) {
@@ -157,7 +158,7 @@ TEST_P(Forward, DropoutUnderEveryMask) {
   Random random(52);
   std::size_t i = 0;
   for (const std::vector<MaskKind>& kinds : all_combinations()) {
-    // Every kind with every other one of its group, but for not all three of a combination.
+    // Every pair of kinds of a group, but only a third of the combinations of three kinds.
     if (kinds.size() > 2 && i++ % 3 != 0) continue;
     AttentionProblem problem = problem_of(i);
     const AttentionShape& s = problem.shape;
@@ -241,7 +242,8 @@ TEST_P(Forward, ScalesAndSoftCaps) {
         if (cap > 0) problem.soft_cap = cap;
         problem.mask.set_window(50, 400);
         add_blocks(random, problem);
-        // Kernels of half types that take the maximum of a row before they scale.
+        // The flash kernels of half types take the maximum of a row before they scale it, so they
+        // need a positive scale.
         const bool refused = backend().on_gpu && backend().name != "native" && scale <= 0 &&
                              cap == 0 && dtype != DType::float32;
         ASSERT_NE(static_cast<bool>(implementation().fits(problem, device_->place())), refused);
@@ -484,7 +486,7 @@ TEST_P(Forward, ScoresHideWhatIsNotFinite) {
                         tolerance(problem.dtype))
                 << describe(problem) << " row " << t;
           } else {
-            // A dropped pair shows, too.
+            // Dropping a pair does not hide a NaN: 0 · NaN is NaN.
             ASSERT_TRUE(std::isnan(got)) << describe(problem) << " row " << t;
           }
         }
@@ -530,7 +532,7 @@ TEST_P(Forward, IsRightAtTheEndsOfTheRange) {
   }
 }
 
-// Logits that are whole numbers have no rounding: the largest is exactly that.
+// Logits that are whole numbers are not rounded, so the largest must be exact.
 TEST_P(Forward, HandsOverTheLargestLogits) {
   if (!hands_over_maxima()) GTEST_SKIP() << backend().name << " knows no largest logit";
   Random random(67);

@@ -7,7 +7,7 @@ constexpr DType kFloat32 = DType::float32;
 const std::vector<DType> kAll{DType::bfloat16, DType::float16, kFloat32};
 const std::vector<HeadDims> kTiles{{64, 64}, {128, 128}, {192, 128}, {256, 256}};
 
-// Head dimensions beside those of tiles, tiles that are cut short, and more work items than
+// Head dimensions that differ from the tiles', tiles that are cut short, and more work items than
 // multiprocessors.
 std::vector<AttentionShape> shapes_of_flash() {
   std::vector<AttentionShape> shapes{{3, 700, 700, 8, 2, 64, 64},

@@ -139,7 +139,7 @@ class Numbers(GradientTest):
         code, output = self.checked(*words)
         self.assertEqual(code, 0, output)
         for name in ("query", "key", "value"):
-            self.assertRegex(output, rf"grad_{name} +error, of its bound 0\.\d+  ok")
+            self.assertRegex(output, rf"grad_{name} +share of its bound 0\.\d+  ok")
         with open(self.path("g.safetensors"), "r+b") as file:
             file.seek(-3, os.SEEK_END)  # the exponent of the last number
             file.write(b"\x40\x40\x40")

@@ -29,7 +29,7 @@ class Case:
         self.differs = description.get("differs", {})
 
     def words(self):
-        """The options of annulus run, less those that name files."""
+        """The options of annulus run, except options that name files."""
         words = []
         for option, value in self.options.items():
             words.append(f"--{option}")
@@ -38,7 +38,7 @@ class Case:
         return words
 
     def take_as_the_reference_did(self):
-        """Changes options and tensors to those that the reference used."""
+        """Changes options and tensors to the reference's."""
         changes = self.differs["equals_with"]
         self.options = {**self.options, **changes.get("options", {})}
         for name, other in changes.get("tensors", {}).items():

@@ -41,7 +41,7 @@ TEST(Coverage, CountsWhatCame) {
   EXPECT_EQ(line(coverage, "masks by entry"), "a block mask 0, a dense mask 0");
   EXPECT_EQ(line(coverage, "modifiers"),
             "a soft cap 0, dropout 0, a bias 1, an unnormalised output 1, sinks 1");
-  EXPECT_EQ(line(coverage, "pairs of these"),
+  EXPECT_EQ(line(coverage, "pairs of parts"),
             "6 of 120; never causal masks with windows, causal masks with a prefix and 112 more");
   EXPECT_EQ(line(coverage, "layouts"),
             "contiguous 0, zigzag 0, striped 3, balanced 0, another one for keys 1");

@@ -59,8 +59,8 @@ class ReportFilesTest : public ::testing::Test {
   std::filesystem::path folder_;
 };
 
-// Rows that a long report has kept stay, whatever happens next, and no row comes twice. An earlier
-// report stays until there is a whole new one.
+// Kept rows of a long report remain, whatever happens next, and no row appears twice. An earlier
+// report remains until the new one is complete.
 TEST_F(ReportFilesTest, KeptRowsAreCompleteFiles) {
   Report report = report_of();
   write("a.json", "earlier");

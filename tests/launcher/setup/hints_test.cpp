@@ -18,7 +18,7 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Not;
 
-// Of files whose order is named; otherwise the same text is an error.
+// The hints of run with --layout; without it, the same text is an error.
 std::vector<std::string> of_run(const AttentionShape& shape) {
   Options options;
   options.command = Command::run;

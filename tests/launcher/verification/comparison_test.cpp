@@ -102,7 +102,7 @@ TEST_F(Comparison, SwappedRowsFail) {
   EXPECT_FALSE(passes());
 }
 
-// The bounds of a row are those of row_bound(), to the last bit.
+// The bounds of a row are row_bound()'s, to the last bit.
 TEST_F(Comparison, SharesAreOfTheRowsOwnBound) {
   outputs()[8] += 0.25F;  // row t = 1 of head 0, whose terms are
   truth_.terms[1] = {0.5, 0.75, 9, 2};
@@ -235,8 +235,7 @@ TEST_F(Comparison, RefusesOtherRows) {
       InternalError);
 }
 
-// Thousands of rows, causal: the first ones see few keys and carry the norm, as those of long
-// sequences do.
+// Thousands of rows, causal: the first rows see few keys and carry the norm, as in long sequences.
 class OneRowAmongThousands : public ::testing::TestWithParam<DType> {
  protected:
   static constexpr std::int64_t kRows = 4096;

@@ -32,7 +32,7 @@ std::vector<Entry> filled(const FillPart& fill, DType dtype,
   return entries;
 }
 
-// The entries at rows 5, 8 and 11 of head 1 and keys from 7 on must be those of the whole.
+// The entries at rows 5, 8 and 11 of head 1 and keys from 7 on must equal the whole's.
 template <class Entry>
 void expect_parts_agree(const FillPart& fill, DType dtype) {
   std::vector<PositionRanges> index = whole_index();

@@ -85,7 +85,7 @@ TEST_F(SampledRows, TheRightAnswerIsARoundingAway) {
   EXPECT_LT(found.lse_share, 0.3);
 }
 
-// The bounds of rows whose columns were made piece by piece are those of the whole.
+// The bounds of rows whose columns were made piece by piece equal the bounds of the whole.
 TEST_F(SampledRows, BoundsOfRowsAreThoseOfTheWhole) {
   problem_.sinks = Sinks::random(problem_.shape.heads, 2, 1);
   problem_.dropout.emplace(0.4, 9);

@@ -41,8 +41,8 @@ TEST_F(VerifySharded, PassesWhatIsRight) {
   EXPECT_EQ(found.selection.candidates.front()->names().front(), "spoiled");
 }
 
-// Every value that may come with a call: kernels that are right pass, and those that go on with
-// what the problem was planned with fail.
+// Every value that may come with a call: right kernels pass, and kernels that use the planned value
+// fail.
 TEST_F(VerifySharded, FailsAKernelThatKeepsTheValuesOfThePlan) {
   case_.problem.mask.set_query_lengths({40, 33});
   case_.problem.mask.set_kv_lengths({17, 38});

@@ -303,7 +303,7 @@ TEST(CostModel, ReadsFilesThatDoNotSayHowFastMemoryIsRead) {
   EXPECT_EQ(host.read_bytes_per_second, 4e12 / 3);
 }
 
-// All kernels of version 6 were those of the forward pass.
+// All kernels of version 6 belong to the forward pass.
 TEST(CostModel, ReadsFilesThatKnowNoPass) {
   json data = json::parse(to_json(measured_model()));
   EXPECT_EQ(data["version"], 7);

@@ -65,7 +65,7 @@ TEST(Prices, KnowTheThreadsOfARank) {
   EXPECT_EQ(rate(model), 4 * one);
   EXPECT_EQ(model.source, "assumed: 4 CPU threads per rank, ranks of one node");
   EXPECT_EQ(model.merge_bytes_per_second, CostModel::cpu_core().merge_bytes_per_second);
-  // Measured with 4 threads: as it is for 4, half of it for 2.
+  // Measured with 4 threads: the same rate for 4, half of it for 2.
   model.source = "measured: here";
   model.kernels["native"].emplace(class_of(problem),
                                   KernelCost{"a test", CostCurve::constant(8e9), 0});
@@ -76,7 +76,7 @@ TEST(Prices, KnowTheThreadsOfARank) {
     EXPECT_EQ(used.source, threads == 4 ? "measured: here"
                                         : "measured: here; kernels scaled from 4 to 2 threads");
   }
-  // Older files do not say how many there were.
+  // Older files do not have the number of threads.
   model.threads = 0;
   CostModel unknown = parse_cost_model(to_json(model), "model.json");
   unknown.use_threads(2);
@@ -122,7 +122,8 @@ TEST(Prices, FallBackOnTheNearestClassThatWasMeasured) {
     EXPECT_EQ(cost.call_latency, static_cast<double>(expected + 1) / 10);
     EXPECT_EQ(cost.knowledge, Knowledge::nearest);
   };
-  // The dtype before head dimensions, these before the mask, the mask before the soft cap.
+  // The dtype before head dimensions, head dimensions before the mask, the mask before the soft
+  // cap.
   nearest({half(128, MaskKind::band), half(96, MaskKind::general, true), half(256, MaskKind::band)},
           1);
   nearest({half(64, MaskKind::blocks), half(64, MaskKind::segments, true)}, 1);

@@ -103,7 +103,7 @@ class Layer {
   void spoil(cudaStream_t stream) {
     check_cuda(cudaMemsetAsync(output_.data(), 0xFF, output_.bytes(), stream), "cudaMemsetAsync");
   }
-  // One call, into an output that is spoilt before.
+  // One call; its output is overwritten beforehand.
   void expect_right_call(cudaStream_t stream, const Mask& mask) {
     spoil(stream);
     run(stream);
@@ -143,7 +143,7 @@ class Layer {
 /// Calls that the caller captures into a graph.
 class CapturedCalls {
  public:
-  /// Whatever `body` submits to the stream, and to streams that follow it.
+  /// Captures the work that `body` submits to the stream, and to streams that follow it.
   template <class Body>
   CapturedCalls(cudaStream_t stream, const Body& body) {
     check_cuda(cudaStreamBeginCapture(stream, cudaStreamCaptureModeRelaxed), "begin of capture");
@@ -172,7 +172,7 @@ class CapturedCalls {
 inline void CUDART_CB sleep_a_while(void* /*unused*/) {
   std::this_thread::sleep_for(std::chrono::milliseconds(100));
 }
-/// Later work on the stream waits for a while.
+/// Delays later work on the stream.
 inline void delay(cudaStream_t stream) {
   check_cuda(cudaLaunchHostFunc(stream, sleep_a_while, nullptr), "cudaLaunchHostFunc");
 }
@@ -216,7 +216,7 @@ class DeviceFace : public test::RankDeviceTest<> {
     return options;
   }
 
-  /// Captures into a graph what `body` submits, and drops it.
+  /// Captures the work that `body` submits into a graph, and drops the graph.
   template <class Body>
   cudaError_t capture_in_vain(const Body& body) {
     check_cuda(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeRelaxed), "begin of capture");

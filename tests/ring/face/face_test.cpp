@@ -179,7 +179,7 @@ TEST(Face, OutputsOfTheirOwn) {
   }
 }
 
-// Its own tensors, and those of compute(), under a schedule with hops and without.
+// The caller's tensors and compute()'s, under schedules with and without hops.
 TEST(Face, UnnormalisedOutputs) {
   Context context(world(), on_host());
   AttentionOptions options = causal(29);

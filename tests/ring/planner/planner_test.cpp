@@ -311,7 +311,8 @@ TEST(Planner, ManyQueriesGoRound) {
 }
 
 // A rank holds as many partial results of its own rows as the options allow (two at least), two
-// more that are on their way, and a sum. Of others' rows it holds those of the last two hops.
+// more that are on their way, and a sum. For the rows of other ranks, it holds the results of the
+// last two hops.
 TEST(Planner, PartialResultsOfManyHopsAreCombinedOnTheWay) {
   constexpr int kRanks = 8;
   constexpr std::int64_t kLength = 600;

@@ -514,7 +514,7 @@ TEST(Planner, TheRankOfANodeThatNeedsMostGetsItFirst) {
       }
     }
   }
-  // Rank 4 has rows 32 to 39, which see columns from 13 on; rank 5 sees those from 21 on.
+  // Rank 4 has rows 32 to 39, which see columns from 13 on; rank 5 sees columns from 21 on.
   const std::map<std::pair<int, int>, std::int64_t> expected{{{1, 4}, 3}, {{2, 4}, 8}, {{3, 4}, 8}};
   EXPECT_EQ(columns, expected);
 }

@@ -67,7 +67,7 @@ TEST(Recordings, ForgettingIsNotBeginningAnew) {
   EXPECT_TRUE(calls.recorded(memory[1]));
 }
 
-// 256 sets of tensors are kept. One more does not take the place of those that take turns.
+// 256 sets of tensors are kept. One more does not replace the sets that take turns.
 TEST(Recordings, MoreSetsThanFitDoNotMakeEachOtherForgotten) {
   std::vector<float> memory(257);
   Calls calls(false);

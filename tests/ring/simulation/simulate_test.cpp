@@ -78,7 +78,7 @@ TEST(Simulate, UsesTheCurveOfTheTransportInUse) {
 }
 
 // Four ranks in a ring, whose first blocks take as long as four of the others; a message takes as
-// long as two of these.
+// long as two of these blocks.
 TEST(Simulate, TransfersOfGpusRunAheadWhereMemoryAllows) {
   const auto blocks = [](const std::string& transport, bool direct, bool prefetch) {
     PlanOptions options;
@@ -175,7 +175,7 @@ TEST(Simulate, RandomProblemsFinishInTime) {
   }
 }
 
-// Ranks that are left out are assumed to be as far as those that they exchange with.
+// Ranks that are left out are assumed to be as far as the ranks that they exchange with.
 TEST(Simulate, ASampleOfEqualRanksTakesAsLongAsAllOfThem) {
   const AttentionProblem problem = problem_of(4096, false);
   const ShardedOperands operands = sequence_operands(problem, 8, LayoutKind::contiguous);

@@ -19,9 +19,10 @@ struct Float32Operands {
                                                   const Float32Operands& operands, int dim,
                                                   cudaStream_t stream);
 
-/// Enqueues the kernels of the gradients that are wanted: one for dK and dV, one for dQ, for head
-/// dimensions up to kDims, 64 or 128. They repeat bits, find lists and soft caps at run time, and
-/// take no modifiers. Each size is compiled by itself, from kernel.cu.in.
+/// Enqueues the kernels of the wanted gradients, one for dK and dV and one for dQ, for head
+/// dimensions up to kDims, 64 or 128. Their results repeat bit for bit. Lists and soft caps are
+/// run-time arguments; bias, dense mask and dropout are not supported. Each size is compiled by
+/// itself, from kernel.cu.in.
 template <int kDims>
 [[nodiscard]] cudaError_t launch_float32(const Arguments& arguments,
                                          const Float32Operands& operands, cudaStream_t stream);

@@ -8,9 +8,10 @@
 
 namespace annulus::flash::backward {
 
-/// The gradients of a tile of keys or queries in plain float32, as in the forward pass: S and dP of
-/// each pair of tiles, then sums of dS, and for keys of P, by the rows that pass. Sums stay in
-/// registers until the end, so their order does not vary.
+/// Computes the gradients of a tile of keys or queries in plain float32, as the forward pass does.
+/// For each passing tile, it computes S and dP, and adds the products of dS (for keys, also of P)
+/// and the passing rows to sums. The sums stay in registers until the end, so their order does not
+/// vary.
 ///
 /// A thread computes scores of 8 own rows and 4 passing rows, and the sums of these 8 rows in 4
 /// dims. The 16 threads that share rows are every other lane of a warp.
@@ -22,7 +23,7 @@ class TileGradients {
   static constexpr int kOwnRows = 8;
   static constexpr int kOtherRows = 4;
   static constexpr int kRecord = kTile + kFlagValues;
-  // The weight of a hidden pair is −0, and no other is.
+  // The weight of a hidden pair is −0, and no other weight is.
   static constexpr float kHidden = -0.0F;
   static constexpr std::uint32_t kHiddenBits = 0x80000000;
   using Numbers = float[kOwnRows][4];
@@ -60,7 +61,7 @@ class TileGradients {
     for (int at = 0; !last; at ^= 1) {
       const Step(&steps)[kPassing] = memory.step[at];
       const Step(&next)[kPassing] = memory.step[at ^ 1];
-      async_wait<kOfKeys ? 1 : 0>();  // for the first of the two tensors, which comes second for dQ
+      async_wait<kOfKeys ? 1 : 0>();  // for the first tensor, which is copied second for dQ
       __syncthreads();
       fetch(memory.step[at ^ 1]);
       const std::uint32_t masked = masked_tiles(steps);
@@ -131,8 +132,8 @@ class TileGradients {
     return kOfKeys ? memory.work.first_column : memory.rows.tile * kTile;
   }
 
-  // Copies a tile, a quad of dims at a time, to place(row, quad); dims and rows that are not become
-  // zeros. `rows`: of the tensor.
+  // Copies a tile to place(row, quad), a quad of dims at a time; dims and rows past the end become
+  // zeros. `rows`: the rows of the tensor.
   template <class Place>
   __device__ __forceinline__ void copy_tile(const RowTensor& tensor, std::int32_t head,
                                             std::int32_t first_row, std::int32_t rows,
@@ -166,7 +167,8 @@ class TileGradients {
     }
   }
 
-  // Copies the first or second tensor of the tiles that pass, in a group of its own.
+  // Copies the first or second tensor of the passing tiles, as its own group of asynchronous
+  // copies.
   __device__ __forceinline__ void copy_passing(int tensor, const Step (&steps)[kPassing]) const {
 #pragma unroll
     for (int i = 0; i < kPassing; ++i) {
@@ -328,7 +330,7 @@ class TileGradients {
     }
   }
 
-  // Replaces dP by dS, in which is the scale of the logits.
+  // Replaces dP by dS times the scale of the logits.
   __device__ __forceinline__ void differentiate(Numbers& grads, const Numbers& derived) const {
     float delta[kOfKeys ? kOtherRows : kOwnRows];
     load_row_values(delta, memory.delta[kOfKeys ? group : 0]);
@@ -372,8 +374,8 @@ class TileGradients {
     }
   }
 
-  // sums += weights·passing, in this thread's dims. The sum of these tiles is made apart, since
-  // rounding grows with the number of terms.
+  // sums += weights·passing, in this thread's dims. The products of these tiles are added up
+  // separately first, since rounding grows with the number of terms.
   __device__ __forceinline__ void add_products(Numbers& sums, int tensor, int tiles,
                                                std::uint32_t masked, int dims) const {
     if (64 * group >= dims) return;
@@ -409,7 +411,7 @@ class TileGradients {
 #pragma unroll
         for (int i = 0; i < kOwnRows; ++i) {
           const float weight = part(w[i], r);
-          // What is hidden is not multiplied by 0: 0 · NaN would be NaN.
+          // Hidden pairs are skipped, since 0 · NaN would be NaN.
           if (kMasked && __float_as_uint(weight) == kHiddenBits) continue;
           products[i][0] = fmaf(weight, x.x, products[i][0]);
           products[i][1] = fmaf(weight, x.y, products[i][1]);
@@ -420,7 +422,7 @@ class TileGradients {
     }
   }
 
-  // Adds the sums to a gradient that is wanted.
+  // Adds the sums to the gradient, if it is wanted.
   __device__ __forceinline__ void add(const Gradient& to, const Numbers& sums) const {
     const int dim = 64 * group + first_other;
     if (to.data == nullptr || dim >= to.dim) return;
@@ -442,7 +444,7 @@ class TileGradients {
   Memory& memory;
   int first_own;    // of this thread's own rows
   int first_other;  // of its passing rows, and of its dims among 64
-  int group;  // of threads: it computes the scores of this passing tile, and has these 64 dims
+  int group;  // of 128 threads, with the scores of this passing tile and the sums of these 64 dims
 };
 
 }  // namespace annulus::flash::backward

@@ -7,13 +7,13 @@
 #include "flash/backward/walk.cuh"
 #include "flash/float32/backward/kernels.hpp"
 
-// Sizes, work and shared memory of the float32 backward kernels. Each has two: in one, a thread
-// block owns a key tile and query tiles pass by, in the other it owns a query tile and key tiles
-// pass by.
+// Sizes, work and shared memory of the float32 backward kernels. There are two kernels: in one, a
+// thread block owns a key tile and query tiles pass by; in the other, it owns a query tile and key
+// tiles pass by.
 namespace annulus::flash::backward {
 
-/// As many tiles pass at a time as there are 64 dims: 128 threads compute the scores of one, and
-/// sum up 64 dims of the gradients.
+/// One tile passes at a time for every 64 dims. A group of 128 threads computes the scores of one
+/// passing tile, and sums 64 dims of the gradients.
 template <int kDims_>
 struct Float32Tiles {
   static constexpr int kDims = kDims_;
@@ -21,10 +21,10 @@ struct Float32Tiles {
   static constexpr int kKeys = kFloat32Tile;
   static constexpr int kPassing = kDims / 64;
   static constexpr int kThreads = 128 * kPassing;
-  static constexpr int kBlocks = kDims == 64 ? 2 : 1;  ///< that share a multiprocessor
+  static constexpr int kBlocks = kDims == 64 ? 2 : 1;  ///< thread blocks of a multiprocessor
 };
 
-/// A query tile of a head. Those with many key tiles come first, if the mask is causal. Query heads
+/// A query tile of a head. Under a causal mask, tiles with many keys come first. Query heads
 /// that share keys, and all heads of a section, run together.
 struct OwnRows {
   std::int32_t batch, head, tile;
@@ -86,7 +86,7 @@ struct Float32Memory {
   static constexpr int kDims = Tiles::kDims;
   static constexpr int kPassing = Tiles::kPassing;
   static constexpr int kOwnShift = 4;
-  static constexpr int kWeightShift = 16;  ///< they are also written, 64 bytes at a time
+  static constexpr int kWeightShift = 16;  ///< weights are also written, by 64 bytes
   static constexpr int kGroups = kFloat32Tile / 8;
 
   /// Q and dO, or K and V.
@@ -95,19 +95,19 @@ struct Float32Memory {
   alignas(16) float passing[2][kPassing][kFloat32Tile * kDims];
   /// P or dS: a row for each row of `own`.
   alignas(16) float weights[kPassing][kFloat32Tile * kFloat32Tile + kGroups * kWeightShift];
-  /// Of the passing queries, or of the own in place 0.
+  /// LSE and delta of the passing queries, or in place 0 of the own queries.
   alignas(16) float lse[kPassing][kFloat32Tile + kFlagValues];
   alignas(16) float delta[kPassing][kFloat32Tile];
   Step step[2][kPassing];  ///< this one and the next; tile < 0: there are no more
-  Work<Tiles> work;        ///< if keys are its own
+  Work<Tiles> work;        ///< of a block that owns keys
   ListPlace list_place;    ///< likewise
-  OwnRows rows;            ///< if queries are
+  OwnRows rows;            ///< of a block that owns queries
 
   [[nodiscard]] __device__ __forceinline__ float* own_at(int tensor, int row) {
     return own[tensor] + row * kDims + row / 8 * kOwnShift;
   }
-  /// Four dims of a row. They trade places inside 32, so that threads read the same dims of
-  /// different rows from different banks.
+  /// Four dims of a row. Groups of four are permuted within 32 dims, so that threads read the same
+  /// dims of different rows from different banks.
   [[nodiscard]] __device__ __forceinline__ float* passing_at(int tensor, int tile, int row,
                                                              int quad) {
     return passing[tensor][tile] + row * kDims + 4 * (quad ^ row / 4 % 8);

@@ -184,9 +184,10 @@ struct BackwardDeclaration {
   bool takes_grad_lse = true;  ///< delta need not be rowsum(dO ∘ O): an LSE may have a gradient
   /// True if one multiprocessor computes a tile of keys for all query heads of a key/value head.
   bool joins_query_heads = false;
-  /// As Declaration::reproducible_rows, for the gradients of columns: a column's are computed alike
-  /// where columns are cut only at multiples of this, and rows are not cut. 0: never. Those of a
-  /// block's rows, or of its columns, are then the same without the others.
+  /// As Declaration::reproducible_rows, for gradients: the gradients of a column are computed alike
+  /// if columns are cut only at multiples of this, and rows are not cut. 0: never. The gradients of
+  /// a block's rows are then the same without the gradients of its columns, and the other way
+  /// round.
   std::int64_t reproducible_columns = 0;
 };
 

@@ -127,8 +127,8 @@ struct Visibility {
   std::int64_t pairs = 0;  ///< visible (row, column) pairs, summed over the batches
   bool full = false;       ///< every pair is visible
   bool exact = true;       ///< `pairs` is exact, not an upper bound
-  LocalRange rows;         ///< no row outside these sees anything
-  LocalRange columns;      ///< no column outside these is visible
+  LocalRange rows;         ///< no row outside this range sees anything
+  LocalRange columns;      ///< no column outside this range is visible
   [[nodiscard]] bool empty() const { return pairs == 0; }
 };
 

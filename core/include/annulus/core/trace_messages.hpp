@@ -17,7 +17,7 @@ using TraceOfRanks = std::vector<std::vector<TraceSpan>>;
 struct TraceFlow {
   struct Side {
     std::size_t rank = 0;
-    std::size_t span = 0;  ///< among those of the rank
+    std::size_t span = 0;  ///< among the rank's spans
   };
   Side sender;
   Side receiver;

@@ -21,7 +21,7 @@ struct VisibleGpus {
 /// The GPU of each rank.
 struct GpuBinding {
   std::vector<int>
-      device_of_rank;    ///< index among those that the rank sees; empty with an obstacle
+      device_of_rank;    ///< index among the GPUs that the rank sees; empty with an obstacle
   std::string obstacle;  ///< why some rank has none
   bool any = false;      ///< some rank has GPUs, usable or not
 };

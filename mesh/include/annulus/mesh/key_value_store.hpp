@@ -12,14 +12,14 @@ namespace annulus {
 /// service of JAX: it connects ranks without MPI. Calls may come from any thread, several at a
 /// time. They throw LibraryError if the store fails.
 ///
-/// A mesh of P ranks keeps P + 1 short values there, until all ranks make the next one, and the
-/// messages that nobody has received yet, fewer than kAhead from one rank to another. All keys begin
-/// with "annulus/".
+/// A mesh of P ranks keeps P + 1 short values on the store until all ranks make the next mesh. It
+/// also keeps each message until it is received: fewer than kAhead from one rank to another. All
+/// keys begin with "annulus/".
 class KeyValueStore {
  public:
   /// The longest value.
   static constexpr std::size_t kMaximumBytes = std::size_t{64} << 10;
-  /// Messages that one rank sends to another ahead of its receiving them.
+  /// The limit of messages from one rank to another that have not been received.
   static constexpr int kAhead = 16;
 
   virtual ~KeyValueStore() = default;
@@ -29,7 +29,7 @@ class KeyValueStore {
 
   /// Stores a value of any bytes, in place of an earlier one.
   virtual void set(const std::string& key, const std::string& value) = 0;
-  /// The value, waiting at most `seconds` until there is one; nothing if there is none.
+  /// Waits at most `seconds` for a value and returns it; nothing if there is none.
   [[nodiscard]] virtual std::optional<std::string> get(const std::string& key, double seconds) = 0;
   /// Does nothing if there is no value.
   virtual void remove(const std::string& key) = 0;
@@ -40,9 +40,9 @@ class KeyValueStore {
     return "annulus/" + std::to_string(meshes_++) + '/';
   }
 
-  /// For a key that other ranks may still read, where their mesh ends later than this rank's.
+  /// Leaves a key that other ranks may still read, as their mesh may end later, to remove_now().
   void remove_later(std::string key) { to_remove_.push_back(std::move(key)); }
-  /// Removes these keys. To be called when all ranks have begun another mesh.
+  /// Removes the keys of remove_later(). To be called when all ranks have begun another mesh.
   void remove_now() {
     for (const std::string& key : to_remove_) remove(key);
     to_remove_.clear();

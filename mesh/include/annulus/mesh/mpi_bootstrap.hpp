@@ -7,7 +7,8 @@
 
 namespace annulus {
 
-/// All ranks of a communicator, which is duplicated when the mesh starts. Null for MPI_COMM_NULL.
+/// Connects all ranks of a communicator, which is duplicated when the mesh starts. Returns null for
+/// MPI_COMM_NULL.
 [[nodiscard]] std::unique_ptr<Bootstrap> make_mpi_bootstrap(MPI_Comm communicator);
 
 }  // namespace annulus

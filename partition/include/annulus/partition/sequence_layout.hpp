@@ -104,7 +104,7 @@ class SequenceLayout {
 /// | kind     | ranks A, size n           | rank t holds                                      |
 /// |----------|---------------------------|---------------------------------------------------|
 /// | block    | A divides n               | the t-th block of n/A                             |
-/// | sequence | any, even n < A           | those of SequenceLayout(layout, n, A, granule)    |
+/// | sequence | any, even n < A           | as SequenceLayout(layout, n, A, granule) says     |
 /// | assigned | the assignment's          | the positions that the assignment gives rank t    |
 /// | kv_heads | A divides n, or n ≥ 1     | the t-th block of n/A, or                         |
 /// |          | divides A                 | the one head t·n/A, shared by A/n ranks           |

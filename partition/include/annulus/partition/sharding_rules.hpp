@@ -30,7 +30,7 @@ enum class SemanticAxis : std::uint8_t {
   batch,
   query_length,
   kv_length,
-  head,  ///< query heads, including those of masks, biases and sinks
+  head,  ///< query heads, also the heads of masks, biases and sinks
   kv_head,
   head_dim  ///< D and Dv
 };

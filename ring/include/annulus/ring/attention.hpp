@@ -39,7 +39,7 @@ struct InitBias {
   std::function<void(const TensorView& part, std::span<const PositionRanges> index)> fill;
 };
 
-/// Choices for the backward pass. An empty one falls back to the forward pass's Choice, then to
+/// Choices for the backward pass. An empty field falls back to the forward pass's Choice, then to
 /// "auto".
 struct BackwardChoice {
   std::string implementation = {};
@@ -116,12 +116,12 @@ struct BackwardTensors {
   const void* value = nullptr;        ///< value_shape()
   const void* output = nullptr;       ///< output_shape(): the forward pass's result …
   const float* lse = nullptr;         ///< … and its LSE, lse_shape()
-  const void* grad_output = nullptr;  ///< output_shape(): the gradient of the loss by the output
+  const void* grad_output = nullptr;  ///< output_shape(): gradient with respect to the output
   void* grad_query = nullptr;         ///< query_shape()
   void* grad_key = nullptr;           ///< key_shape()
   void* grad_value = nullptr;         ///< value_shape()
-  /// lse_shape(): the gradient of the loss by the LSE; null if the loss does not depend on it. All
-  /// ranks pass one, or none does.
+  /// lse_shape(): the gradient of the loss with respect to the LSE; null if the loss does not
+  /// depend on it. All ranks pass one, or none does.
   const float* grad_lse = nullptr;
   const float* bias = nullptr;  ///< as in the forward pass
   const void* mask = nullptr;   ///< likewise
@@ -240,8 +240,8 @@ class Attention {
   /// communicates. All ranks throw the same error for a mask that does not fit or that no
   /// implementation accepts (UserError); the object then stays usable as before.
   ///
-  /// Rank 0 chooses the schedule for the new mask, which takes it seconds on a thousand ranks,
-  /// unless `next` keeps that of each pass. Ranks must agree on `next`.
+  /// Rank 0 chooses the schedule for the new mask, which takes seconds on a thousand ranks, unless
+  /// `next` keeps the schedule of each pass. Ranks must agree on `next`.
   void set_mask(const Mask& mask, ring::NextSchedule next = ring::NextSchedule::chosen);
   /// Returns when all calls are done. Throws UserError, on this rank alone, if a call read a length
   /// from device memory that was out of bounds; the object stays usable.

@@ -65,9 +65,9 @@ class Context {
   explicit Context(MPI_Comm communicator, const ContextOptions& options = {});
   /// One rank, without MPI.
   explicit Context(const ContextOptions& options = {});
-  /// Rank `rank` of `size` ranks, which find each other on a store and not by MPI; the store must
-  /// outlive the context. Collective over these ranks; throws as above. They exchange data
-  /// between GPUs. On CPUs, what needs an exchange of data throws UnsupportedError.
+  /// Rank `rank` of `size` ranks, which find each other through a store instead of MPI; the store
+  /// must outlive the context. Collective over these ranks; throws as above. The ranks exchange
+  /// data between GPUs. On CPUs, a call that would exchange data throws UnsupportedError.
   Context(std::shared_ptr<KeyValueStore> store, int rank, int size,
           const ContextOptions& options = {});
   /// Another mesh of ranks of `base`, with the device, registry, watchdog and settings of `base`,
@@ -107,8 +107,8 @@ class Context {
   [[nodiscard]] Registry& registry() noexcept;
   /// Guards every call on the context against overlapping ones.
   [[nodiscard]] OneAtATime& calls() noexcept;
-  /// Keeps what graphs of the caller still use, as long as it says so, or to the end of the
-  /// context. It is asked whenever attention ends.
+  /// Keeps resources that graphs of the caller use until `is_used` returns false, or until the
+  /// context ends. `is_used` is called whenever attention ends.
   void keep(std::function<bool()> is_used);
 
  private:

@@ -99,8 +99,8 @@ struct CostModel {
   [[nodiscard]] bool knows(std::string_view name) const;
   /// Throws ArgumentError when the model does not know the transport.
   void use_transport(std::string_view name);
-  /// Adapts the model to ranks with this many CPU threads: kernels are as much faster, or slower,
-  /// and memory is not. Does nothing for GPUs.
+  /// Adapts the model to ranks with this many CPU threads: the rates of kernels change in
+  /// proportion, the rates of memory do not. Does nothing for GPUs.
   void use_threads(int count);
   /// Uses the ranks' transport. If the model has no times of it, assumes some and says so in
   /// `source`.
@@ -134,13 +134,13 @@ struct CostModel {
 ///      "network_hops": [{"bytes": 65536, "seconds": 1e-4}, …], "node_bytes_per_second": 1.2e9,
 ///      "launch_seconds": 5e-6, "threads": 4, "assumed": ["network_hops", …]}
 [[nodiscard]] std::string to_json(const CostModel& model);
-/// Reads it back. "threads" may be absent. Files of version 6, whose kernels are of the forward
-/// pass, and of version 5, which had no read_bytes_per_second either, are read too: both keys may
-/// be absent. The curves of messages are read as CostCurve::rising(). Throws FileError, naming
-/// `path` and the key, for another schema or version, a class that comes twice, and a value that is
-/// missing, unknown (including implementations, and transports that the device does not use), of
-/// the wrong type, or so large or small that predictions would overflow (a latency above an hour, a
-/// rate below 1 per second).
+/// Reads the text back. "threads" may be absent. Files of versions 6 and 5 are read too: their
+/// kernels have no "pass" and belong to the forward pass, and files of version 5 have no
+/// read_bytes_per_second. The curves of messages are read as CostCurve::rising(). Throws FileError,
+/// naming `path` and the key, for another schema or version, a class that comes twice, and a value
+/// that is missing, unknown (including implementations, and transports that the device does not
+/// use), of the wrong type, or so large or small that predictions would overflow (a latency above
+/// an hour, a rate below 1 per second).
 [[nodiscard]] CostModel parse_cost_model(std::string_view text, const std::string& path);
 
 }  // namespace annulus::ring

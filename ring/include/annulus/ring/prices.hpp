@@ -36,9 +36,9 @@ struct Prices {
   }
 };
 
-/// Gives ranks that plan together the same prices of kernels, the highest of all ranks, so that
-/// they plan alike where their CPUs or their threads differ. Collective; ranks must agree on the
-/// cost model, but for its threads, and on the implementations.
+/// Gives all ranks the same prices of kernels, the highest of any rank, so that they make the same
+/// plans even if their CPUs or numbers of threads differ. Collective; ranks must agree on the
+/// implementations and on the cost model, except for its threads.
 void share_prices(Prices& prices, Control& ranks);
 
 /// The prices of these implementations for the class of a pass of `problem` (class_of()). Each
@@ -54,7 +54,7 @@ void share_prices(Prices& prices, Control& ranks);
 ///    similar assumed rate.
 /// 4. The assumed rate of the implementation at `place`.
 ///
-/// Assumed rates of CPUs are those of a thread, times the threads of the model.
+/// An assumed rate of a CPU is the rate of one thread, times the threads of the model.
 ///
 /// Throws ArgumentError for a model of ranks that compute on another kind of device.
 [[nodiscard]] Prices make_prices(CostModel model, const AttentionProblem& problem,

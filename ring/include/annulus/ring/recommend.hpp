@@ -46,7 +46,7 @@ struct Recommendation {
   std::string mesh;                       ///< "tp=2,sp=4"
   int head_shards = 1;                    ///< the ranks that the heads are divided among
   std::optional<LayoutKind> layout = {};  ///< of the sequence; none where it is whole
-  /// None where the problem cannot be laid on the mesh.
+  /// None if the problem does not fit on the mesh.
   std::optional<ScheduleVariant> variant = {};
   std::string transport;
   std::string why_not;   ///< why it is not recommended; empty if it is
@@ -59,7 +59,7 @@ struct Recommendation {
   PredictedRun backward_run = {};
   /// Seconds of the all-reduce that a model's output projection needs where heads are divided:
   /// sums of [B,T,N·Dv] in the problem's dtype, over the ranks of a group. With a backward pass,
-  /// also as much for the gradients of the layer's input.
+  /// the same again for the gradients of the layer's input.
   double projection = 0;
   double rate = 0;  ///< operations of attention per second and rank
 
@@ -68,7 +68,7 @@ struct Recommendation {
 
 /// Compares meshes dp × tp × sp with every sequence layout and schedule that `problem` leaves open,
 /// by total() and memory: see docs/planning.md. Returns the best for each number of head shards
-/// first. The first of these is the fastest or, if several tie with it, the one with fewest head
+/// first. The first entry is the fastest or, if several tie with it, the one with the fewest head
 /// shards. Then come the candidates that tie with one of the best, then the others, with the
 /// reason. Ranks of sp, or else of tp, are neighbours. Specs of the problem are not used. Throws
 /// UserErrors for errors on every mesh, such as an unknown implementation. The backward pass takes

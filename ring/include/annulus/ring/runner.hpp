@@ -96,7 +96,7 @@ class Runner {
   /// True if kernels of this rank wait for what other ranks send. A caller cannot capture such
   /// calls.
   [[nodiscard]] virtual bool awaits_arrivals() const noexcept = 0;
-  /// Later calls refuse to be captured, as those of a rank whose kernels wait.
+  /// Later calls refuse to be captured, like calls of a rank whose kernels wait.
   virtual void refuse_capture() noexcept = 0;
   /// True if a graph of the caller holds calls. Such a runner must stay as it is until the graph
   /// has been destroyed; preparing it for other tensors keeps what the graph needs.

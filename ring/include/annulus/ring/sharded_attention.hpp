@@ -68,8 +68,8 @@ class ShardedAttention {
   /// Replaces the mask for later calls: other lengths, other documents. If set_values() is enough,
   /// does that and returns false. Otherwise it is collective over the mesh. Waits for earlier calls
   /// and replans, with the same shardings; compiled kernels are kept. All ranks throw the same
-  /// error for a mask that does not fit or that no implementation accepts, be it only in the
-  /// schedule that is kept (UserError); the object then stays usable as before.
+  /// UserError for a mask that does not fit or that no implementation accepts (with a kept
+  /// schedule, in this schedule); the object then stays usable as before.
   bool set_mask(const Mask& mask, NextSchedule next = NextSchedule::chosen);
   /// Replaces lengths and offsets that are call arguments. Does nothing and returns false if the
   /// mask differs from the planned one in anything else. Does not communicate.
@@ -113,8 +113,8 @@ class ShardedAttention {
   [[nodiscard]] bool reduces_rounded() const;
   /// See RankPlan::adds_rounded_gradients.
   [[nodiscard]] bool adds_rounded_gradients() const { return rank_plan().adds_rounded_gradients(); }
-  /// The implementations that can compute the problem, and why the others cannot, be it only for
-  /// some of this rank's blocks.
+  /// The implementations that can compute the problem, and why the others cannot compute it, or not
+  /// all of this rank's blocks.
   [[nodiscard]] Selection selection() const;
   /// The implementation that computes a block of the rank's plan.
   [[nodiscard]] const Implementation& implementation_of(const Tile& block) const {

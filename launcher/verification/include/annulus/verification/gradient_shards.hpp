@@ -35,7 +35,7 @@ class GradientShards {
   /// Computes other gradients, so that a later call cannot profit from leftovers of an earlier one.
   void compute_others(Attention& attention, const ring::LocalTensors& forward);
   [[nodiscard]] std::vector<std::vector<std::byte>> bytes() const;
-  /// True if the gradients have the same bits as those of `whole`, the whole problem.
+  /// True if the gradients have the same bits as in `whole`, the gradients of the whole problem.
   [[nodiscard]] bool are_parts_of(const GradientShards& whole) const;
   /// The errors over all ranks. If ranks hold copies, every copy counts. Entries of magnitude 0
   /// must be exact. Collective over the group.

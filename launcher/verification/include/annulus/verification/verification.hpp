@@ -138,8 +138,8 @@ struct Verification {
 /// A backward pass is run twice from results of the sharded forward pass. Its gradients are
 /// compared with the oracle's of the whole problem, which every rank makes: see docs/semantics.md
 /// §6, and verify_gradients(). Throws ArgumentError for a problem that is too large for this
-/// (kMaxGradientEntries). The errors are compared likewise with those of an unsharded backward pass
-/// after an unsharded forward pass.
+/// (kMaxGradientEntries). The errors are compared likewise with the errors of an unsharded backward
+/// pass after an unsharded forward pass.
 [[nodiscard]] Verification verify_sharded(const ShardedCase& sharded_case, Context& context,
                                           const Phase& phase = {});
 

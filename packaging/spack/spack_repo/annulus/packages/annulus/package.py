@@ -57,7 +57,7 @@ class Annulus(CMakePackage, CudaPackage):
         if spec.satisfies("+cuda ~nccl"):
             args.append(self.define("CMAKE_DISABLE_FIND_PACKAGE_NCCL", True))
         if spec.satisfies("+cuda") and "none" not in spec.variants["cuda_arch"].value:
-            # Hopper's own instructions are those of 90a.
+            # Hopper's own instructions need 90a.
             names = {"90": "90a-real", "90a": "90a-real"}
             architectures = spec.variants["cuda_arch"].value
             args.append(

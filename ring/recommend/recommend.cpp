@@ -98,6 +98,12 @@ void check_nodes(const WantedRanks& wanted) {
                       fmt::format("a divisor of {} ranks", wanted.ranks));
 }
 
+// "1878", "18.8" or "0.188".
+std::string milliseconds(double seconds) {
+  const double ms = seconds * 1e3;
+  return ms >= 100 ? fmt::format("{:.0f}", ms) : fmt::format("{:.3g}", ms);
+}
+
 std::string too_much(double bytes, double limit, const char* how_much) {
   return fmt::format("does not fit: needs {}{:.0f} MiB per rank, of {:.0f}", how_much, bytes / kMiB,
                      limit / kMiB);
@@ -265,7 +271,7 @@ class Search {
 
   static void set_slow(Candidate& candidate) {
     candidate.is_slow = true;
-    candidate.why_not = fmt::format("slower: takes {:.3g} ms or more", candidate.least * 1e3);
+    candidate.why_not = fmt::format("slower: takes {} ms or more", milliseconds(candidate.least));
   }
 
   // Of a large mesh, lets the most hopeful candidates come first.
@@ -312,10 +318,10 @@ class Search {
     if (candidate.least > limit) return set_slow(candidate);
     const Candidate* const best = best_so_far(candidate.head_shards);
     if (best != nullptr && candidate.run.memory_bytes >= best->run.memory_bytes &&
-        candidate.least * kTie >= best->total()) {
+        candidate.least * kTie >= fastest(candidate)) {
       candidate.is_slow = true;
       candidate.why_not =
-          fmt::format("at best a tie with {}, which needs less memory", text_of(*best));
+          fmt::format("at best a tie, and {} needs less memory", text_of(*best));
       return;
     }
     try {
@@ -350,7 +356,7 @@ class Search {
       if (one.total() > fastest(one) * kTie) {
         one.least = one.total();
         one.is_slow = true;
-        one.why_not = fmt::format("slower: takes {:.3g} ms", one.total() * 1e3);
+        one.why_not = fmt::format("slower: takes {} ms", milliseconds(one.total()));
         continue;
       }
       Candidate*& chosen = best[one.head_shards];

@@ -38,17 +38,10 @@ class HeadExchange {
         builder_(context),
         with_rows_(builder_.sent_with_rows()),
         shares_(share_heads(local().heads, local().kv_heads, degree, groups())),
-        rows_(gathered(outer_, &HeldSequence::rows)),
-        columns_(gathered(outer_, &HeldSequence::columns)),
-        needs_(context.input.problem, rings_,
-               [this](int ring) {
-                 HeldSequence held = held_by(context_.input.operands, context_.rank);
-                 held.rows = gathered(ring, &HeldSequence::rows).positions();
-                 held.columns = gathered(ring, &HeldSequence::columns).positions();
-                 return held;
-               }),
+        rows_(gathered(&HeldSequence::rows)),
+        columns_(gathered(&HeldSequence::columns)),
         traffic_(
-            needs_, {rings_, rings_},
+            context.needs.of_neighbours(degree), {rings_, rings_},
             sends_directly(context, {rings_, rings_}, [this](int ring) { return member(ring); })),
         rounds_(
             context, builder_, traffic_, outer_, [this](int ring) { return member(ring); },
@@ -96,11 +89,11 @@ class HeadExchange {
     return most;
   }
 
-  // The rows or columns that the ranks at a ring position hold together.
-  [[nodiscard]] Gathering gathered(int ring, PositionRanges HeldSequence::*sequence) const {
+  // The rows or columns that the rank holds together with its partners.
+  [[nodiscard]] Gathering gathered(PositionRanges HeldSequence::*sequence) const {
     std::vector<PositionRanges> shards;
     for (int i = 0; i < degree_; ++i) {
-      const int rank = context_.group[static_cast<std::size_t>(ring * degree_ + i)];
+      const int rank = context_.group[static_cast<std::size_t>(outer_ * degree_ + i)];
       shards.push_back(held_by(context_.input.operands, rank).*sequence);
     }
     return Gathering(shards);
@@ -280,7 +273,6 @@ class HeadExchange {
   std::vector<std::vector<HeadShare>> shares_;  // by inner rank
   Gathering rows_;
   Gathering columns_;
-  KvNeeds needs_;  // of the ranks of the ring
   RingTraffic traffic_;
   RingRounds rounds_;
   std::size_t group_ = 0;                     // the current one

@@ -33,14 +33,9 @@ class HeadExchangeBackward {
         builder_(context),
         head_shares_(shared_heads(context.input.problem, builder_.plan().local, degree)),
         shares_(shares()),
-        rows_(gathered(outer_, &HeldSequence::rows)),
-        columns_(gathered(outer_, &HeldSequence::columns)),
-        needs_(context.input.problem, rings_, [this](int ring) {
-          HeldSequence held = held_by(context_.input.operands, context_.rank);
-          held.rows = gathered(ring, &HeldSequence::rows).positions();
-          held.columns = gathered(ring, &HeldSequence::columns).positions();
-          return held;
-        }) {
+        rows_(gathered(&HeldSequence::rows)),
+        columns_(gathered(&HeldSequence::columns)),
+        needs_(context.needs.of_neighbours(degree)) {
     if (builder_.has_row_replicas()) throw InternalError("ranks with the same rows exchange heads");
     contents_ = builder_.sent_with_rows();
     contents_.insert(contents_.end(), {Content::grad_output, Content::lse, Content::delta});
@@ -113,11 +108,11 @@ class HeadExchangeBackward {
     return columns_complete() && builder_.complete_dtype() == builder_.input().problem.dtype;
   }
 
-  // The rows or columns that the ranks at a ring position hold together.
-  [[nodiscard]] Gathering gathered(int ring, PositionRanges HeldSequence::*sequence) const {
+  // The rows or columns that the rank holds together with its partners.
+  [[nodiscard]] Gathering gathered(PositionRanges HeldSequence::*sequence) const {
     std::vector<PositionRanges> shards;
     for (int i = 0; i < degree_; ++i) {
-      const int rank = context_.group[static_cast<std::size_t>(ring * degree_ + i)];
+      const int rank = context_.group[static_cast<std::size_t>(outer_ * degree_ + i)];
       shards.push_back(held_by(context_.input.operands, rank).*sequence);
     }
     return Gathering(shards);
@@ -356,7 +351,7 @@ class HeadExchangeBackward {
       head_shares_;                // by rank: whole groups of heads, or parts of one
   std::vector<HeadShare> shares_;  // by rank: all its heads
   Gathering rows_, columns_;
-  KvNeeds needs_;                   // of the ranks of the ring
+  const KvNeeds& needs_;            // of the ranks of the ring
   std::vector<Content> contents_;   // sent with rows
   std::map<Content, int> buffers_;  // of all rows, for the rank's heads
   int key_value_ = -1;              // of all columns

@@ -6,6 +6,8 @@
 #include <numeric>
 #include <utility>
 
+#include "schedules/building/gathering.hpp"
+
 namespace annulus::ring {
 
 namespace {
@@ -105,7 +107,24 @@ const HeldSequence& KvNeeds::member(int index) const {
   return *member;
 }
 
+const KvNeeds& KvNeeds::of_neighbours(int count) const {
+  std::unique_ptr<KvNeeds>& known = neighbours_[count];
+  if (known) return *known;
+  known = std::make_unique<KvNeeds>(problem_, size() / count, [this, count](int index) {
+    const auto gathered = [&](PositionRanges HeldSequence::*sequence) {
+      std::vector<PositionRanges> shards;
+      for (int i = 0; i < count; ++i) shards.push_back(member(index * count + i).*sequence);
+      return Gathering(shards).positions();
+    };
+    const HeldSequence& first = member(index * count);
+    return HeldSequence{first.first_batch, first.batches, gathered(&HeldSequence::rows),
+                        gathered(&HeldSequence::columns)};
+  });
+  return *known;
+}
+
 void KvNeeds::forget_some() {
+  for (const auto& [count, needs] : neighbours_) needs->forget_some();
   constexpr std::size_t kMaximumPairs = std::size_t{1} << 16;
   if (known_->size() <= kMaximumPairs) return;
   known_.reset();

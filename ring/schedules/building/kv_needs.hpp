@@ -3,6 +3,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <map>
+#include <memory>
 #include <memory_resource>
 #include <optional>
 #include <span>
@@ -62,6 +64,9 @@ class KvNeeds {
   /// sorted runs that neither touch nor overlap. Looks at few of the members, unless the mask is
   /// irregular.
   void add_of_any(std::vector<LocalRange>& runs, int origin, int first, int count) const;
+  /// The same for groups of `count` neighbouring members, each of which holds together what they
+  /// hold (see Gathering). `count` divides the number of members.
+  [[nodiscard]] const KvNeeds& of_neighbours(int count) const;
   /// Bounds the memory of remembered pairs. To be called between the plans of two members.
   void forget_some();
 
@@ -82,6 +87,7 @@ class KvNeeds {
   mutable std::pmr::monotonic_buffer_resource memory_;
   using Known = std::pmr::unordered_map<std::size_t, std::pmr::vector<ColumnPiece>>;
   mutable std::optional<Known> known_{&memory_};  // by pair
+  mutable std::map<int, std::unique_ptr<KvNeeds>> neighbours_;  // by their number
 };
 
 }  // namespace annulus::ring

@@ -233,6 +233,22 @@ class RankFails(CliTest):
         self.assertLessEqual(abs(len(rows) - len(report["rows"])), 1)
         self.assertEqual(report["rows"][0]["shape"], rows[0]["shape (B,T,S,N,K,D,Dv)"])
 
+    def test_interrupted_bench_under_mpirun_says_so_once(self):
+        words = command("bench", "--device", "cpu", "--threads", "1", "--sweep", "16:64k", "--iters", "2",
+                        "--csv", "rows.csv", ranks=3)
+        for which in [signal.SIGINT, signal.SIGTERM]:
+            with self.subTest(which):
+                job = subprocess.Popen(words, cwd=self.directory, stdout=subprocess.DEVNULL,
+                                       stderr=subprocess.PIPE, text=True)
+                deadline = time.monotonic() + TIMEOUT / 2
+                while not os.path.exists(self.path("rows.csv")) and time.monotonic() < deadline:
+                    time.sleep(0.01)
+                for _ in range(3):
+                    job.send_signal(which)
+                _, messages = job.communicate(timeout=TIMEOUT / 2)
+                self.assertEqual(messages.count("annulus: interrupted by "), 1, messages)
+                os.remove(self.path("rows.csv"))
+
     def test_interrupted_mpirun_says_what_it_interrupts_once(self):
         code, messages, _ = self.interrupt(None, signal.SIGINT)
         self.assertNotIn(code, [0, 2, 3, 4], "codes of the program")

@@ -249,7 +249,9 @@ void refuse(const Options& options, const std::vector<Recommendation>& candidate
     if (least == nullptr || one.run.memory_bytes < least->run.memory_bytes) least = &one;
   }
   if (least != nullptr) {
-    throw ArgumentError("--memory", *options.given_value("memory"),
+    const std::string& given = *options.given_value("memory");
+    const bool has_unit = given.find_first_not_of("0123456789") != std::string::npos;
+    throw ArgumentError("--memory", has_unit ? given : given + " bytes",
                         fmt::format("at least {:.0f} MiB per rank, which {} needs",
                                     std::ceil(least->run.memory_bytes / kMiB), name_of(*least)));
   }
@@ -310,6 +312,10 @@ void recommend(const Options& given, const Registry& registry, std::ostream& out
   const Recommendation& best = all.front();
   if (!best.why_not.empty()) refuse(options, all);
   print_warnings(setup.warnings);
+  if (!options.dtype && !planned_place(options).is_host()) {
+    print_warnings({"--dtype is not given, so float32 is planned; GPUs compute bfloat16 many times "
+                    "as fast (--dtype bfloat16)"});
+  }
   std::set<std::string> transports;
   bool has_projection = false;
   std::size_t recommended = 0;

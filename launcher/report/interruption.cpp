@@ -75,8 +75,11 @@ class Line {
 
 extern "C" void interrupt(int signal) {
   files::remove_temporary_files();
-  if (const std::string* const text = last_word.load(); text != nullptr) write_all(*text);
-  if (speaking) {
+  // At most once, however many signals a launcher sends.
+  if (const std::string* const text = last_word.exchange(nullptr); text != nullptr) {
+    write_all(*text);
+  }
+  if (speaking.exchange(false)) {
     Line line;
     line.add("annulus: interrupted by ");
     for (const HandledSignal& handled : kSignals) {

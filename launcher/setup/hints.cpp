@@ -39,6 +39,11 @@ std::vector<std::string> hints(const Options& options, const AttentionShape& sha
         "--causal-offset bottom-right (--causal-offset 0 if not)",
         shape.query_length, shape.query_length, shape.kv_length));
   }
+  if (options.command != Command::run && shape.heads > kMostHeads) {
+    hints.push_back(fmt::format(
+        "--shape: {} heads and {} positions of query look swapped: the order is B,T,S,N,K,D",
+        shape.heads, shape.query_length));
+  }
   if (options.command == Command::run && looks_swapped(shape)) {
     // If query and key have different orders, --layout does not help.
     const bool both = shape.kv_heads > shape.kv_length || shape.kv_heads > kMaximumHeads;

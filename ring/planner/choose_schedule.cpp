@@ -28,6 +28,7 @@ struct Candidate {
   PlanInput input;
   std::string refused = {};  // why no kernel computes it; empty if one does
   double least = 0;          // seconds; see Predictor::least()
+  double estimate = 0;       // seconds; see Predictor::estimate()
   bool played = false;       // simulated
   double seconds = 0;        // predicted, if it was simulated
   double bytes = 0;  // of buffers, of the rank with most; a lower bound until it is simulated
@@ -57,6 +58,7 @@ class Comparison {
     }
     std::stable_sort(hopeful.begin(), hopeful.end(),
                      [](const Candidate* a, const Candidate* b) { return a->least < b->least; });
+    estimate(hopeful);
     const Candidate* best = nullptr;
     // Each simulation may rule out others, so every round begins with the most hopeful one left.
     const auto undecided = [&](const Candidate* one) {
@@ -110,6 +112,24 @@ class Comparison {
       text += fmt::format("; {}: {}", variant_text(one.variant), one.refused);
     }
     return text + remedy;
+  }
+
+  // Puts the most hopeful ones first, and drops those that are sure to lose.
+  void estimate(std::vector<Candidate*>& hopeful) {
+    double limit = std::numeric_limits<double>::infinity();
+    for (Candidate* one : hopeful) {
+      unless_refused(*one, [&] {
+        PredictedRun least;
+        least.seconds = one->least;
+        one->estimate = predictor_.estimate(one->input, one->variant, least, limit).seconds;
+        if (std::isinf(one->estimate)) one->least = std::max(one->least, limit);
+        limit = std::min(limit, one->estimate * kSampleError * kNoise);
+      });
+    }
+    std::erase_if(hopeful, [](const Candidate* one) { return std::isinf(one->estimate); });
+    std::stable_sort(hopeful.begin(), hopeful.end(), [](const Candidate* a, const Candidate* b) {
+      return a->estimate < b->estimate;
+    });
   }
 
   // A variant that takes longer than the limit is not simulated to the end: it cannot win.

@@ -2,6 +2,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <iterator>
+#include <limits>
 #include <map>
 #include <set>
 #include <utility>
@@ -19,6 +20,9 @@
 
 namespace annulus::ring {
 namespace {
+
+// All ranks of such a mesh take so long to simulate that it pays to look at a sample first.
+constexpr int kLargeMesh = 128;
 
 void add_traffic(PredictedRun& run, const RankPlan& rank, const Prices& prices) {
   const int node = prices.node_of(rank.rank);
@@ -109,6 +113,29 @@ struct Predictor::Impl {
   KvGroups groups;
   std::vector<int> ranks;
   int busiest;
+  std::vector<int> sample = {};  // of a mesh of which all ranks are simulated, if it is large
+
+  std::optional<PredictedRun> run(const PlanInput& input, const ScheduleVariant& variant,
+                                  const std::vector<int>& of, double limit) {
+    PredictedRun run;
+    Simulation simulation(input.prices, variant_text(variant));
+    for (const int rank : of) {
+      const RankPlan plan = groups.plan(input, variant.schedule, rank);
+      add_memory(run, plan);
+      add_traffic(run, plan, input.prices);
+      if (simulation.add(plan) > limit) return std::nullopt;
+    }
+    const std::vector<RankTimeline> timelines = simulation.run(limit);
+    if (timelines.empty()) return std::nullopt;
+    for (const RankTimeline& timeline : timelines) {
+      run.seconds = std::max(run.seconds, timeline.finish);
+    }
+    const double scale = static_cast<double>(input.operands.key.mesh().ranks()) /
+                         static_cast<double>(of.size());
+    run.received_bytes *= scale;
+    run.across_bytes *= scale;
+    return run;
+  }
 };
 
 Predictor::Predictor(const PlanInput& input) : Predictor(input, simulated_ranks(input)) {}
@@ -116,6 +143,10 @@ Predictor::Predictor(const PlanInput& input) : Predictor(input, simulated_ranks(
 Predictor::Predictor(const PlanInput& input, std::vector<int> ranks) {
   const int busiest = busiest_rank(input, ranks);
   impl_ = std::make_unique<Impl>(KvGroups(input), std::move(ranks), busiest);
+  const auto simulated = static_cast<int>(impl_->ranks.size());
+  if (simulated >= kLargeMesh && simulated == input.operands.key.mesh().ranks()) {
+    impl_->sample = simulated_ranks(input, 0);
+  }
 }
 
 Predictor::~Predictor() = default;
@@ -132,26 +163,19 @@ PredictedRun Predictor::least(const PlanInput& input, const ScheduleVariant& var
   return run;
 }
 
+PredictedRun Predictor::estimate(const PlanInput& input, const ScheduleVariant& variant,
+                                 const PredictedRun& least, double limit) {
+  if (impl_->sample.empty()) return least;
+  const auto sampled = impl_->run(input, variant, impl_->sample, limit * kSampleError);
+  if (sampled) return *sampled;
+  PredictedRun slow = least;
+  slow.seconds = std::numeric_limits<double>::infinity();
+  return slow;
+}
+
 std::optional<PredictedRun> Predictor::run(const PlanInput& input, const ScheduleVariant& variant,
                                            double limit) {
-  PredictedRun run;
-  Simulation simulation(input.prices, variant_text(variant));
-  for (const int rank : impl_->ranks) {
-    const RankPlan plan = impl_->groups.plan(input, variant.schedule, rank);
-    add_memory(run, plan);
-    add_traffic(run, plan, input.prices);
-    if (simulation.add(plan) > limit) return std::nullopt;
-  }
-  const std::vector<RankTimeline> timelines = simulation.run(limit);
-  if (timelines.empty()) return std::nullopt;
-  for (const RankTimeline& timeline : timelines) {
-    run.seconds = std::max(run.seconds, timeline.finish);
-  }
-  const double scale = static_cast<double>(input.operands.key.mesh().ranks()) /
-                       static_cast<double>(impl_->ranks.size());
-  run.received_bytes *= scale;
-  run.across_bytes *= scale;
-  return run;
+  return impl_->run(input, variant, impl_->ranks, limit);
 }
 
 PredictedRun predict_run(const PlanInput& input, const ScheduleVariant& variant) {

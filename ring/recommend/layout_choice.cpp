@@ -19,7 +19,6 @@
 #include <annulus/ring/context.hpp>
 #include <annulus/ring/layout_choice.hpp>
 #include <annulus/ring/planner.hpp>
-#include <annulus/ring/predicted_run.hpp>
 
 #include "recommend/planned_problem.hpp"
 
@@ -63,7 +62,7 @@ double predicted_seconds(const PlannedProblem& planned, const MeshShape& mesh, L
   LayoutOptions asked = planned.options();
   asked.layout = layout;
   const LaidOut laid_out = planned.lay_out(mesh, asked);
-  const auto fastest = fastest_run(planned.input(laid_out), planned.schedule(), limit);
+  const auto fastest = VariantSearch(planned.input(laid_out), planned.schedule()).fastest(limit);
   return fastest ? fastest->second.seconds : limit;
 }
 

@@ -1,10 +1,10 @@
 #include "recommend/planned_problem.hpp"
 
 #include <algorithm>
+#include <limits>
 #include <utility>
 
 #include <annulus/core/error.hpp>
-#include <annulus/ring/predicted_run.hpp>
 
 #include "face/sharded_options.hpp"
 #include "tuning/parameters.hpp"
@@ -49,40 +49,60 @@ PlanInput PlannedProblem::input(const LaidOut& laid_out) const {
   return made;
 }
 
-std::optional<std::pair<ScheduleVariant, PredictedRun>> fastest_run(const PlanInput& input,
-                                                                    const std::string& schedule,
-                                                                    double limit) {
-  Predictor predictor(input);
-  const auto with = [&](const ScheduleVariant& variant) {
-    PlanInput named = input;
-    named.options = with_variant(input.options, variant);
-    return named;
-  };
-  std::vector<std::pair<double, ScheduleVariant>> variants;  // with their lower bounds
+VariantSearch::VariantSearch(const PlanInput& input, const std::string& schedule)
+    : input_(input), predictor_(input) {
   for (const ConsideredVariant& one : variants_for(input, schedule)) {
     if (!one.obstacle.empty() || !one.pointless.empty()) continue;
     try {
-      const PredictedRun least = predictor.least(with(one.variant), one.variant);
-      variants.emplace_back(least.seconds, one.variant);
+      variants_.emplace_back(predictor_.least(with(one.variant), one.variant), one.variant);
     } catch (const UnsupportedError&) {
       continue;  // kernels refuse it
     }
   }
-  std::stable_sort(variants.begin(), variants.end(),
-                   [](const auto& a, const auto& b) { return a.first < b.first; });
-  std::optional<std::pair<ScheduleVariant, PredictedRun>> fastest;
-  for (const auto& [least, variant] : variants) {
-    if (least > limit) break;
+  sort(variants_);
+}
+
+double VariantSearch::least() const {
+  return variants_.empty() ? std::numeric_limits<double>::infinity() : variants_.front().first.seconds;
+}
+
+std::optional<std::pair<ScheduleVariant, PredictedRun>> VariantSearch::fastest(double limit) {
+  Variants hopeful;
+  double at_most = limit;
+  for (const auto& [least, variant] : variants_) {
+    if (least.seconds > limit) break;
     try {
-      const std::optional<PredictedRun> run = predictor.run(with(variant), variant, limit);
-      if (!run || run->seconds >= limit) continue;
-      limit = run->seconds;
-      fastest.emplace(variant, *run);
+      hopeful.emplace_back(predictor_.estimate(with(variant), variant, least, at_most), variant);
+      at_most = std::min(at_most, hopeful.back().first.seconds * kSampleError);
     } catch (const UnsupportedError&) {
       continue;  // kernels refuse blocks of a rank with less work
     }
   }
+  sort(hopeful);
+  std::optional<std::pair<ScheduleVariant, PredictedRun>> fastest;
+  for (const auto& [estimate, variant] : hopeful) {
+    if (estimate.seconds > limit * kSampleError) break;
+    try {
+      const std::optional<PredictedRun> run = predictor_.run(with(variant), variant, limit);
+      if (!run || run->seconds >= limit) continue;
+      limit = run->seconds;
+      fastest.emplace(variant, *run);
+    } catch (const UnsupportedError&) {
+      continue;
+    }
+  }
   return fastest;
+}
+
+PlanInput VariantSearch::with(const ScheduleVariant& variant) const {
+  PlanInput named = input_;
+  named.options = with_variant(input_.options, variant);
+  return named;
+}
+
+void VariantSearch::sort(Variants& variants) {
+  std::stable_sort(variants.begin(), variants.end(),
+                   [](const auto& a, const auto& b) { return a.first.seconds < b.first.seconds; });
 }
 
 }  // namespace annulus::ring

@@ -11,6 +11,7 @@
 #include <annulus/ring/attention.hpp>
 #include <annulus/ring/cost_model.hpp>
 #include <annulus/ring/planner.hpp>
+#include <annulus/ring/predicted_run.hpp>
 #include <annulus/ring/sharded_operands.hpp>
 
 namespace annulus::ring {
@@ -51,9 +52,26 @@ class PlannedProblem {
   std::string schedule_;
 };
 
-/// The fastest schedule of those left open, with its run; nothing if no schedule is certain to take
-/// less than `limit` seconds. Simulates as few schedules as possible.
-[[nodiscard]] std::optional<std::pair<ScheduleVariant, PredictedRun>> fastest_run(
-    const PlanInput& input, const std::string& schedule, double limit);
+/// Finds the fastest of the schedules that are open, simulating as few as possible.
+class VariantSearch {
+ public:
+  /// The problem and the operands of `input` must outlive it.
+  VariantSearch(const PlanInput& input, const std::string& schedule);
+
+  /// A lower bound of the seconds of all schedules; infinite if none can run.
+  [[nodiscard]] double least() const;
+  /// The fastest and its run; nothing if none is certain to take less than `limit` seconds.
+  [[nodiscard]] std::optional<std::pair<ScheduleVariant, PredictedRun>> fastest(double limit);
+
+ private:
+  using Variants = std::vector<std::pair<PredictedRun, ScheduleVariant>>;  // by seconds
+
+  [[nodiscard]] PlanInput with(const ScheduleVariant& variant) const;
+  static void sort(Variants& variants);
+
+  PlanInput input_;
+  Predictor predictor_;
+  Variants variants_;  // with their lower bounds
+};
 
 }  // namespace annulus::ring

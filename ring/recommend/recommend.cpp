@@ -28,13 +28,15 @@ constexpr double kMiB = 1 << 20;
 struct MeshLayout {
   LaidOut laid_out;
   std::unique_ptr<Predictor> predictor = {};
-  // The backward pass, if one is wanted. Its bound is infinite if no schedule can run.
+  // Of the backward pass, if one is wanted. The bound is infinite if no schedule can run.
+  std::unique_ptr<VariantSearch> backward_search = {};
   std::optional<std::pair<ScheduleVariant, PredictedRun>> backward = {};
   double backward_least = 0;
 };
 
 struct Candidate : Recommendation {
   MeshLayout* mesh_layout = nullptr;  // null if the problem does not fit on the mesh
+  double estimate = 0;                // of total(); see Predictor::estimate()
 };
 
 // The last axis of a mesh lies inside nodes as far as possible: sp, along which attention exchanges
@@ -96,6 +98,12 @@ void check_nodes(const WantedRanks& wanted) {
                       fmt::format("a divisor of {} ranks", wanted.ranks));
 }
 
+// "1878", "18.8" or "0.188".
+std::string milliseconds(double seconds) {
+  const double ms = seconds * 1e3;
+  return ms >= 100 ? fmt::format("{:.0f}", ms) : fmt::format("{:.3g}", ms);
+}
+
 std::string too_much(double bytes, double limit, const char* how_much) {
   return fmt::format("does not fit: needs {}{:.0f} MiB per rank, of {:.0f}", how_much, bytes / kMiB,
                      limit / kMiB);
@@ -124,6 +132,12 @@ class Search {
   [[nodiscard]] std::vector<Recommendation> run() {
     std::stable_sort(candidates_.begin(), candidates_.end(),
                      [](const Candidate& a, const Candidate& b) { return a.least < b.least; });
+    for (Candidate& one : candidates_) {
+      if (one.why_not.empty()) estimate(one);
+    }
+    std::stable_sort(candidates_.begin(), candidates_.end(), [](const auto& a, const auto& b) {
+      return a.estimate < b.estimate;
+    });
     for (Candidate& one : candidates_) {
       if (one.why_not.empty()) play(one);
     }
@@ -180,7 +194,11 @@ class Search {
     }
     const PlanInput input = planned_.input(made.laid_out);
     made.predictor = std::make_unique<Predictor>(input);
-    if (backward_) made.backward_least = least_of_backward(made.laid_out);
+    if (backward_) {
+      made.backward_search =
+          std::make_unique<VariantSearch>(backward_->input(made.laid_out), backward_->schedule());
+      made.backward_least = made.backward_search->least();
+    }
     for (const ConsideredVariant& considered : variants_for(input, planned_.schedule())) {
       Candidate one = candidate;
       one.variant = considered.variant;
@@ -195,30 +213,10 @@ class Search {
     }
   }
 
-  // A lower bound for the seconds of every schedule; infinite if no schedule can run.
-  [[nodiscard]] double least_of_backward(const LaidOut& laid_out) const {
-    const PlanInput input = backward_->input(laid_out);
-    Predictor predictor(input);
-    double least = std::numeric_limits<double>::infinity();
-    for (const ConsideredVariant& one : variants_for(input, backward_->schedule())) {
-      if (!one.obstacle.empty() || !one.pointless.empty()) continue;
-      PlanInput with = input;
-      with.options = with_variant(input.options, one.variant);
-      try {
-        least = std::min(least, predictor.least(with, one.variant).seconds);
-      } catch (const UserError&) {
-        continue;  // kernels refuse it
-      }
-    }
-    return least;
-  }
-
   // Adds the backward pass; returns false if it takes more than `limit` seconds.
-  [[nodiscard]] bool add_backward(Candidate& candidate, double limit) const {
+  [[nodiscard]] static bool add_backward(Candidate& candidate, double limit) {
     MeshLayout& made = *candidate.mesh_layout;
-    if (!made.backward) {
-      made.backward = fastest_run(backward_->input(made.laid_out), backward_->schedule(), limit);
-    }
+    if (!made.backward) made.backward = made.backward_search->fastest(limit);
     if (!made.backward) {
       made.backward_least = std::max(made.backward_least, limit);
       return false;
@@ -273,12 +271,59 @@ class Search {
 
   static void set_slow(Candidate& candidate) {
     candidate.is_slow = true;
-    candidate.why_not = fmt::format("slower: takes {:.3g} ms or more", candidate.least * 1e3);
+    candidate.why_not = fmt::format("slower: takes {} ms or more", milliseconds(candidate.least));
+  }
+
+  // Of a large mesh, lets the most hopeful candidates come first.
+  void estimate(Candidate& candidate) {
+    const double rest = candidate.projection + candidate.mesh_layout->backward_least;
+    double& limit =
+        hopeful_.try_emplace(candidate.head_shards, std::numeric_limits<double>::infinity())
+            .first->second;
+    PredictedRun least = candidate.run;
+    least.seconds = candidate.least - rest;
+    try {
+      const PredictedRun run = candidate.mesh_layout->predictor->estimate(
+          input_of(candidate), *candidate.variant, least, limit - rest);
+      candidate.estimate = run.seconds + rest;
+      if (std::isinf(run.seconds)) {
+        candidate.least = std::max(candidate.least, limit);
+        return set_slow(candidate);
+      }
+      const bool fits = wanted_.memory_bytes == 0 || run.memory_bytes <= wanted_.memory_bytes;
+      if (fits) limit = std::min(limit, candidate.estimate * kSampleError * kTie);
+    } catch (const UserError& error) {
+      candidate.why_not = fmt::format("cannot run: {}", error.what());
+    }
+  }
+
+  // The one that needs least memory among those that are as fast as the fastest so far; null if
+  // none fits.
+  [[nodiscard]] const Candidate* best_so_far(int head_shards) const {
+    const Candidate* best = nullptr;
+    for (const Candidate& one : candidates_) {
+      if (one.head_shards != head_shards || !one.why_not.empty() || one.run.seconds == 0) continue;
+      if (one.total() > fastest_.at(head_shards) * kTie) continue;
+      if (best == nullptr || by_memory(one) < by_memory(*best)) best = &one;
+    }
+    return best;
+  }
+
+  static std::pair<double, double> by_memory(const Candidate& one) {
+    return {one.run.memory_bytes, one.total()};
   }
 
   void play(Candidate& candidate) {
     const double limit = fastest(candidate) * kTie;
     if (candidate.least > limit) return set_slow(candidate);
+    const Candidate* const best = best_so_far(candidate.head_shards);
+    if (best != nullptr && candidate.run.memory_bytes >= best->run.memory_bytes &&
+        candidate.least * kTie >= fastest(candidate)) {
+      candidate.is_slow = true;
+      candidate.why_not =
+          fmt::format("at best a tie, and {} needs less memory", text_of(*best));
+      return;
+    }
     try {
       const std::optional<PredictedRun> run = candidate.mesh_layout->predictor->run(
           input_of(candidate), *candidate.variant,
@@ -311,14 +356,11 @@ class Search {
       if (one.total() > fastest(one) * kTie) {
         one.least = one.total();
         one.is_slow = true;
-        one.why_not = fmt::format("slower: takes {:.3g} ms", one.total() * 1e3);
+        one.why_not = fmt::format("slower: takes {} ms", milliseconds(one.total()));
         continue;
       }
       Candidate*& chosen = best[one.head_shards];
-      if (chosen == nullptr || std::pair(one.run.memory_bytes, one.total()) <
-                                   std::pair(chosen->run.memory_bytes, chosen->total())) {
-        chosen = &one;
-      }
+      if (chosen == nullptr || by_memory(one) < by_memory(*chosen)) chosen = &one;
     }
     for (Candidate& one : candidates_) {
       const auto found = best.find(one.head_shards);
@@ -362,6 +404,7 @@ class Search {
   std::vector<std::unique_ptr<MeshLayout>> layouts_;  // candidates refer to them
   std::vector<Candidate> candidates_;
   std::map<int, double> fastest_;  // seconds, by number of head shards, if they fit
+  std::map<int, double> hopeful_;  // a limit for estimates, likewise
 };
 
 }  // namespace

@@ -72,8 +72,7 @@ class AllgatherBackward {
       const int from = (me_ + turn) % ranks;
       std::vector<LocalRange> runs;
       std::int64_t tokens = 0;
-      for (const GatherMessage& message : by_origin(routes_.to(from))) {
-        if (message.origin != me_) continue;
+      for (const GatherMessage& message : routes_.between(me_, from)) {
         runs.push_back(message.columns());
         tokens += message.columns().count;
       }

@@ -9,23 +9,6 @@ namespace {
 
 constexpr int kGradientTurn = 1;  // after keys and values
 
-// The union of two lists of runs, sorted.
-std::vector<LocalRange> joined_runs(std::vector<LocalRange> runs,
-                                    const std::vector<LocalRange>& more) {
-  runs.insert(runs.end(), more.begin(), more.end());
-  std::sort(runs.begin(), runs.end(),
-            [](const LocalRange& a, const LocalRange& b) { return a.begin < b.begin; });
-  std::vector<LocalRange> result;
-  for (const LocalRange& run : runs) {
-    if (result.empty() || result.back().end() < run.begin) {
-      result.push_back(run);
-    } else {
-      result.back() = hull(result.back(), run);
-    }
-  }
-  return result;
-}
-
 std::int64_t size_of_runs(const std::vector<LocalRange>& runs) {
   std::int64_t size = 0;
   for (const LocalRange& run : runs) size += run.count;
@@ -111,10 +94,27 @@ int RingGradients::needed_after(int origin, int hop) const {
   }
   return 0;
 }
-// The columns that the sum covers after a hop.
+// The columns that the sum covers after a hop: it has passed some rows of members as a whole, and a
+// part of one row. It begins after its owner.
 std::vector<LocalRange> RingGradients::summed(int origin, int hop) const {
+  const int inner = order_.inner;
+  const int rows = order_.members / inner;
+  const int whole_rows = hop / inner;
   std::vector<LocalRange> runs;
-  for (int h = 1; h <= hop; ++h) runs = joined_runs(std::move(runs), needed_in(origin, h));
+  // The members of a row, from a place on.
+  const auto add = [&](int turn, int place, int count) {
+    const int first = (origin / inner + turn) % rows * inner;
+    const int begin = (origin + place) % inner;
+    const int until_end = std::min(count, inner - begin);
+    needs_.add_of_any(runs, origin, first + begin, until_end);
+    needs_.add_of_any(runs, origin, first, count - until_end);
+  };
+  for (int turn = 0; turn < whole_rows; ++turn) {
+    const int own = turn == 0 ? 1 : 0;
+    add(turn, own, inner - own);
+  }
+  const int own = whole_rows == 0 ? 1 : 0;
+  add(whole_rows, own, hop % inner + 1 - own);
   return runs;
 }
 
@@ -167,7 +167,8 @@ void RingGradients::receive(int step, int member, int origin, int buffer) {
 int RingGradients::add_up(int step, int origin, int before, int hop, int part,
                           const std::vector<LocalRange>& mine) {
   const std::vector<LocalRange> theirs = summed(origin, before);
-  const std::vector<LocalRange> both = joined_runs(theirs, mine);
+  std::vector<LocalRange> both = theirs;
+  join(both, mine);
   // A sum that skips ranks arrives early, when the memory of its turn may still be in use.
   const int received = before == hop - 1 ? add_buffer(Role::received, size_of_runs(theirs))
                                          : fresh(size_of_runs(theirs));

@@ -19,14 +19,9 @@ class ExchangeOfHeads {
         rings_(static_cast<int>(context.group.size()) / degree),
         me_(context.group_rank % degree),
         outer_(context.group_rank / degree),
-        rows_(gathered(outer_, &HeldSequence::rows)),
-        columns_(gathered(outer_, &HeldSequence::columns)),
-        needs_(context.input.problem, rings_, [this](int ring) {
-          HeldSequence held = held_by(context_.input.operands, context_.rank);
-          held.rows = gathered(ring, &HeldSequence::rows).positions();
-          held.columns = gathered(ring, &HeldSequence::columns).positions();
-          return held;
-        }) {}
+        rows_(gathered(&HeldSequence::rows)),
+        columns_(gathered(&HeldSequence::columns)),
+        needs_(context.needs.of_neighbours(degree)) {}
 
   // Group ranks of a partner in the exchange, and of a member of the rank's ring.
   [[nodiscard]] int peer(int inner) const { return outer_ * degree_ + inner; }
@@ -38,14 +33,14 @@ class ExchangeOfHeads {
   int me_;     // the rank's index among those that exchange heads …
   int outer_;  // … and in its ring
   Gathering rows_, columns_;
-  KvNeeds needs_;  // of the ranks of the ring
+  const KvNeeds& needs_;  // of the ranks of the ring
 
  private:
-  // The rows or columns that the ranks at a ring position hold together.
-  [[nodiscard]] Gathering gathered(int ring, PositionRanges HeldSequence::*sequence) const {
+  // The rows or columns that the rank holds together with its partners.
+  [[nodiscard]] Gathering gathered(PositionRanges HeldSequence::*sequence) const {
     const auto count = static_cast<std::size_t>(degree_);
     const std::span<const int> all(context_.group);
-    return gathering_of(context_, all.subspan(static_cast<std::size_t>(ring) * count, count),
+    return gathering_of(context_, all.subspan(static_cast<std::size_t>(outer_) * count, count),
                         sequence);
   }
 };

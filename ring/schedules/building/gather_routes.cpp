@@ -63,7 +63,6 @@ std::vector<GatherMessage> GatherRoutes::from(int sender) const {
   return messages;
 }
 
-// The messages that carry one member's columns to another, in local order.
 std::vector<GatherMessage> GatherRoutes::between(int origin, int receiver) const {
   const int node = nodes_.node_of(receiver);
   const int distance = (node + nodes_.count() - nodes_.node_of(origin)) % nodes_.count();

@@ -42,9 +42,10 @@ class GatherRoutes {
   /// The messages that a member sends, to its right neighbour first; to each receiver in order of
   /// position.
   [[nodiscard]] std::vector<GatherMessage> from(int sender) const;
+  /// The messages that carry one member's columns to another, in local order.
+  [[nodiscard]] std::vector<GatherMessage> between(int origin, int receiver) const;
 
  private:
-  [[nodiscard]] std::vector<GatherMessage> between(int origin, int receiver) const;
   [[nodiscard]] LocalRange held(int member, int origin, const LocalRange& columns) const;
   [[nodiscard]] int entry(int node, int origin, const LocalRange& columns) const;
   [[nodiscard]] std::vector<int> passed_on(int member) const;

@@ -2,8 +2,11 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <iterator>
 #include <numeric>
 #include <utility>
+
+#include "schedules/building/gathering.hpp"
 
 namespace annulus::ring {
 
@@ -50,6 +53,21 @@ void fill_gaps(std::vector<LocalRange>& runs, std::size_t most) {
 
 }  // namespace
 
+void join(std::vector<LocalRange>& runs, const std::vector<LocalRange>& more) {
+  if (more.empty()) return;
+  std::vector<LocalRange> all;
+  std::merge(runs.begin(), runs.end(), more.begin(), more.end(), std::back_inserter(all),
+             [](const LocalRange& a, const LocalRange& b) { return a.begin < b.begin; });
+  runs.clear();
+  for (const LocalRange& run : all) {
+    if (runs.empty() || runs.back().end() < run.begin) {
+      runs.push_back(run);
+    } else {
+      runs.back() = hull(runs.back(), run);
+    }
+  }
+}
+
 std::vector<std::vector<ColumnPiece>> joined(std::span<const ColumnPiece> pieces) {
   std::vector<std::vector<ColumnPiece>> result;
   for (const ColumnPiece& piece : pieces) {
@@ -89,7 +107,24 @@ const HeldSequence& KvNeeds::member(int index) const {
   return *member;
 }
 
+const KvNeeds& KvNeeds::of_neighbours(int count) const {
+  std::unique_ptr<KvNeeds>& known = neighbours_[count];
+  if (known) return *known;
+  known = std::make_unique<KvNeeds>(problem_, size() / count, [this, count](int index) {
+    const auto gathered = [&](PositionRanges HeldSequence::*sequence) {
+      std::vector<PositionRanges> shards;
+      for (int i = 0; i < count; ++i) shards.push_back(member(index * count + i).*sequence);
+      return Gathering(shards).positions();
+    };
+    const HeldSequence& first = member(index * count);
+    return HeldSequence{first.first_batch, first.batches, gathered(&HeldSequence::rows),
+                        gathered(&HeldSequence::columns)};
+  });
+  return *known;
+}
+
 void KvNeeds::forget_some() {
+  for (const auto& [count, needs] : neighbours_) needs->forget_some();
   constexpr std::size_t kMaximumPairs = std::size_t{1} << 16;
   if (known_->size() <= kMaximumPairs) return;
   known_.reset();
@@ -128,6 +163,78 @@ std::span<const ColumnPiece> KvNeeds::of(int receiver, int origin) const {
   const std::vector<ColumnPiece> fewer = cut(runs, member(origin).columns);
   pieces.assign(fewer.begin(), fewer.end());
   return pieces;
+}
+
+// A block of members is left out as soon as its rows are known to need nothing new. So under a
+// causal mask or a window, one or two members decide for a block.
+void KvNeeds::add_of_any(std::vector<LocalRange>& runs, int origin, int first, int count) const {
+  while (count > 0) {
+    int level = 0;
+    while (first % (2 << level) == 0 && (2 << level) <= count) ++level;
+    add_of_block(runs, origin, level, first >> level);
+    first += 1 << level;
+    count -= 1 << level;
+  }
+}
+
+void KvNeeds::add_of_block(std::vector<LocalRange>& runs, int origin, int level, int index) const {
+  if (!may_add(runs, origin, level, index)) return;
+  if (level == 0) return join(runs, runs_of(of(index, origin)));
+  add_of_block(runs, origin, level - 1, 2 * index);
+  add_of_block(runs, origin, level - 1, 2 * index + 1);
+}
+
+// Hulls of the ranges of the same number; nothing if members have different numbers of ranges, or
+// different batches.
+const std::vector<PositionRange>& KvNeeds::row_hulls(int level, int index) const {
+  const auto l = static_cast<std::size_t>(level);
+  const auto i = static_cast<std::size_t>(index);
+  if (hulls_.size() <= l) hulls_.resize(l + 1);
+  if (hulls_[l].size() <= i) hulls_[l].resize(i + 1);
+  if (hulls_[l][i]) return *hulls_[l][i];
+  std::vector<PositionRange> made;
+  if (level == 0) {
+    made = member(index).rows.ranges();
+  } else {
+    made = row_hulls(level - 1, 2 * index);
+    const std::vector<PositionRange>& more = row_hulls(level - 1, 2 * index + 1);
+    const HeldSequence& a = member(index << level);
+    const HeldSequence& b = member((2 * index + 1) << (level - 1));
+    const bool alike = a.first_batch == b.first_batch && a.batches == b.batches;
+    if (!alike || made.size() != more.size()) made.clear();
+    for (std::size_t r = 0; r < made.size(); ++r) {
+      const GlobalPosition begin = std::min(made[r].start, more[r].start);
+      made[r] = {begin, std::max(made[r].last(), more[r].last()) - begin + 1, 1};
+    }
+  }
+  return hulls_[l][i].emplace(std::move(made));
+}
+
+// False only if it is certain that all members of a block need nothing beyond `runs`.
+bool KvNeeds::may_add(const std::vector<LocalRange>& runs, int origin, int level,
+                      int index) const {
+  const HeldSequence& theirs = member(origin);
+  if (!runs.empty() && runs.front().count == theirs.columns.size()) return false;
+  const std::vector<PositionRange>& chunks = theirs.columns.ranges();
+  const std::vector<PositionRange>& rows = row_hulls(level, index);
+  // Beyond that, of() fills gaps.
+  if (rows.empty() || chunks.size() > kMaximumMessages) return true;
+  const HeldSequence& any = member(index << level);
+  LocalPosition before(0);
+  for (const PositionRange& chunk : chunks) {
+    for (const PositionRange& range : rows) {
+      const Visibility seen = problem_.mask.examine(any.first_batch, any.batches, range, chunk);
+      if (!seen.exact) return true;
+      if (seen.empty()) continue;
+      const LocalRange columns{before + seen.columns.begin.value(), seen.columns.count};
+      const bool known = std::ranges::any_of(runs, [&](const LocalRange& run) {
+        return run.begin <= columns.begin && columns.end() <= run.end();
+      });
+      if (!known) return true;
+    }
+    before = before + chunk.length;
+  }
+  return false;
 }
 
 }  // namespace annulus::ring

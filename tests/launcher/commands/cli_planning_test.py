@@ -440,6 +440,19 @@ class Recommend(CliTest):
         self.assertIn("ranks send nothing to each other", result.stdout)
         self.assertIn("--causal-offset bottom-right", result.stderr)
 
+    def test_a_gpu_without_a_dtype_is_a_warning(self):
+        words = ["plan", "--recommend", "--ranks", "2", "--shape", "1,1k,1k,8,2,64"]
+        for more, warned in [(["--device", "cuda"], True), (["--device", "cuda", "--dtype", "bf16"], False),
+                             (["--device", "cpu"], False)]:
+            with self.subTest(more):
+                result = self.annulus(*words, *more)
+                self.expect_success(result)
+                self.assertEqual("--dtype bfloat16" in result.stderr, warned, result.stderr)
+
+    def test_a_number_without_unit_is_in_bytes(self):
+        result = self.annulus("plan", "--recommend", "--ranks", "2", "--shape", "1,1k,1k,8,2,64", "--memory", "80")
+        self.expect_error(result, 2, "--memory: got 80 bytes")
+
     def test_names_all_that_decides(self):
         words = ["plan", "--recommend", "--ranks", "2", "--shape", "1,512,512,8,2,64", "--dtype", "float16",
                  "--causal", "--window", "64", "--soft-cap", "20", "--reproducible", "world"]

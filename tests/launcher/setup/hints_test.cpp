@@ -50,6 +50,19 @@ TEST(Hints, HeadsAndPositionsThatLookSwapped) {
   EXPECT_THAT(of_run({1, 256, 256, 256, 256, 64, 64}), IsEmpty());
 }
 
+TEST(Hints, MoreHeadsInAShapeThanInAnyModel) {
+  for (const Command command : {Command::plan, Command::bench, Command::verify}) {
+    Options options;
+    options.command = command;
+    const auto of = [&](const AttentionShape& shape) {
+      return hints(options, shape, MeshShape({{"sp", 1}}), {});
+    };
+    EXPECT_THAT(of({1, 64, 64, 4096, 4096, 128, 128}),
+                ElementsAre(HasSubstr("the order is B,T,S,N,K,D")));
+    EXPECT_THAT(of({1, 64, 64, 256, 8, 128, 128}), IsEmpty());
+  }
+}
+
 TEST(Hints, OptionsThatTheChoiceLeavesWithoutEffect) {
   using ring::Schedule;
   Options options;

@@ -149,18 +149,55 @@ TEST(Predictor, PruningNeverChangesTheChoice) {
   EXPECT_GT(different, 20);
 }
 
+// On 257 to 512 ranks, samples find the variants that are worth simulating. The choice and its time
+// are those of simulating all ranks under every variant, as `--simulate --show-ranks` does.
+TEST(Predictor, SamplesOfManyRanksOnlyRuleOutWhatLoses) {
+  std::mt19937 random(26);
+  const auto any = [&](const auto& values) {
+    return values[std::uniform_int_distribution<std::size_t>(0, std::size(values) - 1)(random)];
+  };
+  for (int i = 0; i < 6; ++i) {
+    const int ranks = 8 * any(std::vector{33, 36, 40, 48, 64});
+    const std::int64_t length = ranks * any(std::vector<std::int64_t>{1 << 10, 1 << 12, 1 << 14});
+    AttentionProblem problem = long_problem(length, any(std::vector{16, 64}), 8);
+    problem.mask.set_causal(any(std::vector{true, true, false}));
+    if (i % 3 == 2) problem.mask.set_window(length / 16, -1);
+    if (i % 3 == 1) problem.shape.query_length = 8 * ranks;
+    const LayoutKind layout = any(std::vector{LayoutKind::contiguous, LayoutKind::zigzag});
+    const ShardedOperands operands = sequence_operands(problem, ranks, layout);
+    PlanInput input = flash_input(problem, operands);
+    put_on_nodes(input, ranks, 8);
+    const std::string what = fmt::format("{} {} {} {}", i, to_string(problem.shape),
+                                         name_of(layout), ranks);
+    SCOPED_TRACE(what);
+    std::vector<PlayedVariant> all;
+    for (const ConsideredVariant& one : variants_for(input, "auto")) {
+      if (!one.obstacle.empty() || !one.pointless.empty()) continue;
+      PlanInput with = input;
+      with.options = with_variant(input.options, one.variant);
+      Predictor predictor(with, simulated_ranks(with, ranks));
+      const PredictedRun run = *predictor.run(with, one.variant);
+      all.push_back({one.variant, run.seconds, run.buffer_bytes});
+    }
+    const PlayedVariant best = best_of(all);
+    const ScheduleChoice choice = choose_schedule(input, "auto");
+    EXPECT_EQ(variant_text(choice), variant_text(best.variant));
+    EXPECT_EQ(choice.seconds, best.seconds);
+  }
+}
+
 TEST(Predictor, LargeMeshesAreSimulatedByTheBusiestRankAndOthers) {
-  const AttentionProblem problem = causal_problem(1 << 16);
-  const ShardedOperands operands = sequence_operands(problem, 512, LayoutKind::contiguous);
+  const AttentionProblem problem = causal_problem(1 << 17);
+  const ShardedOperands operands = sequence_operands(problem, 1024, LayoutKind::contiguous);
   const PlanInput input = native_input(problem, operands);
   const std::vector<int> ranks = simulated_ranks(input);
   EXPECT_LE(ranks.size(), static_cast<std::size_t>(kSampledRanks));
   EXPECT_EQ(ranks.front(), 0);
-  EXPECT_EQ(ranks.back(), 511);  // the last chunk sees everything
+  EXPECT_EQ(ranks.back(), 1023);  // the last chunk sees everything
   const Plan plan = make_plan(input, Schedule::ring, ranks);
   EXPECT_TRUE(plan.is_sample());
   EXPECT_EQ(plan.most_work, plan.ranks.back().work());
-  EXPECT_NEAR(plan.imbalance(), 2 - 1.0 / 512 - 1, 1e-3);
+  EXPECT_NEAR(plan.imbalance(), 2 - 1.0 / 1024 - 1, 1e-3);
   EXPECT_GT(predicted_seconds(plan, input.prices), 0);
   const ShardedOperands fewer = sequence_operands(problem, kAllSimulated, LayoutKind::zigzag);
   EXPECT_EQ(simulated_ranks(native_input(problem, fewer)).size(),

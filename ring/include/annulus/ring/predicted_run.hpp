@@ -11,9 +11,11 @@
 namespace annulus::ring {
 
 /// The size of the largest mesh of which all ranks are simulated.
-inline constexpr int kAllSimulated = 256;
+inline constexpr int kAllSimulated = 512;
 /// The most ranks that stand for a larger mesh.
 inline constexpr int kSampledRanks = 24;
+/// All ranks may take longer or less long than a sample of them by this factor.
+inline constexpr double kSampleError = 1.15;
 
 /// The ranks that every prediction simulates, in ascending order. In a mesh of up to `all` ranks,
 /// they are all ranks. In a larger mesh, they are at most `most`: the rank with most work, and
@@ -40,6 +42,11 @@ class Predictor {
   /// same problem, operands and nodes, and the options of the variant (with_variant()). Throws
   /// UnsupportedError when kernels refuse its blocks.
   [[nodiscard]] PredictedRun least(const PlanInput& input, const ScheduleVariant& variant);
+  /// A rough prediction, to simulate the most promising variants first: the run of a sample of the
+  /// ranks or, unless all ranks of a large mesh would be simulated, `least`. The time is infinite if
+  /// all ranks are sure to take more than `limit` seconds as well.
+  [[nodiscard]] PredictedRun estimate(const PlanInput& input, const ScheduleVariant& variant,
+                                      const PredictedRun& least, double limit);
   /// The run of a variant; nothing as soon as it is certain to take more than `limit` seconds.
   [[nodiscard]] std::optional<PredictedRun> run(
       const PlanInput& input, const ScheduleVariant& variant,

@@ -51,7 +51,8 @@ struct Recommendation {
   std::string transport;
   std::string why_not;   ///< why it is not recommended; empty if it is
   bool ties = false;     ///< it is as fast as one that is recommended
-  bool is_slow = false;  ///< it can run and fits, but others are faster
+  /// It can run and fits, but others are faster, or as fast with less memory.
+  bool is_slow = false;
   double least = 0;      ///< lower bound of total() in seconds; 0 if not known
   PredictedRun run;      ///< 0 seconds: it was not simulated. Memory is that of the larger pass
   /// The schedule of the backward pass, if one was wanted, and its run.

@@ -1,0 +1,69 @@
+// What runs of members need of an owner, beside what each of them needs.
+#include <algorithm>
+#include <cstdint>
+#include <random>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "schedules/building/kv_needs.hpp"
+#include "tests/ring/sequence_plan.hpp"
+
+namespace annulus::ring {
+namespace {
+
+template <class Values>
+auto any(std::mt19937& random, const Values& values) {
+  return values[std::uniform_int_distribution<std::size_t>(0, std::size(values) - 1)(random)];
+}
+
+AttentionProblem random_problem(std::mt19937& random, int ranks) {
+  const std::int64_t length = ranks * any(random, std::vector<std::int64_t>{2, 6, 32});
+  AttentionProblem problem = causal_problem(length);
+  problem.mask.set_causal(any(random, std::vector{true, true, false}));
+  const int kind = any(random, std::vector{0, 0, 1, 2});
+  if (kind == 1) problem.mask.set_window(any(random, std::vector{3, 40, 200}), -1);
+  if (kind == 2) {
+    std::vector<std::int32_t> ids(static_cast<std::size_t>(length));
+    std::int32_t id = 0;
+    for (std::int32_t& one : ids) one = random() % 20 == 0 ? ++id : id;
+    problem.mask.set_segments(1, ids, ids);
+  }
+  return problem;
+}
+
+bool have_column(const std::vector<LocalRange>& runs, LocalPosition column) {
+  return std::ranges::any_of(runs, [&](const LocalRange& run) {
+    return run.begin <= column && column < run.end();
+  });
+}
+
+TEST(KvNeeds, OfAnyMemberIsWhatEachOfThemNeeds) {
+  std::mt19937 random(26);
+  for (int i = 0; i < 300; ++i) {
+    const int ranks = any(random, std::vector{2, 3, 8, 13, 32});
+    const AttentionProblem problem = random_problem(random, ranks);
+    const LayoutKind layout = any(
+        random, std::vector{LayoutKind::contiguous, LayoutKind::zigzag, LayoutKind::striped});
+    const ShardedOperands operands = sequence_operands(problem, ranks, layout);
+    const KvNeeds needs(problem, ranks, [&](int member) { return held_by(operands, member); });
+    const int origin = static_cast<int>(random() % static_cast<unsigned>(ranks));
+    const int first = static_cast<int>(random() % static_cast<unsigned>(ranks));
+    const int count = static_cast<int>(random() % static_cast<unsigned>(ranks - first + 1));
+    std::vector<LocalRange> runs;
+    needs.add_of_any(runs, origin, first, count);
+    for (std::size_t r = 1; r < runs.size(); ++r) EXPECT_GT(runs[r].begin, runs[r - 1].end());
+    for (std::int64_t c = 0; c < operands.key.local_shape(origin)[1]; ++c) {
+      bool needed = false;
+      for (int member = first; member < first + count; ++member) {
+        needed = needed || have_column(runs_of(needs.of(member, origin)), LocalPosition(c));
+      }
+      ASSERT_EQ(have_column(runs, LocalPosition(c)), needed)
+          << i << ": column " << c << " of " << origin << ", members " << first << " + " << count
+          << ", " << to_string(problem.mask) << ", " << name_of(layout) << ", " << ranks;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace annulus::ring

@@ -29,7 +29,7 @@ std::vector<std::string> of_run(const AttentionShape& shape) {
   if (all.empty()) {
     EXPECT_EQ(error, "nothing thrown");
   } else {
-    EXPECT_THAT(error, AllOf(HasSubstr(all.front()), HasSubstr("(--layout bthd computes")));
+    EXPECT_THAT(error, AllOf(HasSubstr(all.front()), HasSubstr("(--layout bthd takes")));
   }
   return all;
 }

@@ -54,7 +54,7 @@ class Step:
     seconds: int
     commands: Sequence[Command]
     read: Callable[[dict[str, list[Any]]], tuple[Any, list[Figure]]]
-    written: str = ""  # the JSON file that the commands write
+    written: str = ""  # the file that the commands write, without .json
 
 
 @dataclass(frozen=True)
@@ -114,10 +114,10 @@ def compare(job: Job, timed: str, seconds: int) -> Step:
         words += ["--backward", "--gradients", "none", "--rounds", "1", "--iters", "5"]
     else:
         words += ["--rounds", str(job.rounds), "--iters", "8", "--warmup", "4"]
-    path = os.path.join(folder, "comparison.json")
+    written = os.path.join(folder, "comparison")
 
     def read(_: dict[str, list[Any]]) -> tuple[Any, list[Figure]]:
-        found = results.load(path)
+        found = results.load(written + ".json")
         figures = []
         for entry in found.cases:
             rate, of_peer, backward_of_peer = wanted[entry.case]
@@ -129,29 +129,30 @@ def compare(job: Job, timed: str, seconds: int) -> Step:
         return None, figures
 
     return Step(timed, "compare_backward" if backward else "compare", seconds,
-                [Command(job.tool("compare", *words))], read, path)
+                [Command(job.tool("compare", *words))], read, written)
 
 
 def choices(job: Job, seconds: int) -> Step:
-    path = os.path.join(job.scratch, "choices.json")
+    written = os.path.join(job.scratch, "choices")
     words = ["--transports", "peer" if job.device == "cuda" else "auto", "--iters", "8", "--warmup",
-             "3", "--within", "inf", "--output", path]
+             "3", "--within", "inf", "--output", written + ".json"]
     for text in cases(job):
         words += ["--case", text]
 
     def read(_: dict[str, list[Any]]) -> tuple[Any, list[Figure]]:
-        with open(path, encoding="utf-8") as file:
+        with open(written + ".json", encoding="utf-8") as file:
             found = json.load(file)["cases"]
         figures = []
         for case, by_choice in found.items():
-            times = {choice: statistics.median(one["ms"] for one in rounds)
-                     for choice, rounds in by_choice.items()}
+            times = {choice: statistics.median(one["ms"] for one in rounds if "ms" in one)
+                     for choice, rounds in by_choice.items() if any("ms" in one for one in rounds)}
             ratio = times.pop("auto") / min(times.values())
             figures.append(Figure(f"{case}, auto ÷ best by hand", ratio,
                                   None if job.small else 1.03, most=True))
         return None, figures
 
-    return Step("choices", "choices", seconds, [Command(job.tool("choices", *words))], read, path)
+    return Step("choices", "choices", seconds, [Command(job.tool("choices", *words))], read,
+                written)
 
 
 def median_time(reports: Sequence[dict]) -> float:
@@ -276,10 +277,12 @@ def random_problems(job: Job, seconds: int) -> Step:
                 for name, words in transports.items()]
 
     def read(found: dict[str, list[Any]]) -> tuple[Any, list[Figure]]:
-        kept = ("meta", "verdict")
+        kept = {name: {key: report[key] for key in ("meta", "verdict")}
+                for name, (report, *_) in found.items()}
         figures = [Figure(f"verify --random {count}, {name}: right",
-                          float(found[name][0]["verdict"]["passed"]), 1) for name in transports]
-        return {name: {key: found[name][0][key] for key in kept} for name in transports}, figures
+                          float(name in kept and kept[name]["verdict"]["passed"]), 1)
+                   for name in transports]
+        return kept, figures
 
     return Step("random", "random", seconds, commands, read)
 

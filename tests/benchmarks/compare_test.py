@@ -420,7 +420,9 @@ elif "bench" in words:
         self.assertEqual(result.returncode, 1, result.stdout + result.stderr)  # nccl is wrong
         figures = self.figures(result)
         self.assertEqual({step for step, _ in figures}, set(self.STEPS))
-        self.assertEqual(sorted(os.listdir(self.path("out"))), sorted(
+        self.assertLess({"compare_4x_h200.md", "compare_backward_4x_h200.md"},
+                        set(os.listdir(self.path("out"))))
+        self.assertEqual({name for name in os.listdir(self.path("out")) if ".json" in name}, set(
             f"{name}_4x_h200.json" for name in
             ["choices", "compare", "compare_backward", "decode", "failures", "random", "ring_1m",
              "strong_128k", "two_nodes"]))

@@ -61,9 +61,8 @@ void check_name(const NamedFile& file) {
 
 // True if the two may be arrays of one .safetensors file.
 bool may_share(const NamedFile& output, const NamedFile& other) {
-  const bool result = output.writes == Writes::result && other.option == "--output";
-  const bool gradients = output.writes == Writes::gradient && other.writes == Writes::gradient;
-  return (result || gradients) && are_one_safetensors(output.path, other.path);
+  const bool several = output.writes == Writes::result || output.writes == Writes::gradient;
+  return several && other.writes == output.writes && are_one_safetensors(output.path, other.path);
 }
 
 }  // namespace

@@ -5,9 +5,9 @@
 namespace annulus::launcher {
 
 /// Checks the names of files before any is opened. An output must be neither an input nor another
-/// output, under any name. But --lse, --maximum and --sum may share the .safetensors file of
-/// --output, and gradients may share one of their own. Arrays go to .npy or .safetensors. Reads the
-/// file system; does not communicate. Throws UserErrors naming the options.
+/// output, under any name. But --output, --lse, --maximum and --sum may share a .safetensors file,
+/// and gradients may share one of their own. Arrays go to .npy or .safetensors. Reads the file
+/// system; does not communicate. Throws UserErrors naming the options.
 void check_file_names(const Options& options);
 
 /// Throws UserError naming each of --query, --key, --value and --output that `run` lacks.

@@ -12,8 +12,8 @@ namespace annulus::launcher {
 /// The kind of file that an option's value names for writing.
 enum class Writes : std::uint8_t {
   nothing,   ///< or the option names no file
-  result,    ///< of the forward pass: may share the .safetensors file of --output
-  gradient,  ///< several may share a .safetensors file
+  result,    ///< of the forward pass: several may share a .safetensors file
+  gradient,  ///< likewise, but not with results of the forward pass
   array,     ///< in a file of its own
   text,
   report,  ///< "-" is standard output

@@ -185,14 +185,16 @@ class CliTest(unittest.TestCase):
 
     def checked(self, *words):
         """The exit code of the NumPy program that checks files, and its output."""
-        output = io.StringIO()
-        with (contextlib.chdir(self.directory), contextlib.redirect_stdout(output),
-              contextlib.redirect_stderr(output),
-              unittest.mock.patch.object(sys, "argv", [CHECKER, *map(str, words)])):
-            try:
+        output, before = io.StringIO(), os.getcwd()
+        os.chdir(self.directory)
+        try:
+            with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output), \
+                    unittest.mock.patch.object(sys, "argv", [CHECKER, *map(str, words)]):
                 code = check_attention.main()
-            except SystemExit as end:
-                code = end.code
+        except SystemExit as end:
+            code = end.code
+        finally:
+            os.chdir(before)
         return code, output.getvalue()
 
     def expect_right_files(self, files, meaning=()):

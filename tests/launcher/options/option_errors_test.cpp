@@ -437,6 +437,8 @@ TEST(OptionErrors, FilesOfTwoOptionsDiffer) {
   };
   EXPECT_EQ(parse(sum_in("o.safetensors")).maximum, "./o.safetensors");
   EXPECT_EQ(parse(sum_in("s.npy")).sum, "s.npy");
+  EXPECT_THAT(error_of(with("--grad-output g.npy --grad-query o.safetensors")),
+              AllOf(HasSubstr("--grad-query"), HasSubstr("--output")));
   EXPECT_THAT(error_of(sum_in("s.txt")), AllOf(HasSubstr("--sum"), HasSubstr(".npy")));
   EXPECT_THAT(error_of("run --output o.npy --normalize-output false --maximum m.npy --sum ./m.npy"),
               AllOf(HasSubstr("--sum"), HasSubstr("--maximum")));
@@ -481,11 +483,11 @@ TEST(OptionErrors, RunSaysWhichFilesItLacks) {
   };
   EXPECT_THAT(error("run"), HasSubstr("annulus run lacks --query, --key, --value, --output (a"));
   EXPECT_THAT(error("run --input a.safetensors"), HasSubstr("lacks --output;"));
-  const std::string operands = "run --query q.npy --key k.npy --value v.npy ";
+  const std::string operands = "run --query q.npy --key k.npy --value v.npy";
   EXPECT_THAT(error(operands), HasSubstr("lacks --output; see annulus run --help"));
-  EXPECT_THAT(error(operands + "--output o.npy --grad-output g.npy"),
+  EXPECT_THAT(error(operands + " --output o.npy --grad-output g.npy"),
               HasSubstr("lacks --grad-query, --grad-key, --grad-value"));
-  EXPECT_THAT(error(operands + "--grad-output g.npy --forward-output f.npy"),
+  EXPECT_THAT(error(operands + " --grad-output g.npy --forward-output f.npy"),
               HasSubstr("lacks --forward-lse"));
 }
 

@@ -14,7 +14,7 @@ set(CPACK_DEBIAN_PACKAGE_SECTION science)
 set(CPACK_DEBIAN_PACKAGE_SHLIBDEPS TRUE)
 # The libraries are static, so that programs link what these need.
 set(annulus_mpi_dev libopenmpi-dev)
-if(MPI_CXX_LIBRARY_VERSION_STRING MATCHES MPICH)
+if(MPI_CXX_LIBRARIES MATCHES mpich)
   set(annulus_mpi_dev libmpich-dev)
 endif()
 set(CPACK_DEBIAN_PACKAGE_DEPENDS

@@ -7,22 +7,19 @@ set(CPACK_PACKAGE_DESCRIPTION
 along them, and key/value blocks move around a ring while each rank computes.
 This package has the program for mpirun, and the C++ libraries and headers.")
 set(CPACK_PACKAGE_CONTACT "$ENV{DEBFULLNAME} <$ENV{DEBEMAIL}>")
-if(CPACK_PACKAGE_CONTACT STREQUAL " <>")
-  set(CPACK_PACKAGE_CONTACT "The Annulus authors <root@localhost>")
-endif()
 set(CPACK_STRIP_FILES TRUE)
 set(CPACK_DEBIAN_FILE_NAME DEB-DEFAULT)
+set(CPACK_DEBIAN_PACKAGE_RELEASE 1)
 set(CPACK_DEBIAN_PACKAGE_SECTION science)
 set(CPACK_DEBIAN_PACKAGE_SHLIBDEPS TRUE)
 # The libraries are static, so that programs link what these need.
 set(annulus_mpi_dev libopenmpi-dev)
-if(MPI_CXX_LIBRARY_VERSION_STRING MATCHES MPICH)
+if(MPI_CXX_LIBRARIES MATCHES mpich)
   set(annulus_mpi_dev libmpich-dev)
 endif()
 set(CPACK_DEBIAN_PACKAGE_DEPENDS
-  "${annulus_mpi_dev}, libfmt-dev, libspdlog-dev, libopenblas-dev, libhwy-dev, pkgconf | pkg-config")
-set(CPACK_DEBIAN_PACKAGE_RECOMMENDS "mpi-default-bin")
-set(CPACK_DEBIAN_PACKAGE_SUGGESTS "python3-numpy")
+  "${annulus_mpi_dev}, libfmt-dev, libspdlog-dev, libopenblas-dev, libhwy-dev, pkgconf | pkg-config, python3:any")
+set(CPACK_DEBIAN_PACKAGE_RECOMMENDS "mpi-default-bin, python3-numpy")
 # What Debian wants of /usr/share/doc, in the staged tree.
 set(CPACK_PRE_BUILD_SCRIPTS ${PROJECT_SOURCE_DIR}/packaging/debian_documents.cmake)
 include(CPack)

@@ -13,7 +13,7 @@ import annulus
 def loaded(name):
     """The files of a library that this process has loaded."""
     maps = pathlib.Path("/proc/self/maps").read_text()
-    return set(re.findall(rf"/\S*/lib{name}[.-]\S*", maps))
+    return set(re.findall(rf"/\S*/lib{name}\S*\.so\S*", maps))
 
 
 def expect_error(kind, text, call):

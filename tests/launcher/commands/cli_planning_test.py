@@ -196,7 +196,7 @@ class Simulate(CliTest):
         result = self.annulus(*self.many(128), *self.WINDOW, *self.FILES)
         self.expect_success(result)
         ranks = self.traced_ranks()
-        self.assertEqual((len(ranks), ranks[0], ranks[-1]), (24, 0, 1023))
+        self.assertEqual((len(ranks), ranks[0], ranks[-1]), (24, 0, 511))
         result = self.annulus(*self.many(128), *self.WINDOW, *self.FILES, "--show-ranks", "1024")
         self.expect_success(result)
         self.assertIn("# simulated: 1024 ranks on 128 nodes\n", result.stdout)

@@ -130,8 +130,8 @@ struct Predictor::Impl {
     for (const RankTimeline& timeline : timelines) {
       run.seconds = std::max(run.seconds, timeline.finish);
     }
-    const double scale = static_cast<double>(input.operands.key.mesh().ranks()) /
-                         static_cast<double>(of.size());
+    const double scale =
+        static_cast<double>(input.operands.key.mesh().ranks()) / static_cast<double>(of.size());
     run.received_bytes *= scale;
     run.across_bytes *= scale;
     return run;

@@ -63,7 +63,8 @@ VariantSearch::VariantSearch(const PlanInput& input, const std::string& schedule
 }
 
 double VariantSearch::least() const {
-  return variants_.empty() ? std::numeric_limits<double>::infinity() : variants_.front().first.seconds;
+  return variants_.empty() ? std::numeric_limits<double>::infinity()
+                           : variants_.front().first.seconds;
 }
 
 std::optional<std::pair<ScheduleVariant, PredictedRun>> VariantSearch::fastest(double limit) {

@@ -135,9 +135,8 @@ class Search {
     for (Candidate& one : candidates_) {
       if (one.why_not.empty()) estimate(one);
     }
-    std::stable_sort(candidates_.begin(), candidates_.end(), [](const auto& a, const auto& b) {
-      return a.estimate < b.estimate;
-    });
+    std::stable_sort(candidates_.begin(), candidates_.end(),
+                     [](const auto& a, const auto& b) { return a.estimate < b.estimate; });
     for (Candidate& one : candidates_) {
       if (one.why_not.empty()) play(one);
     }
@@ -320,8 +319,7 @@ class Search {
     if (best != nullptr && candidate.run.memory_bytes >= best->run.memory_bytes &&
         candidate.least * kTie >= fastest(candidate)) {
       candidate.is_slow = true;
-      candidate.why_not =
-          fmt::format("at best a tie, and {} needs less memory", text_of(*best));
+      candidate.why_not = fmt::format("at best a tie, and {} needs less memory", text_of(*best));
       return;
     }
     try {

@@ -211,8 +211,7 @@ const std::vector<PositionRange>& KvNeeds::row_hulls(int level, int index) const
 }
 
 // False only if it is certain that all members of a block need nothing beyond `runs`.
-bool KvNeeds::may_add(const std::vector<LocalRange>& runs, int origin, int level,
-                      int index) const {
+bool KvNeeds::may_add(const std::vector<LocalRange>& runs, int origin, int level, int index) const {
   const HeldSequence& theirs = member(origin);
   if (!runs.empty() && runs.front().count == theirs.columns.size()) return false;
   const std::vector<PositionRange>& chunks = theirs.columns.ranges();

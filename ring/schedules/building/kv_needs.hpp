@@ -86,7 +86,7 @@ class KvNeeds {
   // Holds thousands of small pieces, which are freed together.
   mutable std::pmr::monotonic_buffer_resource memory_;
   using Known = std::pmr::unordered_map<std::size_t, std::pmr::vector<ColumnPiece>>;
-  mutable std::optional<Known> known_{&memory_};  // by pair
+  mutable std::optional<Known> known_{&memory_};                // by pair
   mutable std::map<int, std::unique_ptr<KvNeeds>> neighbours_;  // by their number
 };
 

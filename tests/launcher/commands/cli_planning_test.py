@@ -193,13 +193,13 @@ class Simulate(CliTest):
         self.assertEqual((len(ranks), ranks[0], ranks[-1]), (64, 0, 255))
 
     def test_files_hold_the_ranks_that_stand_for_all(self):
-        result = self.annulus(*self.many(40), *self.WINDOW, *self.FILES)
+        result = self.annulus(*self.many(128), *self.WINDOW, *self.FILES)
         self.expect_success(result)
         ranks = self.traced_ranks()
-        self.assertEqual((len(ranks), ranks[0], ranks[-1]), (24, 0, 319))
-        result = self.annulus(*self.many(40), *self.WINDOW, *self.FILES, "--show-ranks", "320")
+        self.assertEqual((len(ranks), ranks[0], ranks[-1]), (24, 0, 511))
+        result = self.annulus(*self.many(128), *self.WINDOW, *self.FILES, "--show-ranks", "1024")
         self.expect_success(result)
-        self.assertIn("# simulated: 320 ranks on 40 nodes\n", result.stdout)
+        self.assertIn("# simulated: 1024 ranks on 128 nodes\n", result.stdout)
 
     def test_the_same_plan_has_the_same_time(self):
         for ranks, words in [(16, ["--shape", "1,256k,256k,64,8,128", "--causal"]),
@@ -503,10 +503,10 @@ class Recommend(CliTest):
 
     def test_says_that_it_looks_at_some_ranks(self):
         words = [*self.WORDS, "--schedule", "double_ring", "--sequence-layout", "zigzag"]
-        words[3:6] = ["512", "--nodes", "64"]
+        words[3:6] = ["1024", "--nodes", "128"]
         result = self.annulus(*words)
         self.expect_success(result)
-        self.assertIn("# simulated: at most 24 of 512 ranks of each candidate, which stand for the others",
+        self.assertIn("# simulated: at most 24 of 1024 ranks of each candidate, which stand for the others",
                       result.stdout)
         self.assertNotIn("# simulated", self.annulus(*self.WORDS).stdout)
 

@@ -1,4 +1,6 @@
 // What runs of members need of an owner, beside what each of them needs.
+#include "schedules/building/kv_needs.hpp"
+
 #include <algorithm>
 #include <cstdint>
 #include <random>
@@ -6,7 +8,6 @@
 
 #include <gtest/gtest.h>
 
-#include "schedules/building/kv_needs.hpp"
 #include "tests/ring/sequence_plan.hpp"
 
 namespace annulus::ring {
@@ -33,9 +34,8 @@ AttentionProblem random_problem(std::mt19937& random, int ranks) {
 }
 
 bool have_column(const std::vector<LocalRange>& runs, LocalPosition column) {
-  return std::ranges::any_of(runs, [&](const LocalRange& run) {
-    return run.begin <= column && column < run.end();
-  });
+  return std::ranges::any_of(
+      runs, [&](const LocalRange& run) { return run.begin <= column && column < run.end(); });
 }
 
 TEST(KvNeeds, OfAnyMemberIsWhatEachOfThemNeeds) {
@@ -43,8 +43,8 @@ TEST(KvNeeds, OfAnyMemberIsWhatEachOfThemNeeds) {
   for (int i = 0; i < 300; ++i) {
     const int ranks = any(random, std::vector{2, 3, 8, 13, 32});
     const AttentionProblem problem = random_problem(random, ranks);
-    const LayoutKind layout = any(
-        random, std::vector{LayoutKind::contiguous, LayoutKind::zigzag, LayoutKind::striped});
+    const LayoutKind layout =
+        any(random, std::vector{LayoutKind::contiguous, LayoutKind::zigzag, LayoutKind::striped});
     const ShardedOperands operands = sequence_operands(problem, ranks, layout);
     const KvNeeds needs(problem, ranks, [&](int member) { return held_by(operands, member); });
     const int origin = static_cast<int>(random() % static_cast<unsigned>(ranks));

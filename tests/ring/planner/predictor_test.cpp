@@ -156,8 +156,8 @@ TEST(Predictor, SamplesOfManyRanksOnlyRuleOutWhatLoses) {
   const auto any = [&](const auto& values) {
     return values[std::uniform_int_distribution<std::size_t>(0, std::size(values) - 1)(random)];
   };
-  for (int i = 0; i < 6; ++i) {
-    const int ranks = 8 * any(std::vector{33, 36, 40, 48, 64});
+  for (int i = 0; i < 3; ++i) {
+    const int ranks = 8 * any(std::vector{33, 34, 40});
     const std::int64_t length = ranks * any(std::vector<std::int64_t>{1 << 10, 1 << 12, 1 << 14});
     AttentionProblem problem = long_problem(length, any(std::vector{16, 64}), 8);
     problem.mask.set_causal(any(std::vector{true, true, false}));
@@ -167,8 +167,8 @@ TEST(Predictor, SamplesOfManyRanksOnlyRuleOutWhatLoses) {
     const ShardedOperands operands = sequence_operands(problem, ranks, layout);
     PlanInput input = flash_input(problem, operands);
     put_on_nodes(input, ranks, 8);
-    const std::string what = fmt::format("{} {} {} {}", i, to_string(problem.shape),
-                                         name_of(layout), ranks);
+    const std::string what =
+        fmt::format("{} {} {} {}", i, to_string(problem.shape), name_of(layout), ranks);
     SCOPED_TRACE(what);
     std::vector<PlayedVariant> all;
     for (const ConsideredVariant& one : variants_for(input, "auto")) {

@@ -94,10 +94,10 @@ struct ConsideredVariant {
 
 /// The variant of variants_for() with the shortest predicted time. If several differ by less than 1
 /// %, which is noise, the one that needs least memory; of equals, the first. A variant is not
-/// simulated if one rank alone takes so long (least_seconds()) that it cannot win. Throws the
-/// errors of parse_schedule(), and UnsupportedError when a named schedule cannot run: local, with a
-/// sharded key/value sequence; any other, if the sequence has no axis, not even one of a single
-/// rank. Predictor predicts the times.
+/// simulated if one rank alone takes so long (least_seconds()), or a sample of a large mesh
+/// (Predictor::estimate()), that it cannot win. Throws the errors of parse_schedule(), and
+/// UnsupportedError when a named schedule cannot run: local, with a sharded key/value sequence; any
+/// other, if the sequence has no axis, not even one of a single rank. Predictor predicts the times.
 [[nodiscard]] ScheduleChoice choose_schedule(const PlanInput& input, std::string_view name);
 
 /// Throws what choose_schedule() throws, without choosing.

@@ -49,12 +49,12 @@ struct Recommendation {
   /// None if the problem does not fit on the mesh.
   std::optional<ScheduleVariant> variant = {};
   std::string transport;
-  std::string why_not;   ///< why it is not recommended; empty if it is
-  bool ties = false;     ///< it is as fast as one that is recommended
+  std::string why_not;  ///< why it is not recommended; empty if it is
+  bool ties = false;    ///< it is as fast as one that is recommended
   /// It can run and fits, but others are faster, or as fast with less memory.
   bool is_slow = false;
-  double least = 0;      ///< lower bound of total() in seconds; 0 if not known
-  PredictedRun run;      ///< 0 seconds: it was not simulated. Memory is that of the larger pass
+  double least = 0;  ///< lower bound of total() in seconds; 0 if not known
+  PredictedRun run;  ///< 0 seconds: it was not simulated. Memory is that of the larger pass
   /// The schedule of the backward pass, if one was wanted, and its run.
   std::optional<ScheduleVariant> backward = {};
   PredictedRun backward_run = {};

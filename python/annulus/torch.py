@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 import json
 import pathlib
+import sys
+import warnings
 from typing import TYPE_CHECKING, Any, Mapping, Optional, Sequence
 
 try:
@@ -217,9 +219,14 @@ def _is_eager(*operands: Tensor) -> bool:
         for operand in operands)
 
 
+def _raise(status: int) -> None:
+    if status < 0:
+        raise _attention.closed_error()
+    _library.check(status, None, None)
+
+
 _operators.define("raise_error(int status) -> ()")
-_operators.impl("raise_error", lambda status: _library.check(status, None, None),
-                "CompositeImplicitAutograd")
+_operators.impl("raise_error", _raise, "CompositeImplicitAutograd")
 
 
 def _load_calls() -> Any:
@@ -227,7 +234,11 @@ def _load_calls() -> Any:
     path = pathlib.Path(_library.path()).with_name(f"libannulus_torch-{torch.__version__}.so")
     if not path.exists():
         return None
-    torch.ops.load_library(path)
+    try:
+        torch.ops.load_library(path)
+    except OSError as error:
+        warnings.warn(f"annulus.torch: eager calls go through Python, as their library does not load: {error}")
+        return None
     return torch.ops.annulus_calls.attention.default
 
 
@@ -301,7 +312,7 @@ def attention(query: Tensor, key: Tensor, value: Tensor, *, mesh: "AnyMesh" = No
     seed: a number, or a tensor with one, which captured graphs read at every replay; as do tensors
     for the lengths and offsets that call_arguments names.
     """
-    if type(query) not in _PLAIN_TENSORS:
+    if type(query) not in _PLAIN_TENSORS and "torch.distributed.tensor" in sys.modules:
         from . import _dtensor
 
         if isinstance(query, _dtensor.DTensor):

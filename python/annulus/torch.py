@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Mapping, Optional, Sequence
 try:
     import torch
     from torch import Tensor
-    from torch.autograd.function import once_differentiable
 except ImportError as error:
     raise ImportError(f"annulus.torch needs PyTorch 2.4 or later ({error})") from error
 
@@ -162,7 +161,6 @@ torch.library.register_autograd("annulus::attention", _differentiate, setup_cont
                                 lib=_operators)
 
 
-
 def _refuse(_ctx: Any, *_gradients: Any) -> Any:
     raise RuntimeError("annulus.torch: attention has no second derivative")
 
@@ -190,8 +188,23 @@ class _Eager(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
-        # once_differentiable() is for gradients that will themselves be differentiated.
-        return (_once if torch.is_grad_enabled() else _gradients)(ctx, *gradients)
+        if not torch.is_grad_enabled():
+            return _gradients(ctx, *gradients)
+        # The gradients may be differentiated themselves. torch's once_differentiable() lets this pass
+        # in silence where grad_output requires no gradient.
+        with torch.no_grad():
+            found = _gradients(ctx, *gradients)
+        return _Once.apply(*(x if x is None else x.requires_grad_() for x in found))
+
+
+class _Once(torch.autograd.Function):  # type: ignore[misc]
+    """Gradients that have none."""
+
+    @staticmethod
+    def forward(_ctx: Any, *gradients: Any) -> tuple[Any, ...]:
+        return tuple(x if x is None else x.view_as(x) for x in gradients)
+
+    backward = staticmethod(_refuse)
 
 
 def _gradients(ctx: Any, grad_output: Any, grad_lse: Any) -> tuple[Any, ...]:
@@ -203,8 +216,6 @@ def _gradients(ctx: Any, grad_output: Any, grad_lse: Any) -> tuple[Any, ...]:
                       needs[5])
     return (None, *found, None)
 
-
-_once = once_differentiable(_gradients)
 
 # Without these two functions of torch, which are not public, the operator serves eager calls too.
 _modes = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 1)

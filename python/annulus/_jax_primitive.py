@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import threading
-from typing import Any, NamedTuple, Sequence
+from typing import Any, Callable, NamedTuple, Sequence
 
 import jax
 import jax.extend.core
@@ -84,12 +84,25 @@ def keep(key: str, attention: Attention) -> None:
     attention.at_close.append(drop)
 
 
+def _wait_or_forget(wait: Callable[[], Any]) -> None:
+    """Waits for earlier calls. The error of one, which its results have too, would be that of all later
+    calls."""
+    try:
+        wait()
+    except jax.errors.JaxRuntimeError:
+        dispatch.runtime_tokens.clear()
+
+
+def forget_failure() -> None:
+    """Lets calls go on after one that has failed."""
+    token = dispatch.runtime_tokens.current_tokens.get(_order)
+    if token is not None and token._buf.is_ready():
+        _wait_or_forget(token.block_until_ready)
+
+
 def finish_calls(device: str) -> None:
     """Returns when no program that this thread has started calls the library any more."""
-    try:
-        jax.effects_barrier()
-    except jax.errors.JaxRuntimeError:  # of an earlier call, whose results have it too
-        dispatch.runtime_tokens.clear()  # or it would be the error of all later calls
+    _wait_or_forget(jax.effects_barrier)
 
     def run_last() -> None:  # a GPU starts its programs one after the other
         for gpu in jax.local_devices():

@@ -134,6 +134,7 @@ def _plan(on: Mesh, arrays: dict[str, Any], options: dict[str, Any]) -> tuple[st
         if made.mesh is not on:
             raise UnsupportedError(f"annulus.jax.attention: got a second mesh {on.text}, expected "
                                    "one, or the first one closed")
+        primitive.forget_failure()
         return key, made
     primitive.finish_calls(on.device)
     made = attention_for(mesh=on, **{name: _stand_in(x) for name, x in arrays.items() if name in

@@ -229,6 +229,10 @@ def test_a_failed_call_does_not_stop_later_ones(whole):
         with pytest.raises(jax.errors.JaxRuntimeError, match="kv_lengths"):
             jax.block_until_ready(failed)
     np.testing.assert_array_equal(call(right, x), expected)
+    with pytest.raises(jax.errors.JaxRuntimeError, match="kv_lengths"):
+        jax.block_until_ready(call(wrong, x))
+    again = annulus.jax.attention(q, k, v, mesh=mesh, kv_lengths=right)[0]  # has a plan
+    np.testing.assert_array_equal(again, expected)
     failed = call(wrong, x)
     mesh.close()
     with pytest.raises(jax.errors.JaxRuntimeError, match="kv_lengths"):

@@ -7,17 +7,20 @@
 
 extern "C" {
 
-// PyGILState_Ensure, PyGILState_Release, PyErr_CheckSignals, PyErr_Fetch and PyErr_Restore.
+// PyGILState_Ensure, PyGILState_Release, PyErr_CheckSignals, PyErr_Fetch, PyErr_Restore and
+// Py_AddPendingCall.
 struct AnnulusPythonCalls {
   int (*ensure)();
   void (*release)(int state);
   int (*check_signals)();
   void (*fetch)(void** type, void** value, void** traceback);
   void (*restore)(void* type, void* value, void* traceback);
+  int (*add_pending_call)(int (*call)(void*), void* argument);
 };
 
 void annulus_python_watch_signals(const AnnulusPythonCalls* calls);
 void annulus_python_raise();
+void annulus_python_raise_later();
 }
 
 namespace {
@@ -45,4 +48,16 @@ void annulus_python_watch_signals(const AnnulusPythonCalls* calls) {
 void annulus_python_raise() {
   python.restore(raised[0], raised[1], raised[2]);
   raised = {};
+}
+
+// For calls that return no status to the package: Python's main thread raises it as soon as it
+// runs.
+void annulus_python_raise_later() {
+  python.add_pending_call(
+      [](void*) {
+        if (raised[0] == nullptr) return 0;
+        annulus_python_raise();
+        return -1;
+      },
+      nullptr);
 }

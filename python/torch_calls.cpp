@@ -51,14 +51,24 @@ struct Use : torch::CustomClassHolder {
   Object& object;
 };
 
-/// Raises the exception of Python that belongs to the status.
+constexpr std::int64_t kClosed = -1;
+
+/// Raises the exception of Python that belongs to the status, or to kClosed.
+[[noreturn]] void raise_status(std::int64_t status) {
+  static const auto raise_error = c10::Dispatcher::singleton()
+                                      .findSchemaOrThrow("annulus::raise_error", "")
+                                      .typed<void(std::int64_t)>();
+  raise_error.call(status);
+  TORCH_CHECK(false, "annulus: status ", status);
+}
+
 void check(annulus_status status) {
-  if (status == ANNULUS_SUCCESS) return;
-  static const auto raise = c10::Dispatcher::singleton()
-                                .findSchemaOrThrow("annulus::raise_error", "")
-                                .typed<void(std::int64_t)>();
-  raise.call(status);
-  TORCH_CHECK(false, "annulus: status ", static_cast<int>(status));
+  if (status != ANNULUS_SUCCESS) raise_status(status);
+}
+
+annulus_attention* attention_of(const Object& object) {
+  if (object.attention == nullptr) raise_status(kClosed);
+  return object.attention;
 }
 
 annulus_dtype dtype_of(const Tensor& tensor) {
@@ -133,7 +143,7 @@ class Attention : public torch::autograd::Function<Attention> {
     operands.set(ANNULUS_OUTPUT, output);
     operands.set(ANNULUS_LSE, lse);
     if (sinks) operands.set(ANNULUS_SINKS, rows(*sinks));
-    check(annulus_attention_run(object_of(object).attention, operands.get(), stream_of(query)));
+    check(annulus_attention_run(attention_of(object_of(object)), operands.get(), stream_of(query)));
     context->set_materialize_grads(false);
     context->save_for_backward({query, key, value, output, lse, sinks.value_or(Tensor())});
     context->saved_data["use"] =
@@ -145,11 +155,15 @@ class Attention : public torch::autograd::Function<Attention> {
                                                  torch::autograd::variable_list gradients) {
     const auto saved = context->get_saved_variables();
     const auto use = context->saved_data["use"].toCapsule();
-    annulus_attention* attention = static_cast<const Use&>(*use).object.attention;
+    annulus_attention* attention = attention_of(static_cast<const Use&>(*use).object);
     torch::autograd::variable_list found =
         differentiate(attention, saved, gradients[0], gradients[1],
                       saved[5].defined() && context->needs_input_grad(3));
     if (at::GradMode::is_enabled()) {  // gradients of the gradients may be asked for
+      // Torch attaches the error only to tensors that require a gradient.
+      for (Tensor& gradient : found) {
+        if (gradient.defined()) gradient.requires_grad_();
+      }
       found = torch::autograd::DelayedError("annulus: attention has no second derivative",
                                             static_cast<std::int64_t>(found.size()))
                   .apply(std::move(found));

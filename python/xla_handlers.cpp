@@ -16,6 +16,7 @@
 extern "C" {
 void annulus_jax_keep(const char* key, annulus_attention* attention, annulus_place place);
 void annulus_jax_drop(const char* key);
+void annulus_python_raise_later();  // of signals.cpp
 }
 
 namespace {
@@ -61,6 +62,7 @@ constexpr std::int64_t kSeed =
     -1;  // in place of an operand, the seed: two halves of 32 bits, the lower first
 
 ffi::Error error_of(annulus_status status) {
+  if (status == ANNULUS_INTERRUPTED_ERROR) annulus_python_raise_later();
   const ffi::ErrorCode code = status == ANNULUS_UNSUPPORTED_ERROR ? ffi::ErrorCode::kUnimplemented
                               : status < ANNULUS_LIBRARY_ERROR    ? ffi::ErrorCode::kInvalidArgument
                                                                   : ffi::ErrorCode::kInternal;

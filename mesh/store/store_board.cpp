@@ -64,7 +64,7 @@ void StoreBoard::beat(State state) {
     publish(Kind::computing, -1);
     std::string sign;
     append(sign, rank_);
-    append(sign, number_);
+    append(sign, number_.load());
     store_->set(prefix_ + kComputing, sign);
   } else {
     publish(Kind::waiting, awaited_);

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <limits>
 #include <map>
@@ -65,8 +66,8 @@ class StoreBoard final : public Heartbeats {
   int rank_;
   int size_;
   double interval_;
-  std::mutex mutex_;  // guards all members below
-  std::uint32_t number_ = 0;
+  std::atomic<std::uint32_t> number_ = 0;  // abort() needs it in any state
+  std::mutex mutex_;                       // guards all members below
   int awaited_ = -1;
   double sent_ = kNever;
   double looked_ = kNever;

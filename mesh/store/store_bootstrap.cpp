@@ -14,7 +14,6 @@
 #include "store/store_messenger.hpp"
 
 namespace annulus {
-namespace {
 
 class StoreBootstrap final : public Bootstrap {
  public:
@@ -23,6 +22,15 @@ class StoreBootstrap final : public Bootstrap {
 
   [[nodiscard]] std::shared_ptr<Heartbeats> connect(Watchdog::Seconds interval,
                                                     const Watchdog& /*watchdog*/) override {
+    const std::string key = fmt::format("{}rank/{}", prefix_, rank_);
+    if (store_->get(key, 0)) {
+      throw LibraryError(fmt::format(
+          "key-value store: {} is there before this mesh, from another group of ranks, an earlier "
+          "job or "
+          "another store object of this rank: give each group and job a prefix of its own, and one "
+          "store object to all its meshes",
+          key));
+    }
     board_ =
         std::make_shared<StoreBoard>(store_, prefix_ + "rank/", rank_, size_, interval.count());
     return board_;
@@ -60,10 +68,9 @@ class StoreBootstrap final : public Bootstrap {
   std::shared_ptr<StoreBoard> board_;
 };
 
-}  // namespace
-
 std::unique_ptr<Bootstrap> make_store_bootstrap(std::shared_ptr<KeyValueStore> store, int rank,
                                                 int size) {
+  if (store == nullptr) throw ArgumentError("store", "a null pointer", "a store");
   if (size < 1) throw ArgumentError("size", std::to_string(size), "1 or more ranks");
   if (rank < 0 || rank >= size) {
     throw ArgumentError("rank", std::to_string(rank), fmt::format("0 to {}", size - 1));

@@ -12,13 +12,16 @@
 #include <annulus/core/bytes.hpp>
 #include <annulus/core/error.hpp>
 #include <annulus/core/host_stream.hpp>
+#include <annulus/mesh/transport.hpp>
+#include <annulus/mesh/transport_traits.hpp>
 
 #include "control/tree_control.hpp"
 #include "self/self_messages.hpp"
-#include "store/traits.hpp"
 
 namespace annulus {
 namespace {
+
+constexpr TransportTraits kTraits{.name = "store"};
 
 /// Short messages of one exchange.
 class StoreExchange final : public HostOperation {
@@ -111,7 +114,7 @@ class StoreGroup final : public Group {
         queue_(ranks_, "data") {}
 
   [[nodiscard]] Place place() const noexcept override { return Place::host(); }
-  [[nodiscard]] const TransportTraits& traits() const noexcept override { return kStoreTraits; }
+  [[nodiscard]] const TransportTraits& traits() const noexcept override { return kTraits; }
 
   void exchange(std::span<const Send> sends, std::span<const Receive> receives, Stream& stream,
                 ExchangeLabel label) override {

@@ -3,11 +3,13 @@
 #include <algorithm>
 #include <cstddef>
 #include <optional>
+#include <thread>
 #include <utility>
 
 #include <fmt/format.h>
 
 #include <annulus/core/bytes.hpp>
+#include <annulus/core/error.hpp>
 
 #include "control/bytes_of.hpp"
 #include "control/describe_wait.hpp"
@@ -20,10 +22,18 @@ constexpr Watchdog::Seconds kPatience{2};
 // between them, the wait checks signals and the heartbeats of other ranks.
 constexpr double kLongestAsk = 0.02;
 
+double longer(double ask) {
+  return std::min(ask + kLongestAsk / 64, kLongestAsk);
+}
+
+std::string name_of_rank(int rank) {
+  return fmt::format("rank {}", rank);
+}
+
 }  // namespace
 
 std::string StoreRanks::name_of(int peer) const {
-  return fmt::format("rank {}", member(peer));
+  return name_of_rank(member(peer));
 }
 
 std::string StoreQueue::key_of(int from, int to, std::uint64_t number) const {
@@ -81,11 +91,16 @@ std::string StoreMessenger::receive(const Call& call, int from) {
 }
 
 void StoreMessenger::put(std::string_view what, int to, const std::string& message) {
-  if (!queue_.has_room(to)) {
-    wait({what, fmt::format("take {}", human_bytes(message.size())), false}, to,
-         [&] { return queue_.has_room(to); });
-  }
-  queue_.put(to, message);
+  double pause = 0;
+  wait({what, fmt::format("take {}", human_bytes(message.size())), false}, to, [&] {
+    if (!queue_.has_room(to)) {
+      // The store has answered with a whole message.
+      std::this_thread::sleep_for(Watchdog::Seconds(pause = longer(pause)));
+      return false;
+    }
+    queue_.put(to, message);
+    return true;
+  });
 }
 
 std::string StoreMessenger::take(const Call& call, int from) {
@@ -93,7 +108,7 @@ std::string StoreMessenger::take(const Call& call, int from) {
   double ask = 0;
   wait(call, from, [&] {
     message = queue_.take(from, ask);
-    ask = std::min(ask + kLongestAsk / 64, kLongestAsk);
+    ask = longer(ask);
     return message.has_value();
   });
   return std::move(*message);
@@ -102,12 +117,20 @@ std::string StoreMessenger::take(const Call& call, int from) {
 void StoreMessenger::wait(const Call& call, int peer, const std::function<bool()>& done) {
   const int awaited = ranks_->member(peer);
   ranks_->board->wait_for(awaited);
-  watchdog_.wait(
-      [&] {
-        ranks_->board->beat(Heartbeats::State::waiting);
-        return done();
-      },
-      [&] { return describe_wait(call, peer); }, [awaited] { return std::vector{awaited}; });
+  bool described = false;
+  const auto describe = [&] {
+    std::string text = describe_wait(call, peer);
+    described = true;
+    return text;
+  };
+  try {
+    watchdog_.wait(done, describe, [awaited] { return std::vector{awaited}; });
+  } catch (const TimeoutError& error) {
+    if (described) throw;
+    // The store hangs, and cannot say who is missing.
+    throw TimeoutError(fmt::format("{} ({})", error.what(),
+                                   annulus::describe_wait(call, awaited, awaited, name_of_rank)));
+  }
   ranks_->board->wait_for(-1);
 }
 
@@ -115,7 +138,7 @@ std::string StoreMessenger::describe_wait(const Call& call, int peer) {
   const double patience = std::min(kPatience, watchdog_.timeout()).count();
   return annulus::describe_wait(call, ranks_->member(peer),
                                 ranks_->board->absent(ranks_->member(peer), patience),
-                                [](int rank) { return fmt::format("rank {}", rank); });
+                                name_of_rank);
 }
 
 }  // namespace annulus

@@ -38,6 +38,10 @@ def _rows(sinks: Any) -> Any:
     return sinks[:, None] if sinks.ndim == 1 else sinks
 
 
+def closed_error() -> Exception:
+    return _library.UserError("attention: it was closed")
+
+
 class Attention:
     """Attention planned once, for calls on the shards of a rank: query [b,t,n,D], key [b,s,k,D],
     value [b,s,k,Dv]. Collective over the mesh, as are run() and backward().
@@ -51,6 +55,9 @@ class Attention:
     # backward pass may still run.
     native: Any = None
     nodes: Any = None
+
+    # Dimensions of the bias in which it may be broadcast, for all that its shape on this rank says.
+    unsaid: tuple[int, ...] = ()
 
     def __init__(self, shape: Sequence[int], dtype: str = "float32", *, mesh: "AnyMesh" = None,
                  sinks: int = 0, bias: Sequence[int] | None = None,
@@ -103,16 +110,18 @@ class Attention:
     @property
     def handle(self) -> Any:
         if self._handle is None:
-            raise _library.UserError("attention: it was closed, by close() or with its mesh")
+            raise closed_error()
         return self._handle
 
     def close(self) -> None:
         """Waits for calls under way and frees the object. Later calls raise UserError."""
         handle, self._handle = self._handle, None
         if handle is not None:
-            for ending in self.at_close:
-                ending()
-            _library.function("attention_destroy")(handle)
+            try:
+                for ending in self.at_close:
+                    ending()
+            finally:
+                _library.function("attention_destroy")(handle)
 
     def __del__(self) -> None:
         self.close()
@@ -255,6 +264,7 @@ class Attention:
         if sinks is not None if grad_sinks is None else grad_sinks:
             found["sinks"] = empty(query, self.shape("sinks"), "float32")
         if grad_bias:
+            self.check_bias_gradient()
             found["bias"] = empty(query, self.shape("bias"), "float32")
         operands = {"query": query, "key": key, "value": value, "output": output, "lse": lse,
                     "grad_output": grad_output}
@@ -269,6 +279,14 @@ class Attention:
             found["sinks"] = found["sinks"].reshape(tuple(sinks.shape))
         return Gradients(**found)
 
+    def check_bias_gradient(self) -> None:
+        """Refuses the gradient of a bias that all ranks may share, or may not."""
+        held = ([self.positions("bias", rank) for rank in range(self.mesh.size)] if self.unsaid else [])
+        if any(len({tuple(of_rank[d]) for of_rank in held}) > 1 for d in self.unsaid):
+            raise argument_error("bias_shape", None, "the shape [B,N,T,S] of the whole bias: one entry on "
+                                 "every rank may be the same one or not, and a shared one gets the sum")
+        self.unsaid = ()
+
     def wait(self) -> None:
         """Returns when all calls are done."""
         _library.function("attention_wait")(self.handle)
@@ -280,12 +298,20 @@ def _operand(name: str) -> int:
     return OPERANDS[name]
 
 
-def _scores(array: Any, name: str, local: Sequence[int]) -> tuple[int, ...]:
-    """The dimensions of [B,N,T,S] that a bias or a mask has, with a size of 1 where the shard has 1."""
+def _scores(array: Any, name: str, local: Sequence[int], whole: Any = None) -> tuple[int, ...]:
+    """The dimensions of [B,N,T,S] that a bias or a mask has.
+
+    Without its whole shape it has those in which the rank's part and the query are 1.
+    """
     if array.ndim != 4:
         raise argument_error(name, f"{array.ndim} dimensions", "[b,n,t,S], 1 where broadcast")
-    rows = [int(size != 1 or held == 1) for size, held in zip(array.shape[:3], local)]
-    return (*rows, int(array.shape[3] != 1))
+    has = [int(size != 1 or held == 1) for size, held in zip(array.shape, (*local, 0))]
+    if whole is not None:
+        if len(whole) != 4 or any(all_of == 1 != size for all_of, size in zip(whole, array.shape)):
+            raise argument_error(f"{name}_shape", tuple(whole),
+                                 f"[B,N,T,S] of which {tuple(array.shape)} is a part, 1 where broadcast")
+        has = [int(all_of != 1) for all_of in whole]
+    return tuple(has)
 
 
 _PLAIN = frozenset({int, float, bool, str, type(None)})
@@ -295,7 +321,8 @@ def _cheap(options: Mapping[str, Any]) -> tuple[Any, ...] | None:
     """A key that is made quickly; None if the values may be mutable or long."""
     for value in options.values():
         kind = type(value)
-        if kind not in _PLAIN and not (kind is tuple and all(type(x) in _PLAIN for x in value)):
+        if kind not in _PLAIN and not (
+                isinstance(value, tuple) and all(type(x) in _PLAIN for x in value)):
             return None
     return tuple(options.items())
 
@@ -312,6 +339,7 @@ def attention_for(query: Any, key: Any, value: Any, *, mesh: "AnyMesh" = None, s
     calls: list[Call] = []
     kinds: Any = None
     quick: Any = None
+    unsaid: tuple[int, ...] = ()
     try:
         if known is None:
             known = _cheap(options)
@@ -343,10 +371,14 @@ def attention_for(query: Any, key: Any, value: Any, *, mesh: "AnyMesh" = None, s
         if sinks is not None:
             calls.append(("integer", "call_sinks", _rows(sinks).shape[1]))
         if bias is not None:
-            calls.append(("bias", _scores(bias, "bias", (b, n, t))))
+            whole = options.pop("bias_shape", None)
+            calls.append(("bias", _scores(bias, "bias", (b, n, t), whole)))
+            if whole is None:
+                unsaid = tuple(d for d, size in enumerate((b, n, t)) if bias.shape[d] == size == 1)
         if mask is not None:
             calls.append(("dense_mask", _scores(mask, "mask", (b, n, t))))
         calls += calls_of(options)
+        kinds = (*kinds, unsaid)
         found = on.find((tuple(calls), kinds), quick)
         if found is not None:
             return found
@@ -354,6 +386,7 @@ def attention_for(query: Any, key: Any, value: Any, *, mesh: "AnyMesh" = None, s
         error = caught
     on.agree(error)
     made = Attention._of_calls(on, calls)
+    made.unsaid = unsaid
     on.keep((tuple(calls), kinds), made, quick)
     return made
 
@@ -381,14 +414,14 @@ def _refuse_gradients(**arrays: Any) -> None:
 
 
 def prepare(query: Any, key: Any, value: Any, *, mesh: "AnyMesh" = None, sinks: Any = None,
-            bias: Any = None, mask: Any = None, known: Any = None,
+            bias: Any = None, mask: Any = None,
             **options: Any) -> tuple[Attention, dict[str, Any]]:
     """The result of attention_for(), and the values that come with the call."""
     values = call_values(options)
     for name in values:
         options.pop(name, None)
     return attention_for(query, key, value, mesh=mesh, sinks=sinks, bias=bias, mask=mask,
-                         known=known, **options), values
+                         **options), values
 
 
 def attention(query: Any, key: Any, value: Any, *, mesh: "AnyMesh" = None, sinks: Any = None,

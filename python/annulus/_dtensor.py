@@ -102,23 +102,11 @@ def _local(name: str, tensor: Any, device_mesh: "DeviceMesh") -> Tensor:
     return tensor.to_local(grad_placements=tensor.placements)
 
 
-def _unambiguous(bias: DTensor, query: DTensor, placed: "Sequence[Placement]") -> DTensor:
-    """The bias, expanded in the dimensions in which this rank has one of several entries of the query:
-    there, a local size of 1 does not mean that the bias is broadcast."""
-    shape = list(bias.shape)
-    for of_query, dimension in _OF_LSE.items():
-        if query.to_local().shape[of_query] == 1:
-            shape[dimension] = query.shape[of_query]
-    if shape == list(bias.shape):
-        return bias
-    return bias.expand(shape).redistribute(placements=_moved(placed, _OF_LSE, shape))
-
-
 def attention(compute: Callable[..., tuple[Tensor, Tensor]], query: DTensor, key: Any, value: Any,
               mesh: "AnyMesh", sinks: Any, bias: Any, mask: Any, seed: Any,
               options: Mapping[str, Any]) -> tuple[DTensor, DTensor]:
     device_mesh = query.device_mesh
-    for name in ("query_spec", "kv_spec"):
+    for name in ("query_spec", "kv_spec", "bias_shape"):
         if options.get(name) is not None:
             raise refused(name, options[name], "none: the placements say it")
     for name in ("layout", "kv_layout"):
@@ -142,10 +130,9 @@ def attention(compute: Callable[..., tuple[Tensor, Tensor]], query: DTensor, key
         if [p.dim % tensor.ndim if isinstance(p, Shard) else None for p in tensor.placements] != [
                 p.dim if isinstance(p, Shard) else None for p in expected]:
             raise refused(name, tensor.placements, f"{tuple(expected)}, as the query")
-        if name == "bias":
-            tensor = _unambiguous(tensor, query, placed)
         local[name] = _local(name, tensor, device_mesh)
     out, lse = compute(**local, mesh=on, seed=seed,
+                       bias_shape=None if bias is None else tuple(bias.shape),
                        **{**options, **specs, "layout": "contiguous", "kv_layout": "contiguous"})
     b, t, n, _ = query.shape
     sizes = (b, t, n, value.shape[3])

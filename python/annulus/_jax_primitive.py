@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import functools
 import threading
-from typing import Any, NamedTuple, Sequence
+from typing import Any, Callable, NamedTuple, Sequence
 
 import jax
 import jax.extend.core
 import numpy as np
-from jax._src import core, effects  # JAX has no public face of ordered effects.
+from jax._src import core, dispatch, effects  # JAX has no public face of ordered effects.
 from jax.interpreters import ad, batching, mlir, xla
 
 from . import _library
 from ._attention import Attention
 from ._library import UnsupportedError, argument_error
+from ._mesh import close_at_exit
 from ._tensors import OPERANDS
 
 SEED = -1  # in place of an operand's number
@@ -34,6 +35,7 @@ def _register() -> None:
 
 
 _register()
+close_at_exit()  # before JAX's own exit function
 
 
 class _Order(effects.Effect):  # type: ignore[misc]
@@ -69,8 +71,10 @@ def find(key: str) -> Attention | None:
 
 def keep(key: str, attention: Attention) -> None:
     """Makes an object known to calls by this key, until it is closed."""
+    device = attention.mesh.device
+
     def drop() -> None:
-        jax.effects_barrier()
+        finish_calls(device)
         _library.function("jax_drop")(key.encode())
         _kept.pop(key, None)
 
@@ -80,9 +84,25 @@ def keep(key: str, attention: Attention) -> None:
     attention.at_close.append(drop)
 
 
+def _wait_or_forget(wait: Callable[[], Any]) -> None:
+    """Waits for earlier calls. The error of one, which its results have too, would be that of all later
+    calls."""
+    try:
+        wait()
+    except jax.errors.JaxRuntimeError:
+        dispatch.runtime_tokens.clear()
+
+
+def forget_failure() -> None:
+    """Lets calls go on after one that has failed."""
+    token = dispatch.runtime_tokens.current_tokens.get(_order)
+    if token is not None and token._buf.is_ready():
+        _wait_or_forget(token.block_until_ready)
+
+
 def finish_calls(device: str) -> None:
-    """Returns when all programs that were started have finished their calls of the library."""
-    jax.effects_barrier()
+    """Returns when all programs that this thread has started have finished their calls of the library."""
+    _wait_or_forget(jax.effects_barrier)
 
     def run_last() -> None:  # a GPU starts its programs one after the other
         for gpu in jax.local_devices():
@@ -121,7 +141,10 @@ def _check_place(context: Any, mesh: Any, platform: str) -> None:
                 f"annulus.jax.attention: got a program for {devices} devices, expected "
                 "jax.shard_map around the call, or arrays of this process alone")
         return
-    array = getattr(context.mesh, "devices", None)
+    try:
+        array = context.mesh.devices
+    except ValueError:  # of an abstract mesh
+        return
     if isinstance(array, np.ndarray) and array.size > 1:
         holder = array.flat[mesh.rank].process_index
         if holder != jax.process_index():

@@ -86,6 +86,7 @@ _OPTIONS = "annulus_attention_options_set_"
 
 # The parameters of every function that returns a status.
 _SIGNATURES: dict[str, list[Any]] = {
+    "annulus_check_connected": [_INT],
     "annulus_context_options_create": [ctypes.POINTER(Handle)],
     "annulus_context_options_set_mesh": [Handle, _TEXT],
     "annulus_context_options_set_place": [Handle, ctypes.c_int32],
@@ -96,6 +97,7 @@ _SIGNATURES: dict[str, list[Any]] = {
     "annulus_context_create": [_DATA, Handle, ctypes.POINTER(Handle)],
     "annulus_context_create_on_store": [Handle, Handle, ctypes.POINTER(Handle)],
     "annulus_context_gather": [Handle, _DATA, _SIZE, _DATA],
+    "annulus_context_sum": [Handle, _DATA, _SIZE],
     "annulus_store_create": [_DATA, _INT, _INT, ctypes.POINTER(Handle)],
     "annulus_context_axis_size": [Handle, _TEXT, _PINT],
     "annulus_context_agree": [Handle, _TEXT],
@@ -206,10 +208,10 @@ for _name, _parameters in _SIGNATURES.items():
     _function.restype, _function.argtypes, _function.errcheck = _INT, _parameters, check
 
 
-_calls_of_python = (ctypes.c_void_p * 5)(*(
+_calls_of_python = (ctypes.c_void_p * 6)(*(
     ctypes.cast(getattr(ctypes.pythonapi, name), ctypes.c_void_p).value for name in (
         "PyGILState_Ensure", "PyGILState_Release", "PyErr_CheckSignals", "PyErr_Fetch",
-        "PyErr_Restore")))
+        "PyErr_Restore", "Py_AddPendingCall")))
 _library.annulus_python_watch_signals.restype = None
 _library.annulus_python_watch_signals(_calls_of_python)
 _with_lock = ctypes.PyDLL(None, handle=_library._handle)

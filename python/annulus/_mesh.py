@@ -13,11 +13,14 @@ from typing import TYPE_CHECKING, Any, Callable, Mapping, Sequence
 import numpy as np
 
 from . import _library, _store
-from ._library import LibraryError, UserError, argument_error
+from ._library import LibraryError, UnsupportedError, UserError, argument_error
 from ._store import Store
 
 if TYPE_CHECKING:
     from mpi4py import MPI
+
+# The most bytes that go through a store to be summed.
+_LONGEST_SUM = 2**20
 
 # The most attention objects that a mesh keeps; the least recently used one is dropped first.
 _MAXIMUM_KEPT = 64
@@ -40,8 +43,11 @@ def _world() -> Any:
         except (ImportError, RuntimeError) as error:  # without mpi4py, or without its MPI
             raise LibraryError("a launcher has started this process as one of several: "
                                f"install mpi4py and MPI to connect them ({error})") from error
+        _library.function("check_connected")(MPI.COMM_WORLD.size)
         return MPI.COMM_WORLD
-    return _store.of_torch() if launcher == 2 else _store.of_jax()
+    if _store.torch_size() > 1:
+        return _store.of_torch()
+    return _store.of_jax() or (_store.of_torch() if launcher == 2 else None)
 
 
 def _ranks_of(comm: Any, rank: int | None, size: int | None) -> Any:
@@ -80,17 +86,18 @@ class Mesh:
                 _library.function(set_option + "timeout")(options, timeout)
             _library.function(set_option + "share_gpus")(options, int(share_gpus))
             _library.function(set_option + "transport")(options, transport.encode())
-            if isinstance(comm, Store):
-                self._handle = _library.create("context_create_on_store", comm.handle, options)
+            if isinstance(self.comm, Store):
+                self._handle = _library.create("context_create_on_store", self.comm.handle, options)
+                self.comm.used = True
             else:
                 address = None
-                if comm is not None:
+                if self.comm is not None:
                     from mpi4py import MPI
 
                     self._mpi = MPI
                     self._check_mpi()
                     _check_same_mpi(MPI.Get_library_version())
-                    address = MPI._addressof(comm)
+                    address = MPI._addressof(self.comm)
                 self._handle = _library.create("context_create", address, options)
         finally:
             _library.function("context_options_destroy")(options)
@@ -198,10 +205,12 @@ class Mesh:
     def sum(self, array: np.ndarray) -> None:
         """Sums an array of float32 or float64 over all ranks, in place. Collective."""
         if isinstance(self.comm, Store):
-            every = np.empty((self.size, *array.shape), array.dtype)
-            _library.function("context_gather")(self.handle, array.ctypes.data, array.nbytes,
-                                                every.ctypes.data)
-            array[...] = every.sum(0)
+            if array.nbytes > _LONGEST_SUM:
+                raise UnsupportedError(f"sum of {array.nbytes} bytes: a key-value store connects the ranks, and "
+                                       f"sums of more than {_LONGEST_SUM} need MPI or torch.distributed")
+            total = array.astype(np.float64, order="C")
+            _library.function("context_sum")(self.handle, total.ctypes.data, total.size)
+            array[...] = total
         elif self.comm is not None:
             from mpi4py import MPI
 
@@ -272,8 +281,8 @@ def init(comm: "MPI.Comm | Any | None" = None, *, rank: int | None = None, size:
 
     comm: a communicator of mpi4py, or a key-value store: torch.distributed's, jax.distributed's client, or
         an object with set(key, value), get(key), wait(keys, timeout) and delete_key(key). Without MPI, ranks
-        exchange data between GPUs only. None: all ranks that mpirun or torchrun has started, or that
-        jax.distributed has connected, asked in this order; else this process alone.
+        exchange data between GPUs only. None: all ranks that mpirun has started, that torch.distributed or
+        jax.distributed has connected, or that torchrun has started, asked in this order; else this process alone.
     rank, size: the rank of this process on a store and the number of ranks, if torch.distributed,
         jax.distributed and the environment do not have them.
     device: "cpu" or "cuda:N". None: the CUDA device that is current, or the CPU where there is none.
@@ -286,6 +295,7 @@ def init(comm: "MPI.Comm | Any | None" = None, *, rank: int | None = None, size:
     ranks = _world() if comm is None else _ranks_of(comm, rank, size)
     _settings = {"comm": ranks, "device": device, "threads": threads,
                  "timeout": timeout, "share_gpus": share_gpus, "transport": transport}
+    close_at_exit()
 
 
 def mesh(axes: "Mapping[str, int] | str | None" = None) -> Mesh:
@@ -318,5 +328,16 @@ def _close_all() -> None:
         one.close()
 
 
-# Before mpi4py ends MPI, which it does after all of Python's own exit functions.
-atexit.register(_close_all)
+def _at_exit() -> None:
+    _close_all()
+    _store.leave_all()
+
+
+def close_at_exit() -> None:
+    """Ends all meshes at exit, before what has been imported or initialised so far ends."""
+    atexit.unregister(_at_exit)
+    atexit.register(_at_exit)
+
+
+# mpi4py ends MPI after all of Python's own exit functions.
+close_at_exit()

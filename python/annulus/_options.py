@@ -57,6 +57,7 @@ class Options(TypedDict, total=False):
     query_length: int  # of the whole sequence, where shards are uneven
     kv_length: int
     kv_heads: int
+    bias_shape: Sequence[int]  # of the whole bias [B,N,T,S], for its gradient where a rank has one entry
 
 
 _TEXTS = ("bias_policy", "mode", "query_spec", "kv_spec", "layout", "kv_layout", "schedule",
@@ -168,6 +169,8 @@ def calls_of(options: dict[str, Any]) -> list[Call]:
         calls.append(("block_mask", blocks.shape, blocks.tobytes(), int(query_size), int(kv_size)))
     elif "block_size" in given:
         raise argument_error("block_size", "one without a block_mask", "none")
+    if "bias_shape" in given:
+        raise argument_error("bias_shape", "one without a bias", "none")
     return calls
 
 

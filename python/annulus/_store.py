@@ -14,11 +14,12 @@ from ._library import LibraryError
 
 _NO_VALUE = 1
 _FAILED = -1
+_LAST_WAIT = 5.0  # seconds that rank 0 waits for the others at exit
 
 
 class _Torch:
     """torch's Store (TCPStore, PrefixStore, …), or any object with these methods: set(key, value), get(key)
-    that returns bytes, wait(keys, timeout) that raises, delete_key(key) and, if it has it, check(keys)."""
+    that returns bytes, wait(keys, timeout) that raises TimeoutError, delete_key(key) and, if it has it, check(keys)."""
 
     def __init__(self, store: Any) -> None:
         self._store = store
@@ -38,8 +39,9 @@ class _Torch:
         try:
             self._store.wait([key], datetime.timedelta(seconds=max(seconds, 0.001)))
         except Exception as error:
-            # Stores raise different exceptions after the timeout.
-            if _is_timeout(error):
+            # After the timeout, torch's stores raise an error of their own, and others a TimeoutError.
+            if isinstance(error, TimeoutError) or (
+                    type(error).__name__ == "DistStoreError" and "wait timeout" in str(error)):
                 return None
             raise
         return self._store.get(key)
@@ -63,7 +65,7 @@ class _Jax:
                 return self._client.key_value_try_get_bytes(key)
             return self._client.blocking_key_value_get_bytes(key, int(seconds * 1000))
         except Exception as error:
-            if _is_timeout(error):
+            if str(error).startswith(("DEADLINE_EXCEEDED", "NOT_FOUND")):
                 return None
             raise
 
@@ -73,14 +75,6 @@ class _Jax:
 
 def _is_jax(store: Any) -> bool:
     return hasattr(store, "key_value_set_bytes")
-
-
-def _is_timeout(error: Exception) -> bool:
-    if isinstance(error, TimeoutError):
-        return True
-    text = str(error)
-    return any(sign in text for sign in (
-        "DEADLINE_EXCEEDED", "NOT_FOUND", "timeout", "Timeout", "timed out"))
 
 
 _SET = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p,
@@ -99,7 +93,9 @@ class Store:
 
     def __init__(self, store: Any, rank: int, size: int) -> None:
         self.rank, self.size = rank, size
+        self.used = False
         calls: Any = _Jax(store) if _is_jax(store) else _Torch(store)
+        self._client = calls
 
         def guarded(body: Any) -> Any:
             def call(_user: Any, key: bytes, *arguments: Any) -> int:
@@ -132,6 +128,24 @@ class Store:
                              _REMOVE(guarded(remove)))
         self.handle = _library.create("store_create", ctypes.byref(self._calls), rank, size)
 
+    def leave(self) -> None:
+        """Lets rank 0, whose process may be that of the store, end after the others' last messages.
+
+        To be called at exit. Rank 0 waits for a few seconds at most: a rank may be lost.
+        """
+        try:
+            if self.rank > 0:
+                self._client.set(f"annulus/left/{self.rank}", b"left")
+            end = time.monotonic() + _LAST_WAIT
+            for rank in range(1, self.size) if self.rank == 0 else ():
+                key = f"annulus/left/{rank}"
+                while self._client.get(key, 0.01) is None:
+                    if time.monotonic() > end:
+                        return
+                self._client.remove(key)
+        except Exception:  # the store has ended
+            pass
+
 
 _stores: dict[tuple[int, int, int], tuple[Any, Store]] = {}
 
@@ -150,14 +164,20 @@ def store_of(store: Any, rank: int | None, size: int | None) -> Store:
     return _stores[key][1]
 
 
+def leave_all() -> None:
+    for _, store in _stores.values():
+        if store.used:
+            store.leave()
+
+
 def _place_in_job(store: Any) -> tuple[int, int]:
     """This process's number, and the number of processes."""
     state = _jax_state()
     if state is not None and store is state.client:
         return state.process_id, state.num_processes
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.distributed.is_available() and torch.distributed.is_initialized():
-        return torch.distributed.get_rank(), torch.distributed.get_world_size()
+    torch = _torch_state()
+    if torch is not None:
+        return torch.get_rank(), torch.get_world_size()
     try:
         return int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     except KeyError as error:
@@ -165,11 +185,23 @@ def _place_in_job(store: Any) -> tuple[int, int]:
                         f"torch.distributed nor the environment has them ({error})") from None
 
 
+def _torch_state() -> Any:
+    """torch.distributed; None unless it has been initialised."""
+    module = sys.modules.get("torch.distributed")
+    return module if module is not None and module.is_available() and module.is_initialized() else None
+
+
 def _jax_state() -> Any:
     """The state of jax.distributed; None unless it has been initialised."""
     module = sys.modules.get("jax._src.distributed")
     state = None if module is None else module.global_state
     return state if state is not None and state.client is not None else None
+
+
+def torch_size() -> int:
+    """The number of processes that torch.distributed connects; 1 unless it has been initialised."""
+    torch = _torch_state()
+    return 1 if torch is None else torch.get_world_size()
 
 
 def of_torch() -> Store:
@@ -186,8 +218,9 @@ def of_torch() -> Store:
                if name not in os.environ]
     if missing:
         raise LibraryError("a launcher has started this process as one of several, but nothing connects "
-                           "them: start them by mpirun, srun --mpi=pmix or torchrun, or set the variables "
-                           f"that torch needs; missing: {', '.join(missing)}")
+                           "them: start them by mpirun, srun --mpi=pmix or torchrun, call "
+                           "jax.distributed.initialize() before, or set the variables that torch needs; "
+                           f"missing: {', '.join(missing)}")
     global _rendezvous
     if _rendezvous is None:
         _rendezvous = next(dist.rendezvous("env://"))

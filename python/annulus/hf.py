@@ -27,6 +27,7 @@ from ._library import UserError
 from ._library import argument_error as refused
 from ._mesh import Mesh, mesh_of
 from ._options import Options
+from ._store import Store, torch_size
 from .torch import run_operator, text_of
 
 if TYPE_CHECKING:
@@ -263,15 +264,22 @@ def loss(logits: Tensor, batch: Mapping[str, Any]) -> Tensor:
 
 
 def sum_over_ranks(tensors: Iterable[Tensor], mesh: "AnyMesh" = None) -> None:
-    """Sums tensors over all ranks of the mesh, in place. Collective."""
+    """Sums tensors over all ranks of the mesh, in place. Collective.
+
+    Without MPI, torch.distributed sums them if it connects the ranks; else they must be small.
+    """
     on = mesh_of(mesh)
     if on.comm is None:
         return
+    by_torch = isinstance(on.comm, Store) and 1 < on.size == torch_size()
     with torch.no_grad():
         for tensor in tensors:
-            summed = tensor.detach().to("cpu", torch.promote_types(tensor.dtype, torch.float32),
-                                        copy=True).contiguous()
-            on.sum(summed.numpy())
+            summed = tensor.detach().to(tensor.device if by_torch else "cpu", copy=True,
+                                        dtype=torch.promote_types(tensor.dtype, torch.float32)).contiguous()
+            if by_torch:
+                torch.distributed.all_reduce(summed)
+            else:
+                on.sum(summed.numpy())
             tensor.copy_(summed)
 
 

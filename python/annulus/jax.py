@@ -77,7 +77,9 @@ def _mesh(given: "AnyMesh") -> Mesh:
     elif isinstance(given, jax.sharding.Mesh):
         given = dict(given.shape)
     if not isinstance(given, Mesh) and meshes._settings is None:
-        device = jax.config.jax_default_device or jax.local_devices()[0]
+        device = jax.config.jax_default_device
+        if device is None or isinstance(device, str):  # the name of a platform
+            device = jax.local_devices(backend=device)[0]
         meshes.init(device="cpu" if device.platform == "cpu" else device.local_hardware_id)
     on = mesh_of(given)
     if manual:
@@ -132,6 +134,7 @@ def _plan(on: Mesh, arrays: dict[str, Any], options: dict[str, Any]) -> tuple[st
         if made.mesh is not on:
             raise UnsupportedError(f"annulus.jax.attention: got a second mesh {on.text}, expected "
                                    "one, or the first one closed")
+        primitive.forget_failure()
         return key, made
     primitive.finish_calls(on.device)
     made = attention_for(mesh=on, **{name: _stand_in(x) for name, x in arrays.items() if name in
@@ -210,6 +213,8 @@ def _differentiate(call: _Call, residuals: Any, gradients: Any) -> tuple[Any]:
                             else whole(grad_output))
     if not isinstance(grad_lse, zero):
         given["grad_lse"] = whole(grad_lse)
+    if "bias" in wanted.names and not call.manual:  # jax.shard_map knows what ranks share
+        made.check_bias_gradient()
     names = [name for name in _DIFFERENTIABLE
              if name in ("query", "key", "value") or name in wanted.names]
     found = primitive.call(

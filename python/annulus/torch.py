@@ -5,12 +5,13 @@ from __future__ import annotations
 import functools
 import json
 import pathlib
+import sys
+import warnings
 from typing import TYPE_CHECKING, Any, Mapping, Optional, Sequence
 
 try:
     import torch
     from torch import Tensor
-    from torch.autograd.function import once_differentiable
 except ImportError as error:
     raise ImportError(f"annulus.torch needs PyTorch 2.4 or later ({error})") from error
 
@@ -160,7 +161,6 @@ torch.library.register_autograd("annulus::attention", _differentiate, setup_cont
                                 lib=_operators)
 
 
-
 def _refuse(_ctx: Any, *_gradients: Any) -> Any:
     raise RuntimeError("annulus.torch: attention has no second derivative")
 
@@ -188,8 +188,23 @@ class _Eager(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
-        # once_differentiable() is for gradients that will themselves be differentiated.
-        return (_once if torch.is_grad_enabled() else _gradients)(ctx, *gradients)
+        if not torch.is_grad_enabled():
+            return _gradients(ctx, *gradients)
+        # The gradients may be differentiated themselves. torch's once_differentiable() lets this pass
+        # in silence where grad_output requires no gradient.
+        with torch.no_grad():
+            found = _gradients(ctx, *gradients)
+        return _Once.apply(*(x if x is None else x.requires_grad_() for x in found))
+
+
+class _Once(torch.autograd.Function):  # type: ignore[misc]
+    """Gradients that have none."""
+
+    @staticmethod
+    def forward(_ctx: Any, *gradients: Any) -> tuple[Any, ...]:
+        return tuple(x if x is None else x.view_as(x) for x in gradients)
+
+    backward = staticmethod(_refuse)
 
 
 def _gradients(ctx: Any, grad_output: Any, grad_lse: Any) -> tuple[Any, ...]:
@@ -201,8 +216,6 @@ def _gradients(ctx: Any, grad_output: Any, grad_lse: Any) -> tuple[Any, ...]:
                       needs[5])
     return (None, *found, None)
 
-
-_once = once_differentiable(_gradients)
 
 # These two functions of torch are not public. Without them, eager calls use the operator too.
 _modes = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 1)
@@ -217,9 +230,14 @@ def _is_eager(*operands: Tensor) -> bool:
         for operand in operands)
 
 
+def _raise(status: int) -> None:
+    if status < 0:
+        raise _attention.closed_error()
+    _library.check(status, None, None)
+
+
 _operators.define("raise_error(int status) -> ()")
-_operators.impl("raise_error", lambda status: _library.check(status, None, None),
-                "CompositeImplicitAutograd")
+_operators.impl("raise_error", _raise, "CompositeImplicitAutograd")
 
 
 def _load_calls() -> Any:
@@ -227,7 +245,11 @@ def _load_calls() -> Any:
     path = pathlib.Path(_library.path()).with_name(f"libannulus_torch-{torch.__version__}.so")
     if not path.exists():
         return None
-    torch.ops.load_library(path)
+    try:
+        torch.ops.load_library(path)
+    except OSError as error:
+        warnings.warn(f"annulus.torch: eager calls go through Python, as their library does not load: {error}")
+        return None
     return torch.ops.annulus_calls.attention.default
 
 
@@ -313,7 +335,7 @@ def attention(query: Tensor, key: Tensor, value: Tensor, *, mesh: "AnyMesh" = No
     seed: a number, or a tensor of one number. Captured graphs read such a tensor at every replay,
     and also tensors of the lengths and offsets that call_arguments names.
     """
-    if type(query) not in _PLAIN_TENSORS:
+    if type(query) not in _PLAIN_TENSORS and "torch.distributed.tensor" in sys.modules:
         from . import _dtensor
 
         if isinstance(query, _dtensor.DTensor):

@@ -96,6 +96,29 @@ def test_sinks_soft_cap_and_scale(sequence, random):
         assert error(found.sinks, dsinks[:, 0]) < 5e-6
 
 
+def test_the_gradient_of_a_bias_with_one_entry_on_a_rank(sequence, random):
+    """A shared one gets the sum over the ranks, and only its whole shape says that it is shared."""
+    size = sequence.size
+    mesh = annulus.mesh({"dp": size})
+    q, k, v, g = (x[:1] for x in operands(random))
+    bias = random.standard_normal((1, HEADS, LENGTH, LENGTH)).astype(np.float32)
+    out, lse = annulus.attention(q, k, v, mesh=mesh, bias=bias)
+
+    def gradient(**keywords):
+        return annulus.attention_backward(g, q, k, v, out, lse, mesh=mesh, bias=bias, grad_bias=True,
+                                          **keywords).bias
+
+    if size > 1:
+        with pytest.raises(annulus.ArgumentError) as caught:
+            gradient()
+        assert caught.value.argument == "bias_shape"
+    own = gradient(bias_shape=(size, *bias.shape[1:]))
+    assert error(gradient(bias_shape=bias.shape), size * own) < BOUNDS["float32"]
+    for wrong in ((1, 1, LENGTH, LENGTH), (1, HEADS)):
+        with pytest.raises(annulus.UserError):
+            gradient(bias_shape=wrong)
+
+
 def test_bias_and_dense_mask(sequence, random):
     q, k, v, g = operands(random)
     bias = random.standard_normal((1, HEADS, LENGTH, LENGTH)).astype(np.float32)
@@ -157,6 +180,18 @@ def test_lengths_and_offsets_of_a_call(sequence, random):
         expected, _ = reference.attention(q, k, v, seen)
         assert error(shards.whole(out, q.shape), expected) < 2e-6
     assert len(kept) == 1
+
+
+def test_a_seed_replaces_the_earlier_one(random):
+    """A number that of a device's memory, which the CPU refuses."""
+    q, k, v, _ = operands(random)
+    made = annulus.Attention((BATCH, LENGTH, LENGTH, HEADS, KV_HEADS, DIM, DIM), dropout=0.5,
+                             mesh={"copies": -1})
+    expected, _ = made.run(q, k, v, seed=5)
+    (tensors,), = made._idle.values()
+    annulus._library.function("tensors_set_device_dropout_seed")(tensors.handle, q.ctypes.data)
+    found, _ = made.run(q, k, v, seed=5)
+    assert np.array_equal(found, expected)
 
 
 def test_dropout_is_the_same_under_every_sharding(sequence, random):

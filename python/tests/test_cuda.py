@@ -105,6 +105,14 @@ def test_a_captured_graph_serves_other_values(sequence):
         assert torch.equal(out, expected) and torch.equal(lse, right)
 
 
+def test_seeds_in_the_memory_of_either(sequence):
+    q, k, v = (torch.randn(1, 32, 2, 64, device="cuda", dtype=torch.bfloat16) for _ in range(3))
+    found = [annulus.torch.attention(q, k, v, mesh=sequence, causal=True, dropout=0.5,
+                                     seed=torch.tensor(5, device=device))[0]
+             for device in ("cpu", "cuda", "cpu")]
+    assert all(torch.equal(out, found[0]) for out in found)
+
+
 def test_a_captured_graph_reads_seeds_and_lengths(sequence):
     """Values in tensors on the GPU change between replays."""
     q, k, v, _ = on_gpu(sequence, whole(64, torch.bfloat16))

@@ -1,5 +1,6 @@
 """Ctrl-C interrupts a wait for other ranks."""
 
+import ctypes
 import os
 import signal
 import threading
@@ -8,6 +9,19 @@ import time
 import pytest
 
 import annulus
+
+
+def check_that_it_is_raised_later(mesh):
+    """Where a call returns to others, as a handler of XLA does, that know nothing of exceptions."""
+    library = ctypes.CDLL(annulus._library.path())
+    timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        assert library.annulus_context_agree(mesh.handle, None) == annulus._library._INTERRUPTED
+        library.annulus_python_raise_later()
+        for _ in range(1000):
+            time.sleep(0.001)
+    timer.join()
 
 
 @pytest.mark.skipif(annulus.mesh({"sp": -1}).size == 1, reason="needs two ranks")
@@ -35,4 +49,5 @@ def test_what_a_handler_raises_ends_a_wait(sequence):
                 timer.join()
                 signal.signal(signal.SIGINT, before)
             assert time.monotonic() - begin < 20
+        check_that_it_is_raised_later(mesh)
     sequence.agree(None)  # others go on

@@ -2,6 +2,9 @@
 all of them in one jax.shard_map."""
 
 import functools
+import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -166,6 +169,21 @@ def test_independent_calls_take_turns(sequence, random):
             np.testing.assert_allclose(out, expected, atol=1e-5)
 
 
+@pytest.mark.parametrize("chosen", ["None", "'cpu'", "jax.devices()[0]"])
+def test_the_device_that_jax_computes_on_by_default(chosen):
+    if RANKS > 1:
+        pytest.skip("one rank is enough")
+    subprocess.run([sys.executable, "-c", f"""
+import jax, jax.numpy as jnp
+import annulus.jax
+jax.config.update("jax_platforms", "cpu")
+jax.config.update("jax_default_device", {chosen})
+x = jnp.ones((1, 8, 2, 16))
+assert annulus.jax.attention(x, x, x)[0].shape == x.shape and annulus.mesh().device == "cpu"
+"""], check=True, env={name: value for name, value in os.environ.items()
+                       if not name.startswith(("OMPI_", "PMIX_"))})
+
+
 def test_what_is_refused(sequence, whole):
     q, k, v, _ = shards(sequence, whole)
     call = jax.jit(lambda *x, **options: annulus.jax.attention(*x, mesh=sequence, **options))
@@ -190,6 +208,36 @@ def test_what_is_refused(sequence, whole):
     with pytest.raises(jax.errors.JaxRuntimeError, match="kv_lengths"):  # known when it runs
         jax.block_until_ready(jax.jit(lambda n: annulus.jax.attention(
             q, k, v, mesh=sequence, kv_lengths=n))(jnp.array([T + 1, 2])))
+
+
+def test_a_failed_call_does_not_stop_later_ones(whole):
+    """It may fail after it has returned, while later calls are planned or its mesh is closed."""
+    mesh = annulus.Mesh("sp=-1,fails=1", annulus.mesh().comm, device="cpu", threads=1, timeout=60)
+    q, k, v, _ = shards(mesh, whole)
+    x = jnp.ones((1000, 1000))
+
+    @jax.jit
+    def call(lengths, x):
+        late = (x @ x @ x @ x @ x)[0, :2] * 0
+        return annulus.jax.attention(q, k, v, mesh=mesh, kv_lengths=lengths + late.astype(jnp.int32))[0]
+
+    right, wrong = jnp.array([T, T // 2]), jnp.array([T + 1, 2])
+    expected = jax.block_until_ready(call(right, x))
+    for window in (3, 5):
+        failed = call(wrong, x)
+        jax.block_until_ready(annulus.jax.attention(q, k, v, mesh=mesh, window=(window, 0)))
+        with pytest.raises(jax.errors.JaxRuntimeError, match="kv_lengths"):
+            jax.block_until_ready(failed)
+    np.testing.assert_array_equal(call(right, x), expected)
+    with pytest.raises(jax.errors.JaxRuntimeError, match="kv_lengths"):
+        jax.block_until_ready(call(wrong, x))
+    again = annulus.jax.attention(q, k, v, mesh=mesh, kv_lengths=right)[0]  # has a plan
+    np.testing.assert_array_equal(again, expected)
+    failed = call(wrong, x)
+    mesh.close()
+    with pytest.raises(jax.errors.JaxRuntimeError, match="kv_lengths"):
+        jax.block_until_ready(failed)
+    jax.effects_barrier()
 
 
 def test_a_program_of_a_closed_mesh(whole):

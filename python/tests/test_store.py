@@ -10,6 +10,7 @@ import textwrap
 import pytest
 
 import annulus
+from annulus import _store
 
 pytestmark = pytest.mark.skipif(annulus.mesh().size > 1, reason="starts ranks of its own")
 
@@ -65,6 +66,12 @@ assert (annulus.unshard(local, "-,sp", x.shape, mesh=mesh) == x).all()
 ranks = np.full(3, rank, np.float32)
 mesh.sum(ranks)
 assert (ranks == size * (size - 1) / 2).all()
+if size > 1:
+    try:
+        mesh.sum(np.zeros(2**19))
+        raise SystemExit("no error")
+    except annulus.UnsupportedError:
+        pass
 q, k, v = (np.full((1, 8, 2, 16), rank, np.float32) for _ in range(3))
 out, _ = annulus.attention(q, k, v, mesh={"dp": size}, causal=True)
 assert np.allclose(out, rank)
@@ -114,15 +121,17 @@ def test_the_environment_of_torchrun(tmp_path, before):
 
 
 @pytest.mark.skipif(importlib.util.find_spec("jax") is None, reason="needs JAX")
-@pytest.mark.parametrize("comm", ["", "jax._src.distributed.global_state.client, "],
-                         ids=["found", "given"])
-def test_the_service_of_jax(tmp_path, comm):
+@pytest.mark.parametrize("comm, environment", [
+    ("", {}), ("jax._src.distributed.global_state.client, ", {}),
+    ("", {"SLURM_PROCID": "{rank}", "SLURM_STEP_NUM_TASKS": "2"}),
+], ids=["found", "given", "under srun"])
+def test_the_service_of_jax(tmp_path, comm, environment):
     port = 20000 + (os.getpid() + 1) % 20000
     run(tmp_path, 2, f"""
         import jax
         jax.distributed.initialize("127.0.0.1:{port}", size, rank)
         annulus.init({comm}device="cpu", threads=1, timeout=30)
-        """.replace("\n        ", "\n") + USE, environment={"JAX_PLATFORMS": "cpu"})
+        """.replace("\n        ", "\n") + USE, environment={"JAX_PLATFORMS": "cpu", **environment})
 
 
 def test_a_missing_rank_is_named(tmp_path):
@@ -137,6 +146,89 @@ if rank != 1:
 os._exit(0)
 """
     run(tmp_path, 3, code)
+
+
+def test_a_store_that_hangs_ends_the_wait(tmp_path):
+    run(tmp_path, 2, ON_FOLDER.replace("timeout=30", "timeout=2") + """
+mesh = annulus.mesh()
+FolderStore.wait = lambda *_: time.sleep(60)
+begin = time.monotonic()
+try:
+    mesh.agree(None)
+    raise SystemExit("no error")
+except annulus.TimeoutError as error:
+    assert f"waiting for rank {1 - rank} to" in str(error), error
+    assert "key-value store: get of annulus/0/" in str(error), error
+assert time.monotonic() - begin < 20
+os._exit(0)
+""")
+
+
+def test_a_store_with_keys_of_others_is_refused(tmp_path):
+    """Those of a second object of the same rank, here."""
+    run(tmp_path, 2, ON_FOLDER + """
+annulus.mesh()
+annulus.mesh({"other": -1})
+store = FolderStore(folder)
+annulus.init(store, rank=rank, size=size, device="cpu", threads=1, timeout=30)
+try:
+    annulus.mesh()
+    raise SystemExit("no error")
+except annulus.LibraryError as error:
+    assert f"annulus/0/rank/{rank}" in str(error), error
+os._exit(0)
+""")
+
+
+def test_rank_0_keeps_the_store_until_all_have_left(tmp_path):
+    run(tmp_path, 2, """
+import atexit
+ended = pathlib.Path(folder + ".ended")
+if rank == 0:
+    atexit.register(ended.touch)  # as does the end of the service of jax.distributed
+""" + ON_FOLDER + """
+mesh = annulus.mesh()
+at_once = FolderStore.wait
+def wait(self, keys, timeout):
+    if rank == 1:
+        time.sleep(0.5)
+    if ended.exists():
+        raise ConnectionError("the store has ended")
+    at_once(self, keys, timeout)
+FolderStore.wait = wait
+mesh.agree(None)
+""")
+
+
+@pytest.mark.parametrize("text, is_missing", [
+    ("DEADLINE_EXCEEDED: GetKeyValue() timed out", True), ("NOT_FOUND: annulus/0", True),
+    ("UNAVAILABLE: connection timed out", False),
+    ("UNAVAILABLE: the peer answered DEADLINE_EXCEEDED", False),
+])
+def test_which_errors_of_jax_mean_no_value(text, is_missing):
+    class Client:
+        def key_value_try_get_bytes(self, key):
+            raise RuntimeError(text)
+
+    client = _store._Jax(Client())
+    if is_missing:
+        assert client.get("annulus/0", 0) is None
+    else:
+        with pytest.raises(RuntimeError):
+            client.get("annulus/0", 0)
+
+
+def test_which_errors_of_a_store_mean_no_value():
+    class Store:
+        def wait(self, keys, timeout):
+            raise self.error
+
+    store = Store()
+    store.error = TimeoutError("no value")
+    assert _store._Torch(store).get("annulus/0", 1) is None
+    store.error = OSError("connection timed out: timeout")
+    with pytest.raises(OSError):
+        _store._Torch(store).get("annulus/0", 1)
 
 
 def test_a_store_that_fails_is_the_cause(tmp_path):
@@ -182,6 +274,29 @@ def test_what_is_no_store(comm, arguments, text):
 
 
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch")
+def test_processes_that_torch_alone_connects(tmp_path):
+    """As torch.multiprocessing.spawn() starts them: the environment does not say that they are several."""
+    run(tmp_path, 2, f"""
+        import torch.distributed
+        torch.distributed.init_process_group("gloo", f"file://{{folder}}.torch", rank=rank, world_size=size)
+        annulus.init(device="cpu", threads=1, timeout=30)
+        """.replace("\n        ", "\n") + USE)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("transformers") is None, reason="needs transformers")
+def test_torch_sums_large_tensors(tmp_path):
+    run(tmp_path, 2, """
+import torch.distributed
+import annulus.hf
+torch.distributed.init_process_group("gloo", f"file://{folder}.torch", rank=rank, world_size=size)
+annulus.init(device="cpu", threads=1, timeout=30)
+tensors = [torch.full((400_000,), rank + 1.0), torch.full((3,), rank + 1, dtype=torch.bfloat16)]
+annulus.hf.sum_over_ranks(tensors, annulus.mesh())
+assert all((tensor == 3).all() for tensor in tensors)
+""")
+
+
+@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch")
 def test_ranks_that_nothing_connects(tmp_path):
     run(tmp_path, 2, """
 try:
@@ -209,3 +324,14 @@ def test_which_launcher_counts(environment, expected):
         [sys.executable, "-c", "from annulus import _library; print(_library.launcher())"],
         env={**inherited, **environment}, capture_output=True, text=True, check=True).stdout
     assert int(found) == expected
+
+
+def test_mpi_that_connects_none_of_several(tmp_path):
+    """As under a launcher whose protocol MPI does not speak: each would run alone."""
+    run(tmp_path, 1, """
+try:
+    annulus.init(device="cpu")
+    raise SystemExit("no error")
+except annulus.LibraryError as error:
+    assert "started 2 tasks" in str(error), error
+""", environment={"PMI_RANK": "0", "PMI_SIZE": "2"})

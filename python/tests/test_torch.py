@@ -1,6 +1,8 @@
 """annulus.torch against torch's own attention, on CPU ranks."""
 
+import gc
 import json
+import sys
 
 import numpy as np
 import pytest
@@ -130,8 +132,21 @@ def test_no_second_derivatives(sequence, tensors, face):
     q, k, v, grad = shards(sequence, tensors)
     out, _ = annulus.torch.attention(q, k, v, mesh=sequence, causal=True, layout="zigzag")
     first, = torch.autograd.grad(out, q, grad, create_graph=True)
+    assert first.requires_grad
     with pytest.raises(RuntimeError):
-        first.sum().backward()
+        (first.sum() + q.sum()).backward()
+
+
+def test_an_object_outlives_the_cache_until_its_gradients(sequence, tensors, face, monkeypatch):
+    monkeypatch.setattr(annulus._mesh, "_MAXIMUM_KEPT", 1)
+    q, k, v, grad = shards(sequence, tensors)
+    out, _ = annulus.torch.attention(q, k, v, mesh=sequence, causal=True, layout="zigzag")
+    with torch.no_grad():
+        for window in (3, 5, 7):
+            annulus.torch.attention(q, k, v, mesh=sequence, layout="zigzag", window=(window, 0))
+    gc.collect()
+    out.backward(grad)
+    compare((q, k, v), out, sdpa(tensors), sequence)
 
 
 def test_errors_of_both_passes(tensors, face):
@@ -144,7 +159,7 @@ def test_errors_of_both_passes(tensors, face):
     out, _ = annulus.torch.attention(q, k, v, mesh=mesh)
     mesh.close()
     if face != "operator":  # which knows the mesh by its text, and makes it again
-        with pytest.raises(annulus.UserError):
+        with pytest.raises(annulus.UserError, match="closed"):
             out.backward(grad.detach())
 
 
@@ -175,7 +190,8 @@ def test_gradients_of_sinks_bias_and_lse(tensors):
     single = [x.detach().float().requires_grad_() for x in (q, k, v)]
     sinks = torch.tensor([0.5, -0.3], requires_grad=True)
     bias = torch.randn(1, 2, 4, 4, generator=generator).requires_grad_()
-    out, lse = annulus.torch.attention(*single, mesh=mesh, sinks=sinks, bias=bias)
+    out, lse = annulus.torch.attention(*single, mesh=mesh, sinks=sinks, bias=bias,
+                                       bias_shape=bias.shape)
     (out.sum() + (lse * torch.arange(4.0)).sum()).backward()
 
     expected = [x.detach().clone().requires_grad_() for x in (*single, sinks, bias)]
@@ -186,8 +202,21 @@ def test_gradients_of_sinks_bias_and_lse(tensors):
     plain = torch.einsum("bnts,bsnd->btnd", weights, v1.expand(-1, -1, 2, -1))
     (plain.sum() + (logits.logsumexp(-1) * torch.arange(4.0)).sum()).backward()
     # A bias without batches and sinks are shared by the ranks, so their gradients are sums.
-    for found, right, copies in zip((*single, sinks, bias), expected, (1, 1, 1, size, 1)):
+    for found, right, copies in zip((*single, sinks, bias), expected, (1, 1, 1, size, size)):
         torch.testing.assert_close(found.grad, copies * right.grad, atol=1e-5, rtol=1e-5)
+
+    # One batch per rank: each may have a bias of its own, or all share one.
+    bias = bias.detach().clone().requires_grad_()
+    out, _ = annulus.torch.attention(*single, mesh=mesh, bias=bias)
+    if size > 1:
+        with pytest.raises(annulus.ArgumentError) as caught:
+            out.sum().backward()
+        assert caught.value.argument == "bias_shape"
+    gradients = []
+    for batches in (1, size):
+        out, _ = annulus.torch.attention(*single, mesh=mesh, bias=bias, bias_shape=(batches, 2, 4, 4))
+        gradients += torch.autograd.grad(out.square().sum(), bias)
+    torch.testing.assert_close(gradients[0], size * gradients[1])
 
 
 def test_autocast(sequence, tensors):
@@ -227,6 +256,26 @@ def test_gradients_are_not_lost_in_silence(sequence, tensors):
         annulus.attention(q, k, v, mesh=sequence, layout="zigzag")
     with torch.no_grad():
         annulus.attention(q, k, v, mesh=sequence, layout="zigzag")
+
+
+def test_other_tensors_need_no_dtensors(sequence, tensors, monkeypatch):
+    class Own(torch.Tensor):
+        pass
+
+    monkeypatch.delitem(sys.modules, "torch.distributed.tensor", raising=False)
+    monkeypatch.setitem(sys.modules, "annulus._dtensor", None)  # as where torch lacks them
+    q, k, v, _ = (x.detach() for x in shards(sequence, tensors))
+    out, _ = annulus.torch.attention(q.as_subclass(Own), k, v, mesh=sequence, layout="zigzag")
+    expected, _ = annulus.torch.attention(q, k, v, mesh=sequence, layout="zigzag")
+    assert torch.equal(torch.Tensor(out), expected)
+
+
+def test_calls_in_cpp_that_do_not_load(tmp_path, monkeypatch):
+    monkeypatch.setattr(annulus._library, "path", lambda: str(tmp_path / "libannulus.so"))
+    assert annulus.torch._load_calls() is None
+    (tmp_path / f"libannulus_torch-{torch.__version__}.so").write_text("no library")
+    with pytest.warns(UserWarning):
+        assert annulus.torch._load_calls() is None
 
 
 def test_the_numpy_face_takes_tensors(sequence, tensors):

@@ -48,6 +48,7 @@ class MemoryStore {
       store_.changed_.notify_all();
     }
     [[nodiscard]] std::optional<std::string> get(const std::string& key, double seconds) override {
+      ++gets;
       std::unique_lock lock(store_.mutex_);
       const auto there = [&] { return store_.values_.contains(key); };
       if (!store_.changed_.wait_for(lock, std::chrono::duration<double>(seconds), there)) return {};
@@ -58,6 +59,7 @@ class MemoryStore {
       store_.values_.erase(key);
     }
 
+    std::size_t gets = 0;
     std::size_t sets = 0;
     std::size_t bytes = 0;
 
@@ -133,6 +135,18 @@ TEST_P(Store, LongTextsTravelInPieces) {
   });
 }
 
+TEST_P(Store, ASenderAsksForRoomNowAndThen) {
+  if (GetParam() != 2) return;
+  run([&](Mesh& mesh, MemoryStore::OfRank& store) {
+    const std::size_t gets = store.gets;
+    if (mesh.rank() == 1) std::this_thread::sleep_for(std::chrono::seconds(1));
+    const std::size_t most = 2 * KeyValueStore::kAhead * KeyValueStore::kMaximumBytes;
+    (void)mesh.world().broadcast(std::string(mesh.rank() == 0 ? most : 0, 'x'), "a long text");
+    if (mesh.rank() == 0) EXPECT_LE(store.gets - gets, 250);
+    mesh.world().barrier();
+  });
+}
+
 TEST_P(Store, DataBetweenCpusNeedsMpi) {
   run([&](Mesh& mesh, MemoryStore::OfRank& /*store*/) {
     const AxisNames axes{"sp"};
@@ -162,6 +176,18 @@ TEST(StoreErrors, RanksAreNumbersBelowTheirSize) {
   EXPECT_THROW(make(-1, 2), ArgumentError);
   EXPECT_THROW(make(2, 2), ArgumentError);
   EXPECT_THROW(make(0, 0), ArgumentError);
+  EXPECT_THROW((void)make_store_bootstrap(nullptr, 0, 1), ArgumentError);
+}
+
+TEST(StoreErrors, KeysOfAnotherGroupOrJobAreRefused) {
+  MemoryStore store;
+  const auto mine = std::make_shared<MemoryStore::OfRank>(store);
+  mine->set("annulus/0/rank/0", "of another job");
+  const auto make = [&] {
+    const Mesh mesh("sp=-1", make_store_bootstrap(mine, 0, 1), test::kWatchdog);
+  };
+  EXPECT_THAT(test::message_of<LibraryError>(make), HasSubstr("annulus/0/rank/0"));
+  EXPECT_NO_THROW(make());  // the next mesh has other keys
 }
 
 TEST(StoreErrors, AStoreThatFailsEndsTheWait) {

@@ -263,6 +263,7 @@ int main(int argc, char** argv) {
   annulus_context_options_destroy(options);
   CHECK(annulus_context_place(context) == ANNULUS_HOST);
   CHECK(strlen(annulus_version()) > 0 && strlen(annulus_mpi_library()) > 0);
+  SUCCEEDS(annulus_check_connected(annulus_context_size(context)));
   compute(context);
   parts(context);
   local_shape(context);

@@ -73,6 +73,12 @@ static int fails(void* user, const char* key) {
   return 9;
 }
 
+static int get_nothing(void* user, const char* key, double seconds, void* value, size_t capacity,
+                       size_t* bytes) {
+  (void)user, (void)key, (void)seconds, (void)value, (void)capacity, (void)bytes;
+  return ANNULUS_STORE_NO_VALUE;
+}
+
 static int set_fails(void* user, const char* key, const void* value, size_t bytes) {
   (void)value;
   (void)bytes;
@@ -101,6 +107,7 @@ static int run_rank(char* folder, int rank, int size) {
   annulus_store* store = NULL;
   annulus_context* context = NULL;
   int all[8];
+  double sums[2];
 
   SUCCEEDS(annulus_context_options_create(&options));
   SUCCEEDS(annulus_context_options_set_mesh(options, "sp=-1"));
@@ -116,6 +123,12 @@ static int run_rank(char* folder, int rank, int size) {
   CHECK(strstr(annulus_error_message(), "my own") != NULL);
   SUCCEEDS(annulus_context_gather(context, &rank, sizeof rank, all));
   for (int i = 0; i < size; ++i) CHECK(all[i] == i);
+
+  sums[0] = rank;
+  sums[1] = 0.5;
+  SUCCEEDS(annulus_context_sum(context, sums, 2));
+  CHECK(sums[0] == size * (size - 1) / 2 && sums[1] == 0.5 * size);
+  CHECK(annulus_context_sum(context, NULL, 2) == ANNULUS_ARGUMENT_ERROR);
 
   /* Data between CPUs needs MPI; if ranks share nothing, no data moves. */
   SUCCEEDS(attend(context, "sp,-,-,-"));
@@ -133,6 +146,13 @@ static int run_rank(char* folder, int rank, int size) {
   CHECK(annulus_context_create_on_store(NULL, options, &context) == ANNULUS_ARGUMENT_ERROR);
   calls.remove = fails;
   calls.set = set_fails;
+  if (size > 1) { /* another store has the keys of the first one */
+    SUCCEEDS(annulus_store_create(&calls, rank, size, &store));
+    CHECK(annulus_context_create_on_store(store, options, &context) == ANNULUS_LIBRARY_ERROR);
+    CHECK(strstr(annulus_error_message(), "annulus/0/rank/") != NULL);
+    annulus_store_destroy(store);
+  }
+  calls.get = get_nothing;
   SUCCEEDS(annulus_store_create(&calls, 0, 2, &store));
   CHECK(annulus_context_create_on_store(store, options, &context) == ANNULUS_LIBRARY_ERROR);
   CHECK(strstr(annulus_error_message(), "the disk is full") != NULL);

@@ -164,11 +164,17 @@ annulus_status annulus_tensors_set_data(annulus_tensors* tensors, int count,
   });
 }
 annulus_status annulus_tensors_set_dropout_seed(annulus_tensors* tensors, uint64_t seed) {
-  return guarded([&] { checked(tensors, "tensors").dropout_seed = seed; });
+  return guarded([&] {
+    checked(tensors, "tensors").dropout_seed = seed;
+    tensors->device_dropout_seed = nullptr;
+  });
 }
 annulus_status annulus_tensors_set_device_dropout_seed(annulus_tensors* tensors,
                                                        const uint64_t* seed) {
-  return guarded([&] { checked(tensors, "tensors").device_dropout_seed = seed; });
+  return guarded([&] {
+    checked(tensors, "tensors").device_dropout_seed = seed;
+    tensors->dropout_seed.reset();
+  });
 }
 
 annulus_status annulus_attention_create(annulus_context* context,

@@ -1,3 +1,5 @@
+#include <algorithm>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -63,9 +65,11 @@ annulus_status annulus_context_create_on_store(annulus_store* store,
                                                annulus_context** context) {
   return guarded([&] {
     const annulus_store& ranks = checked(store, "store");
-    checked(context, "context") = new annulus_context{
-        annulus::Context(ranks.store, ranks.rank, ranks.size,
-                         options != nullptr ? options->options : annulus::ContextOptions())};
+    const auto chosen = options != nullptr ? options->options : annulus::ContextOptions();
+    // An invalid timeout is reported by the context, when the ranks can communicate.
+    if (chosen.timeout > 0) *ranks.timeout = chosen.timeout;
+    checked(context, "context") =
+        new annulus_context{annulus::Context(ranks.store, ranks.rank, ranks.size, chosen)};
   });
 }
 void annulus_context_destroy(annulus_context* context) {
@@ -119,6 +123,15 @@ annulus_status annulus_context_gather(annulus_context* context, const void* data
       }
       texts[rank].copy(static_cast<char*>(all) + rank * bytes, bytes);
     }
+  });
+}
+
+annulus_status annulus_context_sum(annulus_context* context, double* values, size_t count) {
+  return guarded([&] {
+    annulus::Context& ranks = checked(context, "context").context;
+    const auto call = ranks.calls().begin("annulus_context_sum");
+    if (count > 0) (void)checked(values, "values");
+    std::ranges::copy(ranks.mesh().world().sum(std::span(values, count)), values);
   });
 }
 

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <functional>
 #include <map>
 #include <memory>
@@ -21,6 +22,7 @@ struct annulus_context_options {
 
 struct annulus_store {
   std::shared_ptr<annulus::KeyValueStore> store;
+  std::shared_ptr<std::atomic<double>> timeout;  // of a call of the store, in seconds
   int rank;
   int size;
 };

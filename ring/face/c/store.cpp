@@ -1,3 +1,4 @@
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <deque>
@@ -48,9 +49,9 @@ class CallThread {
   CallThread& operator=(const CallThread&) = delete;
 
   /// Returns the result of `call`, which must own all data that it uses. Throws TimeoutError with
-  /// the name of the call if it takes longer than Watchdog::kDefault, or InterruptedError.
+  /// the name of the call if it takes longer than `timeout` seconds, or InterruptedError.
   template <class Call>
-  auto run(const std::string& name, Call call) const {
+  auto run(const std::string& name, double timeout, Call call) const {
     using Task = std::packaged_task<decltype(call())()>;
     const auto task = std::make_shared<Task>(std::move(call));
     auto result = task->get_future();
@@ -63,9 +64,8 @@ class CallThread {
     const auto begin = std::chrono::steady_clock::now();
     while (result.wait_for(kBetweenQuestions) != std::future_status::ready) {
       if (interrupted()) throw InterruptedError(name + " (interrupted)");
-      if (std::chrono::steady_clock::now() - begin > Watchdog::kDefault) {
-        throw TimeoutError(
-            fmt::format("{}: no answer for {:g} s", name, Watchdog::kDefault.count()));
+      if (std::chrono::steady_clock::now() - begin > Watchdog::Seconds(timeout)) {
+        throw TimeoutError(fmt::format("{}: no answer for {:g} s", name, timeout));
       }
     }
     return result.get();
@@ -84,7 +84,8 @@ class CallThread {
 /// A store of the caller.
 class CallersStore final : public KeyValueStore {
  public:
-  explicit CallersStore(const annulus_store_calls& calls) : calls_(calls) {}
+  CallersStore(const annulus_store_calls& calls, std::shared_ptr<const std::atomic<double>> timeout)
+      : calls_(calls), timeout_(std::move(timeout)) {}
 
   void set(const std::string& key, const std::string& value) override {
     call("set", key, [calls = calls_, key, value] {
@@ -117,7 +118,7 @@ class CallersStore final : public KeyValueStore {
   template <class Body>
   int call(const char* what, const std::string& key, Body body, bool may_miss = false) {
     const std::string name = fmt::format("key-value store: {} of {}", what, key);
-    return thread_.run(name, [name, may_miss, body = std::move(body)] {
+    return thread_.run(name, *timeout_, [name, may_miss, body = std::move(body)] {
       reason.clear();
       const int status = body();
       if (status == 0 || (status == ANNULUS_STORE_NO_VALUE && may_miss)) return status;
@@ -127,6 +128,7 @@ class CallersStore final : public KeyValueStore {
   }
 
   annulus_store_calls calls_;
+  std::shared_ptr<const std::atomic<double>> timeout_;
   CallThread thread_;
 };
 
@@ -150,8 +152,9 @@ annulus_status annulus_store_create(const annulus_store_calls* calls, int rank, 
     if (given.set == nullptr || given.get == nullptr || given.remove == nullptr) {
       throw annulus::ArgumentError("calls", "a null pointer", "set, get and remove");
     }
-    checked(store, "store") =
-        new annulus_store{std::make_shared<annulus::c::CallersStore>(given), rank, size};
+    const auto timeout = std::make_shared<std::atomic<double>>(annulus::Watchdog::kDefault.count());
+    checked(store, "store") = new annulus_store{
+        std::make_shared<annulus::c::CallersStore>(given, timeout), timeout, rank, size};
   });
 }
 void annulus_store_destroy(annulus_store* store) {

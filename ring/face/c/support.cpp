@@ -158,3 +158,7 @@ int annulus_is_launched(void) {
     return 1;  // a launcher that left the environment incomplete
   }
 }
+annulus_status annulus_check_connected(int ranks) {
+  return annulus::c::guarded(
+      [&] { annulus::check_connected(ranks, [](const char* name) { return std::getenv(name); }); });
+}

@@ -13,8 +13,11 @@ namespace annulus {
 /// time. They throw LibraryError if the store fails.
 ///
 /// A mesh of P ranks keeps P + 1 short values on the store until all ranks make the next mesh. It
-/// also keeps each message until it is received: fewer than kAhead from one rank to another. All
-/// keys begin with "annulus/".
+/// also keeps each message until it is received: of control calls, at most kAhead from one rank to
+/// another.
+///
+/// All keys begin with "annulus/". Each group of ranks, and each job on a store that outlives it,
+/// needs a prefix of its own before this, and each rank one object for all its meshes.
 class KeyValueStore {
  public:
   /// The longest value.
@@ -34,6 +37,10 @@ class KeyValueStore {
   /// Does nothing if there is no value.
   virtual void remove(const std::string& key) = 0;
 
+ private:
+  friend class StoreBoard;
+  friend class StoreBootstrap;
+
   /// The prefix of the keys of a new mesh. All ranks make their meshes on a store in the same
   /// order.
   [[nodiscard]] std::string prefix_of_mesh() {
@@ -48,7 +55,6 @@ class KeyValueStore {
     to_remove_.clear();
   }
 
- private:
   int meshes_ = 0;
   std::vector<std::string> to_remove_;
 };

@@ -39,7 +39,7 @@ std::vector<std::string> hints(const Options& options, const AttentionShape& sha
         "--causal-offset bottom-right (--causal-offset 0 if not)",
         shape.query_length, shape.query_length, shape.kv_length));
   }
-  if (options.command != Command::run && shape.heads > kMostHeads) {
+  if (options.command != Command::run && shape.heads > kMaximumHeads) {
     hints.push_back(fmt::format(
         "--shape: {} heads and {} positions of query look swapped: the order is B,T,S,N,K,D",
         shape.heads, shape.query_length));

@@ -37,6 +37,7 @@ struct Step {
 std::array<Step, 2> steps;
 std::atomic<std::size_t> current = 0;
 std::atomic<bool> speaking = false;
+std::atomic<bool> interrupted = false;
 /// As with `steps`, the next text is made beside the current one.
 std::array<Step, 2> kept_rows;
 std::atomic<std::size_t> kept = 0;
@@ -74,12 +75,11 @@ class Line {
 };
 
 extern "C" void interrupt(int signal) {
+  // However many signals a launcher sends, the first one ends the process, once all is said.
+  if (interrupted.exchange(true)) return;
   files::remove_temporary_files();
-  // At most once, however many signals a launcher sends.
-  if (const std::string* const text = last_word.exchange(nullptr); text != nullptr) {
-    write_all(*text);
-  }
-  if (speaking.exchange(false)) {
+  if (const std::string* const text = last_word.load(); text != nullptr) write_all(*text);
+  if (speaking) {
     Line line;
     line.add("annulus: interrupted by ");
     for (const HandledSignal& handled : kSignals) {
@@ -126,6 +126,7 @@ std::string_view current_step() noexcept {
 }
 
 void print_when_interrupted(std::string text) {
+  if (interrupted) return;  // a handler on another thread reads the texts
   std::string& next = last_word == last_words.data() ? last_words[1] : last_words[0];
   next = std::move(text);
   last_word = next.empty() ? nullptr : &next;

@@ -124,7 +124,12 @@ void StoreMessenger::wait(const Call& call, int peer, const std::function<bool()
     return text;
   };
   try {
-    watchdog_.wait(done, describe, [awaited] { return std::vector{awaited}; });
+    watchdog_.wait(
+        [&] {
+          ranks_->board->beat(Heartbeats::State::waiting);
+          return done();
+        },
+        describe, [awaited] { return std::vector{awaited}; });
   } catch (const TimeoutError& error) {
     if (described) throw;
     // The store hangs, and cannot say who is missing.

@@ -373,12 +373,12 @@ def attention_for(query: Any, key: Any, value: Any, *, mesh: "AnyMesh" = None, s
         if bias is not None:
             whole = options.pop("bias_shape", None)
             calls.append(("bias", _scores(bias, "bias", (b, n, t), whole)))
+            kinds = (*kinds, whole is None)
             if whole is None:
                 unsaid = tuple(d for d, size in enumerate((b, n, t)) if bias.shape[d] == size == 1)
         if mask is not None:
             calls.append(("dense_mask", _scores(mask, "mask", (b, n, t))))
         calls += calls_of(options)
-        kinds = (*kinds, unsaid)
         found = on.find((tuple(calls), kinds), quick)
         if found is not None:
             return found
@@ -386,7 +386,11 @@ def attention_for(query: Any, key: Any, value: Any, *, mesh: "AnyMesh" = None, s
         error = caught
     on.agree(error)
     made = Attention._of_calls(on, calls)
-    made.unsaid = unsaid
+    if bias is not None:  # uneven shards have one entry on some ranks only
+        of_all = np.zeros(3)
+        of_all[list(unsaid)] = 1
+        on.sum(of_all)
+        made.unsaid = tuple(np.flatnonzero(of_all))
     on.keep((tuple(calls), kinds), made, quick)
     return made
 

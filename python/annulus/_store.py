@@ -39,8 +39,8 @@ class _Torch:
         try:
             self._store.wait([key], datetime.timedelta(seconds=max(seconds, 0.001)))
         except Exception as error:
-            # After the timeout, torch's stores raise an error of their own, and others a TimeoutError.
-            if isinstance(error, TimeoutError) or (
+            # After the timeout, torch's stores raise errors of their own, and others a TimeoutError.
+            if isinstance(error, TimeoutError) or str(error).startswith("Wait timeout") or (
                     type(error).__name__ == "DistStoreError" and "wait timeout" in str(error)):
                 return None
             raise

@@ -114,7 +114,8 @@ class Comparison {
     return text + remedy;
   }
 
-  // Puts the most hopeful ones first, and drops those that are sure to lose.
+  // Puts the most hopeful ones first; variants that lose by the sample come last, in case kernels
+  // refuse all others.
   void estimate(std::vector<Candidate*>& hopeful) {
     double limit = std::numeric_limits<double>::infinity();
     for (Candidate* one : hopeful) {
@@ -126,7 +127,6 @@ class Comparison {
         limit = std::min(limit, one->estimate * kSampleError * kNoise);
       });
     }
-    std::erase_if(hopeful, [](const Candidate* one) { return std::isinf(one->estimate); });
     std::stable_sort(hopeful.begin(), hopeful.end(), [](const Candidate* a, const Candidate* b) {
       return a->estimate < b->estimate;
     });

@@ -22,7 +22,7 @@ namespace annulus::ring {
 namespace {
 
 // All ranks of such a mesh take so long to simulate that it pays to look at a sample first.
-constexpr int kLargeMesh = 128;
+constexpr int kLargeMesh = 257;
 
 void add_traffic(PredictedRun& run, const RankPlan& rank, const Prices& prices) {
   const int node = prices.node_of(rank.rank);

@@ -55,7 +55,7 @@ VariantSearch::VariantSearch(const PlanInput& input, const std::string& schedule
     if (!one.obstacle.empty() || !one.pointless.empty()) continue;
     try {
       variants_.emplace_back(predictor_.least(with(one.variant), one.variant), one.variant);
-    } catch (const UnsupportedError&) {
+    } catch (const UserError&) {
       continue;  // kernels refuse it
     }
   }
@@ -82,7 +82,7 @@ std::optional<std::pair<ScheduleVariant, PredictedRun>> VariantSearch::fastest(d
   sort(hopeful);
   std::optional<std::pair<ScheduleVariant, PredictedRun>> fastest;
   for (const auto& [estimate, variant] : hopeful) {
-    if (estimate.seconds > limit * kSampleError) break;
+    if (fastest && estimate.seconds > limit * kSampleError) break;
     try {
       const std::optional<PredictedRun> run = predictor_.run(with(variant), variant, limit);
       if (!run || run->seconds >= limit) continue;

@@ -287,7 +287,7 @@ class Search {
       candidate.estimate = run.seconds + rest;
       if (std::isinf(run.seconds)) {
         candidate.least = std::max(candidate.least, limit);
-        return set_slow(candidate);
+        return;  // the limit is no other candidate's total, whose backward pass may not fit
       }
       const bool fits = wanted_.memory_bytes == 0 || run.memory_bytes <= wanted_.memory_bytes;
       if (fits) limit = std::min(limit, candidate.estimate * kSampleError * kTie);

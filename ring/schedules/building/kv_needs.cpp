@@ -221,16 +221,18 @@ bool KvNeeds::may_add(const std::vector<LocalRange>& runs, int origin, int level
   const HeldSequence& any = member(index << level);
   LocalPosition before(0);
   for (const PositionRange& chunk : chunks) {
+    std::optional<LocalRange> columns;  // of() takes one hull per chunk
     for (const PositionRange& range : rows) {
       const Visibility seen = problem_.mask.examine(any.first_batch, any.batches, range, chunk);
       if (!seen.exact) return true;
       if (seen.empty()) continue;
-      const LocalRange columns{before + seen.columns.begin.value(), seen.columns.count};
-      const bool known = std::ranges::any_of(runs, [&](const LocalRange& run) {
-        return run.begin <= columns.begin && columns.end() <= run.end();
-      });
-      if (!known) return true;
+      const LocalRange some{before + seen.columns.begin.value(), seen.columns.count};
+      columns = columns ? hull(*columns, some) : some;
     }
+    const auto has_them = [&](const LocalRange& run) {
+      return run.begin <= columns->begin && columns->end() <= run.end();
+    };
+    if (columns && std::ranges::none_of(runs, has_them)) return true;
     before = before + chunk.length;
   }
   return false;

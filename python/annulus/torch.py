@@ -217,7 +217,7 @@ def _gradients(ctx: Any, grad_output: Any, grad_lse: Any) -> tuple[Any, ...]:
     return (None, *found, None)
 
 
-# These two functions of torch are not public. Without them, eager calls use the operator too.
+# torch does not publish these two functions. In a version without them, eager calls use the operator.
 _modes = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 1)
 _transforms = getattr(torch._C, "_are_functorch_transforms_active", lambda: True)
 _PLAIN_TENSORS = (Tensor, torch.nn.Parameter)

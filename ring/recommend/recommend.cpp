@@ -28,7 +28,8 @@ constexpr double kMiB = 1 << 20;
 struct MeshLayout {
   LaidOut laid_out;
   std::unique_ptr<Predictor> predictor = {};
-  // Of the backward pass, if one is wanted. The bound is infinite if no schedule can run.
+  // The three members below serve the backward pass, if one is wanted. Its bound is infinite if no
+  // schedule can run.
   std::unique_ptr<VariantSearch> backward_search = {};
   std::optional<std::pair<ScheduleVariant, PredictedRun>> backward = {};
   double backward_least = 0;
@@ -273,7 +274,8 @@ class Search {
     candidate.why_not = fmt::format("slower: takes {} ms or more", milliseconds(candidate.least));
   }
 
-  // Of a large mesh, lets the most hopeful candidates come first.
+  // A sample of a large mesh ranks the candidates, so that the most promising ones are simulated
+  // first.
   void estimate(Candidate& candidate) {
     const double rest = candidate.projection + candidate.mesh_layout->backward_least;
     double& limit =
@@ -287,7 +289,7 @@ class Search {
       candidate.estimate = run.seconds + rest;
       if (std::isinf(run.seconds)) {
         candidate.least = std::max(candidate.least, limit);
-        return;  // the limit is no other candidate's total, whose backward pass may not fit
+        return;  // play() decides: the candidate behind the limit may turn out not to fit
       }
       const bool fits = wanted_.memory_bytes == 0 || run.memory_bytes <= wanted_.memory_bytes;
       if (fits) limit = std::min(limit, candidate.estimate * kSampleError * kTie);

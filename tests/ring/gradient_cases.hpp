@@ -129,7 +129,7 @@ inline std::vector<GradientCase> gradient_cases(int ranks) {
   return cases;
 }
 
-/// Those that compute the gradient of a bias too.
+/// Cases that also compute the gradient of a bias.
 inline std::vector<GradientCase> bias_gradient_cases(int ranks) {
   const std::string all = "sp=" + std::to_string(ranks);
   const int two = ranks % 2 == 0 ? 2 : ranks;

@@ -234,7 +234,8 @@ TEST(BackwardFace, GradientOfTheSinks) {
   }
 }
 
-// Of all rows, written and added. Other biases, and other schedules: tests/ring/gradient_cases.hpp.
+// The gradient of a bias of all rows is written, then added. tests/ring/gradient_cases.hpp has
+// other biases and schedules.
 TEST(BackwardFace, GradientOfTheBias) {
   Context context(world(), on_host());
   AttentionOptions options = causal(37);

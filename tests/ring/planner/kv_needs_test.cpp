@@ -1,4 +1,5 @@
-// What runs of members need of an owner, beside what each of them needs.
+// KvNeeds finds what consecutive members need of an owner; each member's own needs are the
+// reference.
 #include "schedules/building/kv_needs.hpp"
 
 #include <algorithm>

@@ -44,7 +44,7 @@ class Predictor {
   [[nodiscard]] PredictedRun least(const PlanInput& input, const ScheduleVariant& variant);
   /// A rough prediction, to simulate the most promising variants first: the run of a sample of the
   /// ranks or, unless all ranks of a large mesh would be simulated, `least`. The time is infinite
-  /// if all ranks are sure to take more than `limit` seconds as well.
+  /// if the sample takes more than kSampleError times `limit` seconds.
   [[nodiscard]] PredictedRun estimate(const PlanInput& input, const ScheduleVariant& variant,
                                       const PredictedRun& least, double limit);
   /// The run of a variant; nothing as soon as it is certain to take more than `limit` seconds.

@@ -56,11 +56,10 @@ std::vector<Transport> device_transports(PeerExtent extent) {
 }
 
 const TransportTraits& transport_traits(std::string_view name) {
+  const auto found = std::ranges::find(kTransports, name, &TransportTraits::name);
+  if (found != kTransports.end()) return **found;
   std::vector<std::string_view> known;
-  for (const TransportTraits* traits : kTransports) {
-    if (traits->name == name) return *traits;
-    known.push_back(traits->name);
-  }
+  for (const TransportTraits* traits : kTransports) known.push_back(traits->name);
   throw ArgumentError("transport", fmt::format("'{}'", name), alternatives(known));
 }
 

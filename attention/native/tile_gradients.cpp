@@ -51,7 +51,6 @@ TileGradients::TileGradients(const AttentionProblem& problem, const BackwardBloc
                              MatrixPath path, MemoryPool& memory)
     : problem_(problem),
       block_(block),
-      forward_(forward),
       gradients_(gradients),
       visibility_(problem, forward),
       dim_(block.query.size(3)),

@@ -94,7 +94,6 @@ class TileGradients {
 
   const AttentionProblem& problem_;
   const BackwardBlock& block_;
-  const AttentionBlock& forward_;
   const Gradients& gradients_;
   const TileVisibility visibility_;
   const std::int64_t dim_;

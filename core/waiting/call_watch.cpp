@@ -12,7 +12,10 @@ namespace annulus {
 CallWatch::Watched::Watched(CallWatch& watch, Calls calls) : watch_(watch) {
   const std::lock_guard lock(watch_.mutex_);
   const std::uint64_t moved = calls.moved();
-  entry_ = watch_.entries_.emplace(watch_.entries_.end(), std::move(calls), moved, Clock::now());
+  entry_ = watch_.entries_.emplace(watch_.entries_.end());
+  entry_->calls = std::move(calls);
+  entry_->moved = moved;
+  entry_->since = Clock::now();
   if (!watch_.thread_.joinable()) watch_.thread_ = std::thread([&watch] { watch.run(); });
 }
 

@@ -22,7 +22,6 @@
 #include <annulus/verification/verification.hpp>
 
 #include "launcher/bench/bench_hops.hpp"
-#include "launcher/bench/bench_local.hpp"
 #include "launcher/bench/bench_report.hpp"
 #include "launcher/bench/bench_scaling.hpp"
 #include "launcher/bench/calibration/calibration.hpp"
@@ -124,14 +123,15 @@ class Bench {
     // Each series begins with a rested GPU.
     Rest rest(device_.place());
     std::vector<TraceSpan> spans = measure(measured, first, rest, tracer, collector, call, [&] {
-      return LocalBlocks(problem, attention, moved.tensors(), ranks_);
+      attention.forward_pass().run_kernels(moved.tensors());
     });
+    if (!options_.once) attention.run_and_wait(moved.tensors());  // the kernels alone spoil results
     account(measured, summarize(spans), attention.rank_plan(), attention.extra_bytes());
     measured.flops = forward_flops(shape, visible_pairs(problem));
 
     if (wants_backward()) {
-      measured.backward = measure_backward(problem, attention, moved.tensors(),
-                                           measured.peak_memory, tracer, collector, rest, spans);
+      measured.backward =
+          measure_backward(problem, attention, moved.tensors(), tracer, collector, rest, spans);
     }
     moved.download();
     const verification::Deviation deviation = collectively(world, [&] {
@@ -186,17 +186,16 @@ class Bench {
   // Sets the times of a pass. With --once that is `first`, the time of the first call, which has
   // been made. Otherwise a series of calls is timed, and before and after it the kernels alone, for
   // as many calls each time. Returns the trace of calls. Collective, as are the next four.
-  template <class Call, class MakeBlocks>
+  template <class Call, class RunKernels>
   std::vector<TraceSpan> measure(PassMeasurement& measured, const Timing& first, Rest& rest,
                                  Tracer& tracer, TraceCollector& collector, const Call& call,
-                                 const MakeBlocks& make_blocks) {
+                                 const RunKernels& run_kernels) {
     if (options_.once) {
       measured.time = first;
       return collector.spans();
     }
-    LocalBlocks blocks = collectively(mesh_.world(), make_blocks);
     const auto run_alone = [&] {
-      blocks.run();
+      run_kernels();
       progress_.advance(1);
     };
     const Timing before = time_series(rest, collector, run_alone);
@@ -235,8 +234,8 @@ class Bench {
   // Times the backward pass on the results of the forward pass, and adds its trace to the forward
   // pass's.
   BackwardMeasurement measure_backward(const AttentionProblem& problem, Attention& attention,
-                                       const ring::LocalTensors& forward, double forward_peak,
-                                       Tracer& tracer, TraceCollector& collector, Rest& rest,
+                                       const ring::LocalTensors& forward, Tracer& tracer,
+                                       TraceCollector& collector, Rest& rest,
                                        std::vector<TraceSpan>& trace) {
     verification::GradientShards shards(attention.operands(), problem, {}, options_.seed, ranks_);
     shards.upload();
@@ -245,16 +244,13 @@ class Bench {
       attention.backward_and_wait(tensors);
       progress_.advance(1);
     };
-    device_.memory().reset_peak();  // forget the blocks of the kernels alone
     collector.clear();
     const Timing first = time_calls(1, mesh_.world(), call);
     BackwardMeasurement measured;
-    measured.peak_memory =
-        std::max(forward_peak, static_cast<double>(device_.memory().statistics().peak_in_use));
-    const ring::ShardedAttention& pass = *attention.backward_pass();
+    measured.peak_memory = static_cast<double>(device_.memory().statistics().peak_in_use);
+    ring::ShardedAttention& pass = *attention.backward_pass();
     const std::vector<TraceSpan> spans =
-        measure(measured, first, rest, tracer, collector, call,
-                [&] { return LocalBlocks(problem, pass, tensors, ranks_); });
+        measure(measured, first, rest, tracer, collector, call, [&] { pass.run_kernels(tensors); });
     account(measured, summarize(spans), pass.rank_plan(), pass.extra_bytes());
     trace.insert(trace.end(), spans.begin(), spans.end());
     if (!options_.once) {

@@ -11,6 +11,7 @@
 #include <annulus/mesh/agreement.hpp>
 #include <annulus/mesh/mesh.hpp>
 #include <annulus/ring/attention.hpp>
+#include <annulus/ring/sharded_attention.hpp>
 #include <annulus/verification/for_tensor.hpp>
 #include <annulus/verification/verification.hpp>
 
@@ -252,7 +253,7 @@ bool repeats_bits(const Attention& attention) {
   const std::vector<const ring::Block*> blocks = plan.all<ring::Block>();
   return std::all_of(blocks.begin(), blocks.end(), [&](const ring::Block* block) {
     const ring::BatchRange batches = plan.global(block->batches);
-    return attention.implementation_of(*block).repeats_bits(
+    return attention.forward_pass().implementation_of(*block).repeats_bits(
         {block->row_positions, block->column_positions, batches.begin, batches.count, block->full});
   });
 }

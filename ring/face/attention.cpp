@@ -147,7 +147,7 @@ class Attention::Impl {
   ring::ShardedAttention& prepare_backward(const ring::BackwardRequest& request) {
     return backward_.of(sharded_.problem(), sharded_.mask(), request);
   }
-  [[nodiscard]] const ring::ShardedAttention* backward_pass(
+  [[nodiscard]] ring::ShardedAttention* backward_pass(
       const ring::BackwardRequest& request) const noexcept {
     return backward_.planned(request);
   }
@@ -507,7 +507,10 @@ void Attention::prepare_backward(const ring::BackwardRequest& request) {
 ring::BackwardLocalTensors Attention::backward_views(const BackwardTensors& tensors) const {
   return impl_->views(tensors);
 }
-const ring::ShardedAttention* Attention::backward_pass(
+ring::ShardedAttention& Attention::forward_pass() const noexcept {
+  return impl_->sharded();
+}
+ring::ShardedAttention* Attention::backward_pass(
     const ring::BackwardRequest& request) const noexcept {
   return impl_->backward_pass(request);
 }
@@ -542,9 +545,6 @@ Selection Attention::selection() const {
 }
 std::vector<std::pair<std::string, std::string>> Attention::passed_over() const {
   return selection().passed_over;
-}
-const Implementation& Attention::implementation_of(const ring::Tile& block) const {
-  return impl_->sharded().implementation_of(block);
 }
 std::string Attention::implementations_of_ranks() const {
   const auto call = impl_->begin_call("Attention::implementations_of_ranks");

@@ -142,7 +142,7 @@ Predictor::Predictor(const PlanInput& input) : Predictor(input, simulated_ranks(
 
 Predictor::Predictor(const PlanInput& input, std::vector<int> ranks) {
   const int busiest = busiest_rank(input, ranks);
-  impl_ = std::make_unique<Impl>(KvGroups(input), std::move(ranks), busiest);
+  impl_ = std::make_unique<Impl>(Impl{KvGroups(input), std::move(ranks), busiest});
   const auto simulated = static_cast<int>(impl_->ranks.size());
   if (simulated >= kLargeMesh && simulated == input.operands.key.mesh().ranks()) {
     impl_->sample = simulated_ranks(input, 0);

@@ -7,7 +7,6 @@
 
 #include <annulus/core/bytes.hpp>
 #include <annulus/core/error.hpp>
-#include <annulus/ring/block_scores.hpp>
 
 namespace annulus::ring {
 namespace {
@@ -32,6 +31,17 @@ int token_dim(Content content) {
 }
 int head_dim(Content content) {
   return 3 - token_dim(content);
+}
+
+// The entries for `keys` of a bias or a mask over all keys.
+ConstTensorView keys_of(const ConstTensorView& scores, const PositionRange& keys) {
+  const std::int64_t span = (keys.length - 1) * keys.stride + 1;
+  const ConstTensorView all = scores.slice(3, keys.start.value(), span);
+  Extents shape = all.shape();
+  Extents strides = all.strides();
+  shape[3] = keys.length;
+  strides[3] *= keys.stride;
+  return {all.data(), all.dtype(), shape, strides, all.place()};
 }
 
 }  // namespace
@@ -174,10 +184,16 @@ void PlanMemory::add_copies(const Copy& copy, std::vector<TensorCopy>& copies) c
   const ConstTensorView from = view(copy.source(), copy.content);
   const TensorView to = view(copy.to, copy.content);
   const auto& keys = plan_.buffer(copy.to.buffer).columns;
-  if (keys && !plan_.buffer(copy.from).columns) {
-    add_key_copies(from, *keys, to, copies);
-  } else {
+  // A bias or a mask [b,n,t,S] is cut to the keys of its rows, unless it is broadcast along them.
+  if (!keys || plan_.buffer(copy.from).columns || from.size(3) == 1) {
     copies.push_back({from, to});
+    return;
+  }
+  std::int64_t key = 0;
+  for (const PositionRange& range : keys->ranges()) {
+    if (range.length == 0) continue;
+    copies.push_back({keys_of(from, range), to.slice(3, key, range.length)});
+    key += range.length;
   }
 }
 
@@ -192,9 +208,24 @@ SoftmaxState PlanMemory::state(const Result& result) const {
 }
 
 ScoreTensors PlanMemory::scores(const Tile& block, std::int64_t kv_length) const {
-  return block_scores(plan_, block, kv_length, [this](const Region& region) {
-    return view(region, plan_.buffer(region.buffer).contents.front());
-  });
+  bool by_column = false;
+  const auto part = [&](int buffer) -> ConstTensorView {
+    if (buffer < 0) return {};
+    const Buffer& held = plan_.buffer(buffer);
+    const ConstTensorView all = view(plan_.scores_of(block, buffer), held.contents.front());
+    if (!held.columns) return all;
+    by_column = true;
+    if (all.size(3) == 1) return all;
+    return all.slice(3, block.columns.begin - plan_.buffer(block.key).tokens.begin,
+                     block.columns.count);
+  };
+  const ConstTensorView bias = part(block.bias);
+  const ConstTensorView mask = part(block.dense_mask);
+  ScoreTensors scores = broadcast_scores(bias, mask,
+                                         {block.batches.count, block.heads.count, block.rows.count,
+                                          by_column ? block.columns.count : kv_length});
+  scores.by_column = by_column;
+  return scores;
 }
 
 void* PlanMemory::address(int buffer, LocalRange tokens) const {

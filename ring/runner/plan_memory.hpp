@@ -35,7 +35,8 @@ class PlanMemory {
   /// Appends the tensor copies that make up a copy task.
   void add_copies(const Copy& copy, std::vector<TensorCopy>& copies) const;
   [[nodiscard]] SoftmaxState state(const Result& result) const;
-  /// See block_scores().
+  /// Bias and dense mask for a block's batches, heads and rows. They cover all `kv_length` keys of
+  /// the problem or the block's columns, as its buffers do.
   [[nodiscard]] ScoreTensors scores(const Tile& block, std::int64_t kv_length) const;
   /// The address of the first of these tokens of an exchange buffer.
   [[nodiscard]] void* address(int buffer, LocalRange tokens) const;

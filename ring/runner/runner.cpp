@@ -159,7 +159,12 @@ class PlanRunner final : public Runner {
       memory_.bind(tensors);
       if (captured) kernels_.hold_for(graph);
       begin_call(caller);
-      if (Recording* recording = captured ? nullptr : recording_for(tensors)) {
+      // A waiting kernel depends on transfers that run at the same time. In a recording, its branch
+      // may run before theirs.
+      const bool records = !captured && !arrivals_.any();
+      Recording* const recording =
+          records ? recording_for(recordings_, tensors, [this] { submit_tasks(); }) : nullptr;
+      if (recording != nullptr) {
         recording->submit(*computing_);
         ++replays_;
       } else {
@@ -195,6 +200,28 @@ class PlanRunner final : public Runner {
       if (!failure) failure = std::current_exception();
     }
     if (failure) std::rethrow_exception(failure);
+  }
+
+  // No kernel waits for columns, since the last call has announced them all.
+  void run_kernels(CallTensors named) override {
+    const auto current = device_.make_current();
+    const std::vector<TensorView> tensors = ordered(named);
+    memory_.bind(tensors);
+    device_.begin_call(*computing_, nullptr);
+    const auto submit_kernels = [this] {
+      for (std::size_t t = 0; t < plan_.tasks.size(); ++t) {
+        const auto& work = plan_.tasks[t].work;
+        if (const auto* block = std::get_if<Block>(&work)) compute(t, *block);
+        if (const auto* block = std::get_if<BackwardBlock>(&work)) compute(t, *block);
+      }
+    };
+    if (Recording* recording = recording_for(kernels_alone_, tensors, submit_kernels)) {
+      recording->submit(*computing_);
+    } else {
+      submit_kernels();
+    }
+    device_.end_call(*computing_, nullptr);
+    computing_->synchronize();
   }
 
   void wait() override {
@@ -288,7 +315,7 @@ class PlanRunner final : public Runner {
     const auto current = device_.make_current();
     wait_for_calls();
     ready_ = false;
-    recordings_.clear();
+    clear_recordings();
     memory_.bind({tensors.begin(), tensors.end()});
     std::vector<Refusal> refusals = kernels_.prepare(arguments_, memory_);
     ready_ = refusals.empty();
@@ -321,14 +348,17 @@ class PlanRunner final : public Runner {
     }
   }
 
-  [[nodiscard]] Recording* recording_for(std::span<const TensorView> tensors) {
+  // The recording to submit in place of `work`; null if the work must be submitted itself.
+  template <class Work>
+  [[nodiscard]] Recording* recording_for(Recordings& recordings,
+                                         std::span<const TensorView> tensors, const Work& work) {
     const bool traced = options_.tracer != nullptr && options_.tracer->enabled();
     if (!options_.replay || traced || device_.place().is_host()) return nullptr;
-    // A waiting kernel depends on transfers that run at the same time. In a recording, its branch
-    // may run before theirs.
-    if (arrivals_.any()) return nullptr;
-    return recordings_.find(
-        tensors, [this] { return device_.record(*computing_, [this] { submit_tasks(); }); });
+    return recordings.find(tensors, [&] { return device_.record(*computing_, work); });
+  }
+  void clear_recordings() noexcept {
+    recordings_.clear();
+    kernels_alone_.clear();
   }
 
   // Call values are written outside of recordings, so that recordings serve all values. A graph of
@@ -415,15 +445,28 @@ class PlanRunner final : public Runner {
   }
   void submit(std::size_t index, const Copy& /*copy*/) { submit_copies(index); }
 
-  void submit(std::size_t index, const Block& block) {
+  void submit(std::size_t index, const Block& block) { submit_block(index, block); }
+  void submit(std::size_t index, const BackwardBlock& block) { submit_block(index, block); }
+  template <class AnyBlock>
+  void submit_block(std::size_t index, const AnyBlock& block) {
     begin(index);
-    {
-      const StreamSpan span(
-          *computing_, {TraceCategory::kernel, kernels_.name_of(block), plan_.tasks[index].step});
-      kernels_.of(block).forward(arguments_.of(index, block), memory_.state(block.result),
-                                 {*computing_, background(), options_.threads});
-    }
-    end_block(index);
+    compute(index, block);
+    progress_.mark(index);
+    end(index);
+  }
+
+  void compute(std::size_t index, const Block& block) {
+    const StreamSpan span(
+        *computing_, {TraceCategory::kernel, kernels_.name_of(block), plan_.tasks[index].step});
+    kernels_.of(block).forward(arguments_.of(index, block), memory_.state(block.result),
+                               {*computing_, background(), options_.threads});
+  }
+  void compute(std::size_t index, const BackwardBlock& block) {
+    const StreamSpan span(
+        *computing_,
+        {TraceCategory::kernel, kernels_.name_of(block) + " backward", plan_.tasks[index].step});
+    kernels_.of(block).backward(arguments_.of(block), arguments_.gradients_of(block),
+                                {*computing_, background(), options_.threads});
   }
 
   void submit(std::size_t index, const Reduce& reduce) {
@@ -445,28 +488,11 @@ class PlanRunner final : public Runner {
     end(index);
   }
 
-  void submit(std::size_t index, const BackwardBlock& block) {
-    begin(index);
-    {
-      const StreamSpan span(
-          *computing_,
-          {TraceCategory::kernel, kernels_.name_of(block) + " backward", plan_.tasks[index].step});
-      kernels_.of(block).backward(arguments_.of(block), arguments_.gradients_of(block),
-                                  {*computing_, background(), options_.threads});
-    }
-    end_block(index);
-  }
-
   void begin(std::size_t index) {
     const Task& task = plan_.tasks[index];
     if (task.after.empty()) return;
     const StreamSpan wait(*computing_, {TraceCategory::wait, "transfer", task.step});
     wait_for(*computing_, task.after);
-  }
-
-  void end_block(std::size_t index) {
-    progress_.mark(index);
-    end(index);
   }
 
   void end(std::size_t index) {
@@ -509,7 +535,7 @@ class PlanRunner final : public Runner {
 
   void give_up() noexcept {
     gave_up_ = true;
-    recordings_.clear();  // NCCL would wait for recordings to be destroyed
+    clear_recordings();  // NCCL would wait for recordings to be destroyed
     for (Group* group : groups_) group->give_up();
   }
 
@@ -546,6 +572,7 @@ class PlanRunner final : public Runner {
   std::vector<ExchangeQueue> queues_;
   Progress progress_;
   Recordings recordings_;
+  Recordings kernels_alone_{false};
   std::optional<CallWatch::Watched> watched_;
 };
 

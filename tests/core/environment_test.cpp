@@ -9,19 +9,17 @@
 #include <annulus/core/environment.hpp>
 #include <annulus/core/error.hpp>
 
+#include "tests/support/environment_variable.hpp"
 #include "tests/support/thrown_by.hpp"
 
 namespace annulus {
 namespace {
 
-// Sets a variable for one scope.
-class Setting {
- public:
-  explicit Setting(const char* value) { setenv(kName, value, 1); }
-  ~Setting() { unsetenv(kName); }
-  Setting(const Setting&) = delete;
-  Setting& operator=(const Setting&) = delete;
-  static constexpr const char* kName = "ANNULUS_FORCE_NATIVE";
+constexpr const char* kName = "ANNULUS_FORCE_NATIVE";
+
+// The variable for one scope.
+struct Setting : test::EnvironmentVariable {
+  explicit Setting(const char* value) : EnvironmentVariable(kName, value) {}
 };
 
 TEST(Environment, TheTableIsWellFormed) {
@@ -30,34 +28,36 @@ TEST(Environment, TheTableIsWellFormed) {
     EXPECT_TRUE(variable.name.starts_with("ANNULUS_")) << variable.name;
     EXPECT_FALSE(variable.description.empty()) << variable.name;
     EXPECT_TRUE(names.insert(variable.name).second) << variable.name << " twice";
+    if (variable.name == "ANNULUS_LOG_LEVEL") {
+      EXPECT_EQ(variable.default_value, "off");
+    }
   }
   EXPECT_TRUE(names.contains("ANNULUS_LOG_LEVEL"));
-  EXPECT_TRUE(names.contains(Setting::kName));
+  EXPECT_TRUE(names.contains(kName));
 }
 
 TEST(Environment, ValueOrDefault) {
-  unsetenv(Setting::kName);
-  EXPECT_EQ(environment(Setting::kName), "0");
+  unsetenv(kName);
+  EXPECT_EQ(environment(kName), "0");
   const Setting setting("anything");
-  EXPECT_EQ(environment(Setting::kName), "anything");
+  EXPECT_EQ(environment(kName), "anything");
   EXPECT_THROW((void)environment("ANNULUS_NO_SUCH_VARIABLE"), InternalError);
 }
 
 TEST(Environment, Flags) {
-  unsetenv(Setting::kName);
-  EXPECT_FALSE(environment_flag(Setting::kName));
+  unsetenv(kName);
+  EXPECT_FALSE(environment_flag(kName));
   for (const char* on : {"1", "on", "true", "yes"}) {
     const Setting setting(on);
-    EXPECT_TRUE(environment_flag(Setting::kName)) << on;
+    EXPECT_TRUE(environment_flag(kName)) << on;
   }
   for (const char* off : {"", "0", "off", "false", "no"}) {
     const Setting setting(off);
-    EXPECT_FALSE(environment_flag(Setting::kName)) << off;
+    EXPECT_FALSE(environment_flag(kName)) << off;
   }
   const Setting setting("maybe");
-  const auto error =
-      test::thrown_by<ArgumentError>([&] { (void)environment_flag(Setting::kName); });
-  EXPECT_EQ(error.argument(), Setting::kName);
+  const auto error = test::thrown_by<ArgumentError>([&] { (void)environment_flag(kName); });
+  EXPECT_EQ(error.argument(), kName);
   EXPECT_EQ(error.value(), "'maybe'");
 }
 

@@ -101,6 +101,29 @@ TEST_F(ShardedAttentionTest, TracingChangesNoBitAndSeesEveryBlock) {
   EXPECT_GT(summarize(collector.spans()).call, 0);
 }
 
+// On one rank alone: nothing is sent. A later call computes everything again.
+TEST_F(ShardedAttentionTest, KernelsAloneAreThoseOfTheBlocks) {
+  TraceCollector collector;
+  Tracer tracer;
+  tracer.add_sink(collector);
+  options_.runner.tracer = &tracer;
+  for (const char* schedule : {"ring", "allgather", "ulysses", "hybrid", "pass_q"}) {
+    SCOPED_TRACE(schedule);
+    options_.schedule = schedule;
+    ShardedAttention attention = this->attention();
+    const CaseShards before = computed(attention);
+    collector.clear();
+    for (int run = 0; mesh_.rank() == 0 && run < 2; ++run) {
+      attention.run_kernels(shards().local_tensors());
+    }
+    const auto& spans = collector.spans();
+    EXPECT_EQ(spans.size(), mesh_.rank() == 0 ? 2 * attention.rank_plan().all<Block>().size() : 0);
+    EXPECT_TRUE(std::ranges::all_of(
+        spans, [](const TraceSpan& span) { return span.label.category == TraceCategory::kernel; }));
+    expect_same_bits(before, computed(attention));
+  }
+}
+
 TEST_F(ShardedAttentionTest, HeadMajorTensorsGiveTheSame) {
   for (const DType dtype : {DType::float32, DType::bfloat16}) {
     problem_.dtype = dtype;

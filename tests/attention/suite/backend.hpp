@@ -124,6 +124,13 @@ class BackendTest : public ::testing::TestWithParam<Backend> {
         random_block_mask(random, s.batch, s.heads, s.query_length, s.kv_length, largest_block()));
   }
 
+  /// All columns, in ranges of ten.
+  [[nodiscard]] static PositionRanges tens(std::int64_t columns) {
+    std::vector<PositionRange> ranges;
+    for (std::int64_t i = 0; i < columns; i += 10) ranges.push_back({GlobalPosition(i), 10});
+    return PositionRanges(ranges);
+  }
+
   /// Masks have several blocks at all sizes.
   [[nodiscard]] static std::int64_t largest_block() {
     return std::min<std::int64_t>(200, backend().columns / 2);

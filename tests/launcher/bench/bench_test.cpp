@@ -1,4 +1,5 @@
 #include <chrono>
+#include <filesystem>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -182,6 +183,15 @@ TEST(Bench, EmptyAndUnevenShapesWork) {
 TEST(Bench, RefusesWhatItCannotRun) {
   EXPECT_THROW(bench({}), UserError);
   EXPECT_THROW(bench({"--shape", "1,8,8,1,1,8", "--impl", "sdpa"}), UserError);
+  if (ranks() > 1) {
+    EXPECT_THROW(bench({"--shape", "1,8,8,1,1,8", "--schedule", "local"}), UserError);
+  }
+}
+
+TEST(Bench, ACalibrationOfAShapeThatIsTooLargeLeavesNoFile) {
+  const std::string model = ::testing::TempDir() + "annulus_model_of_no_shape.json";
+  EXPECT_THROW(bench({"--calibrate", model, "--shape", "1M,1,1,1M,1M,1k"}), UserError);
+  EXPECT_FALSE(std::filesystem::exists(model));
 }
 
 }  // namespace

@@ -76,36 +76,6 @@ class Tuning(CliTest):
             entry["choice"] = {"schedule": "allgather" if used != "allgather" else "ring"}
         self.write("tuning.json", json.dumps(cache).encode())
 
-    def test_a_broken_cache_is_set_aside(self):
-        broken = b'{"schema": "annulus.tuning", "version": 1, nonsense'
-        self.write("tuning.json", broken)
-        meta, _, errors = self.run_it(*MEASURE)
-        self.assertTrue(meta["choice made by"].startswith("measurement: "))
-        self.assertIn("tuning.json.broken-1", errors)
-        self.assertEqual(errors.count("warning"), 1)
-        self.assertEqual(self.read("tuning.json.broken-1"), broken)
-        self.assertEqual(len(self.entries()), 1)
-
-    def test_every_choice_computes_right(self):
-        self.run_it(*MEASURE)
-        candidates = self.entries()[0]["candidates"]
-        # Candidates that were too slow to be timed can be chosen too; others are impossible.
-        possible = [one["choice"] for one in candidates
-                    if one.get("passed_over", "predicted").startswith(("predicted", "only"))]
-        self.assertGreater(len({choice["schedule"] for choice in possible}), 2)
-        results = set()
-        for choice in possible:
-            cache = json.loads(self.read("tuning.json"))
-            cache["entries"][0]["choice"] = choice
-            self.write("tuning.json", json.dumps(cache).encode())
-            meta, bits, _ = self.run_it("--tuning", "cached", *CACHE)
-            self.assertIn("cache in file: tuning.json", meta["choice made by"])
-            self.assertIn(f"schedule {choice['schedule']}", meta["choice made by"])
-            self.assertEqual(meta["schedule chosen"], choice["schedule"])
-            self.expect_right_files([*OPERANDS, *OUTPUT, "--lse", "lse.npy"], ["--causal"])
-            results.add(bits)
-        self.assertGreater(len(results), 1, "all schedules give the same bits: was any obeyed?")
-
     def test_outputs_are_checked_before_anything_is_measured(self):
         for option in ["--output", "--lse", "--trace", "--json", "--csv"]:
             with self.subTest(option):
@@ -114,17 +84,6 @@ class Tuning(CliTest):
                 result = self.annulus("run", *OPERANDS, *words, *MEASURE, ranks=RANKS)
                 self.expect_error(result, 2, option + " nowhere/file.npy: cannot be written")
                 self.expect_no_files("output.npy", "tuning.json")
-
-    def test_environment_and_default_place(self):
-        meta, _, _ = self.run_it(environment={"ANNULUS_TUNING": "measure"})
-        self.assertIn(".cache/annulus/tuning-v1.json", meta["choice made by"])
-        self.assertEqual(len(self.entries(".cache/annulus/tuning-v1.json")), 1)
-        meta, _, _ = self.run_it(environment={"ANNULUS_TUNING": "measure",
-                                              "XDG_CACHE_HOME": self.path("elsewhere")})
-        self.assertIn("elsewhere/annulus/tuning-v1.json", meta["choice made by"])
-        meta, _, _ = self.run_it(environment={"ANNULUS_TUNING": "cached",
-                                              "ANNULUS_TUNING_CACHE": "other.json"})
-        self.assertIn("other.json is not there", meta["choice not made by cache in file"])
 
     def test_bench_and_verify_tune_too(self):
         shape = ["--shape", "1,128,128,4,2,16", *MEASURE, "--explain", "--threads", "1"]

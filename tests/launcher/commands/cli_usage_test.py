@@ -478,25 +478,6 @@ class Nodes(CliTest):
         self.expect_success(result)
         self.assertIn("# rank order: by node: mpirun's ranks 0, 2, 1, 3\n", result.stdout)
 
-    def bytes_between_nodes(self, schedule):
-        """Bytes that ranks 0 and 1 on the one hand, and 2 and 3 on the other, send each other."""
-        result = self.on_nodes("run", *OPERANDS, *OUTPUT, "--schedule", schedule, "--rank-order",
-                               "mpirun", "--trace", "trace.json", nodes=("one", "one", "two", "two"))
-        self.expect_success(result)
-        events = self.load_json("trace.json")["traceEvents"]
-        spans = [event for event in events if event.get("cat") == "transfer" and event["ph"] == "X"]
-        return sum(message["bytes"] for event in spans
-                   for message in event["args"].get("from", [])
-                   if message["rank"] // 2 != event["pid"] // 2)
-
-    def test_double_ring_takes_the_ranks_of_a_node(self):
-        self.save_operands(rows=96, heads=4, kv_heads=4, dim=8)
-        shard = 24 * 4 * (8 + 8) * 4
-        # The first rank of each node gets all shards from the other node.
-        self.assertEqual(self.bytes_between_nodes("ring"), 2 * 3 * shard)
-        # Each shard goes there once.
-        self.assertEqual(self.bytes_between_nodes("double_ring"), 4 * shard)
-
     def test_files_do_not_depend_on_the_order(self):
         self.save_operands(rows=100, heads=4, kv_heads=4)
         outputs = []

@@ -1,11 +1,14 @@
 #include "launcher/report/report_files.hpp"
 
+#include <array>
+#include <chrono>
 #include <csignal>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <sstream>
 #include <string>
+#include <thread>
 #include <unistd.h>
 
 #include <gmock/gmock.h>
@@ -98,6 +101,26 @@ TEST_F(ReportFilesTest, AnInterruptionSaysWhetherRowsAreKept) {
   EXPECT_EXIT(interrupted("", path("a.csv")), killed, "by SIGTERM; finished rows are kept\n");
   EXPECT_EXIT(interrupted(path("a.json"), ""), killed, "rows are kept in .*a.json.unfinished\n");
   EXPECT_EXIT(interrupted("", ""), killed, "by SIGTERM; no unfinished file is left");
+}
+
+// The second one comes while the first one still waits for a reader of its text.
+TEST_F(ReportFilesTest, OfTwoDifferentSignalsTheFirstHasTheLastWord) {
+  const auto interrupted = [] {
+    handle_interruptions(/*speaks=*/true);
+    std::array<int, 2> pipe{};
+    ASSERT_EQ(::pipe(pipe.data()), 0);
+    ::dup2(pipe[1], STDOUT_FILENO);
+    print_when_interrupted(std::string(1 << 20, 'x'));  // more than a pipe holds
+    std::thread([pipe, first = ::pthread_self()] {
+      std::this_thread::sleep_for(std::chrono::milliseconds(100));
+      ::pthread_kill(first, SIGTERM);
+      for (std::array<char, 4096> read{}; ::read(pipe[0], read.data(), read.size()) > 0;) {
+      }
+    }).detach();
+    ::raise(SIGINT);
+  };
+  EXPECT_EXIT(interrupted(), ::testing::KilledBySignal(SIGINT),
+              "^annulus: interrupted by SIGINT; [^\n]*\n$");
 }
 
 TEST_F(ReportFilesTest, RowsOfCsvOnStandardOutputComeAtOnce) {

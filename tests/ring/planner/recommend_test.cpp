@@ -126,6 +126,24 @@ TEST(Recommend, AnswersForBothPasses) {
   EXPECT_GT(compared, 2);
 }
 
+// A sample of such a mesh rules candidates out, and all of its ranks are simulated for the others.
+TEST(Recommend, AnswersForHundredsOfRanks) {
+  AttentionOptions options = causal_options();
+  options.shape = {1, 288 * 256, 288 * 256, 8, 2, 64, 64};
+  options.schedule = "ring";
+  WantedRanks wanted{.ranks = 288, .nodes = 36, .mesh = MeshShape({{"sp", 288}}), .backward = true};
+  const std::vector<Recommendation> all = recommend(options, wanted);
+  ASSERT_EQ(all.front().why_not, "");
+  EXPECT_GT(all.front().backward_run.seconds, all.front().run.seconds);
+  options.layout = all.front().layout;
+  EXPECT_EQ(plan_attention(options, *wanted.mesh, Place::host(), 36).run.seconds,
+            all.front().run.seconds);
+  wanted.memory_bytes = all.front().run.memory_bytes - 1;
+  for (const Recommendation& one : recommend(options, wanted)) {
+    EXPECT_NE(one.why_not, "") << one.run.memory_bytes;
+  }
+}
+
 TEST(Recommend, RefusesWrongNamesAndProblems) {
   AttentionOptions options = causal_options();
   options.implementation = "natvie";

@@ -37,7 +37,7 @@ class CallWatch {
   using Clock = std::chrono::steady_clock;
   struct Entry {
     Calls calls;
-    std::uint64_t moved;
+    std::uint64_t moved = 0;
     Clock::time_point since;      // the last progress
     std::atomic<int> paused = 0;  // a thread waits under its own watchdog
   };

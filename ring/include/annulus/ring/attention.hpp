@@ -279,10 +279,10 @@ class Attention {
   [[nodiscard]] const ring::PlanInput& plan_input() const noexcept;
   /// The implementations that can compute the problem, and the ones that passed_over() names.
   [[nodiscard]] Selection selection() const;
-  /// The implementation that computes a block of the rank's plan.
-  [[nodiscard]] const Implementation& implementation_of(const ring::Tile& block) const;
-  /// Plan, schedule and implementations of the backward pass; null before it is planned.
-  [[nodiscard]] const ring::ShardedAttention* backward_pass(
+  /// Plan, schedule and implementations of the forward pass …
+  [[nodiscard]] ring::ShardedAttention& forward_pass() const noexcept;
+  /// … and of the backward pass; null before it is planned.
+  [[nodiscard]] ring::ShardedAttention* backward_pass(
       const ring::BackwardRequest& request = {}) const noexcept;
 
  private:

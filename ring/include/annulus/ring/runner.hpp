@@ -75,6 +75,10 @@ class Runner {
   /// Sends and receives nothing, so buffers for other ranks' shards hold arbitrary values. Not
   /// collective. Throws what a kernel throws, after which the runner can only be destroyed.
   virtual void rehearse(CallTensors tensors) = 0;
+  /// Runs the kernels of a call and nothing else, one after the other, and waits for them: without
+  /// transfers, copies and reductions. They read what the last call left in the buffers, and write
+  /// over its results. Not collective. Throws like rehearse().
+  virtual void run_kernels(CallTensors tensors) = 0;
 
   /// Sets the call arguments of later calls: see apply_values(). `planned` is the problem that the
   /// runner was made for. Throws ArgumentError.

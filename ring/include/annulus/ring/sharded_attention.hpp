@@ -65,6 +65,12 @@ class ShardedAttention {
   /// undefined, as are the values that stand for other ranks' shards. All ranks throw the same
   /// error (UserError or AgreedFailure), after which the object can only be destroyed.
   void rehearse(const LocalTensors& tensors);
+  /// See Runner::run_kernels. Only after a call with tensors of the same strides.
+  template <class Tensors = LocalTensors>
+  void run_kernels(const Tensors& tensors) {
+    check_usable();
+    runner_->run_kernels(views_of(tensors));
+  }
   /// Replaces the mask for later calls: other lengths, other documents. If set_values() is enough,
   /// does that and returns false. Otherwise it is collective over the mesh. Waits for earlier calls
   /// and replans, with the same shardings; compiled kernels are kept. All ranks throw the same

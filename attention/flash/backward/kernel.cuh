@@ -283,10 +283,17 @@ class Consumer {
     }
   }
 
-  // True if some value that a masked tile's products read is special. All consumers ask.
-  [[nodiscard]] __device__ __forceinline__ bool is_special(std::uint32_t slot,
-                                                           std::int32_t flags) const {
-    if (has_scores()) return (flags & kSpecialValues) != 0 || shared.special_keys != 0;
+  // True if some value that a masked tile's products read is special. All consumers ask. Where it
+  // is true, Q and dO have arrived.
+  [[nodiscard]] __device__ __forceinline__ bool is_special(std::int32_t flags) const {
+    const std::uint32_t slot = at.slot();
+    shared.key_watched.wait(0);
+    if (has_scores()) {
+      if ((flags & kSpecialValues) == 0 && shared.special_keys == 0) return false;
+      shared.output_full[slot].wait(at.parity());
+      return true;
+    }
+    shared.output_full[slot].wait(at.parity());
     constexpr int kCount = Tiles::kTileElements;
     const int thread = static_cast<int>(threadIdx.x) - 128;
     const bool special = (flags & kSpecialValues) != 0 || shared.special_keys != 0 ||
@@ -625,9 +632,7 @@ class Consumer {
       if (masked) read_rows(rows, row);
     }
     if (masked || (flags & kHiddenRows) != 0 || has_scores()) {
-      shared.output_full[slot].wait(parity);
-      shared.key_watched.wait(0);
-      if (is_special(slot, flags)) {
+      if (is_special(flags)) {
         if constexpr (kGeneral) skip_scores();
         differentiate_pairs(row);
         release(shared.output_empty[slot]);

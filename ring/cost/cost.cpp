@@ -134,8 +134,18 @@ double seconds_of_gradients(const RankPlan& plan, const Tile& tile, const Prices
 }
 
 double seconds_of(const RankPlan& plan, const BackwardBlock& block, const Prices& prices) {
-  return seconds_of_gradients(plan, block, prices) +
-         prices.model.memory_seconds(2 * score_bytes(plan, block, block.grad_bias.buffer));
+  double added = 0;
+  if (block.grad_bias.buffer >= 0) {
+    // Each batch and head adds to an entry that they share.
+    const Region into = plan.scores_of(block, block.grad_bias.buffer);
+    const auto times = [](std::int64_t whole, std::int64_t part) {
+      return static_cast<double>(whole) / static_cast<double>(part);
+    };
+    added = score_bytes(plan, block, block.grad_bias.buffer) *
+            times(block.heads.count, into.heads.count) *
+            times(block.batches.count, into.batches.count);
+  }
+  return seconds_of_gradients(plan, block, prices) + prices.model.memory_seconds(2 * added);
 }
 
 double seconds_of(const RankPlan& plan, const Delta& delta, const Prices& prices) {

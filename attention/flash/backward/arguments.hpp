@@ -44,9 +44,9 @@ struct Arguments {
   RowValues lse;    ///< natural
   RowValues delta;  ///< rowsum(dO ∘ O) − dLSE
   /// For each batch, head and query tile, the LSE of its rows, +∞ where a row sees nothing or does
-  /// not exist, and kFlagValues more. In units of log2, but natural for kernels of the general
-  /// class.
+  /// not exist, and kFlagValues more. In units of log2 unless natural_lse.
   float* scaled_lse = nullptr;
+  bool natural_lse = false;  ///< for float32 and the general class
   /// For each batch and head, padded_rows values: delta by the scale of dS, 0 where LSE is +∞.
   float* padded_delta = nullptr;
 

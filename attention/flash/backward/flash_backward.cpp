@@ -242,6 +242,7 @@ Arguments FlashBackward::arguments_of(const BackwardBlock& block, const Gradient
       std::clamp(section_heads, 1.0, static_cast<double>(query[0] * key[2])));
   a.scale = static_cast<float>(problem_.logit_scale());
   a.general = is_general(problem_);
+  a.natural_lse = a.general || is_float32(problem_);
   if (!block.scores.empty()) {
     a.scores = cuda::score_arguments(block.scores);
     a.query_rows = rows_of(block.query);

@@ -32,7 +32,7 @@ __global__ void __launch_bounds__(kQueries) prepare_rows(const __grid_constant__
     };
     const float natural = value(a.lse);
     if (natural != -kInfinity) {
-      lse = a.general ? natural : natural * kLog2E;
+      lse = a.natural_lse ? natural : natural * kLog2E;
       delta = value(a.delta);
       special = special || is_special(lse) || is_special(delta);
     }

@@ -75,8 +75,11 @@ class BandWalk {
 template <class Work>
 class ListWalk {
  public:
-  __device__ __forceinline__ ListWalk(const Arguments& arguments, const Work& of, ListPlace& place)
+  /// Threads that do not walk leave the place alone.
+  __device__ __forceinline__ ListWalk(const Arguments& arguments, const Work& of, ListPlace& place,
+                                      bool walks = true)
       : a(arguments), work(of), at(place) {
+    if (!walks) return;
     at = {reinterpret_cast<const uint2*>(
               query_bits_of(a, work.batch, work.kv_head * a.heads_per_kv_head, work.key_tile())),
           a.mask.heads > 1 ? std::int64_t{a.mask.key_tiles} * a.mask.query_words : 0,

@@ -1,22 +1,10 @@
 #pragma once
 
-#include "flash/async_copy.cuh"
 #include "flash/float32/shape.cuh"
 #include "flash/softmax.cuh"
 #include "flash/visible.cuh"
 
 namespace annulus::flash::float32 {
-
-__device__ __forceinline__ float4 load_quad(const float* from) {
-  return *reinterpret_cast<const float4*>(from);
-}
-__device__ __forceinline__ void store_quad(float* to, float x, float y, float z, float w) {
-  *reinterpret_cast<float4*>(to) = make_float4(x, y, z, w);
-}
-/// Element i, which is known at compile time where loops are unrolled.
-__device__ __forceinline__ float part(const float4& quad, int i) {
-  return i == 0 ? quad.x : i == 1 ? quad.y : i == 2 ? quad.z : quad.w;
-}
 
 /// Flash attention of one item in plain float32: no tensor cores, whose products are rounded to
 /// fewer bits. Logits are in units of log 2.
@@ -30,8 +18,6 @@ class Attention {
   // That are summed at a time: two take fewer loads for each product, if registers suffice.
   static constexpr int kPartsAtOnce = kDims == 128 ? 2 : 1;
   static constexpr unsigned kAll = 0xffffffff;
-  // The weight of a hidden key. Other weights are at least 0, or NaN.
-  static constexpr float kHiddenWeight = -1;
 
  public:
   __device__ __forceinline__ Attention(const Arguments& arguments, const Operands& operands,
@@ -51,8 +37,6 @@ class Attention {
   }
 
  private:
-  using Scores = float[kOwnRows][kOwnColumns];
-
   // The state of row i so far, or the empty one.
   __device__ __forceinline__ void load_row(int i) {
     shift[i] = -kLargest;  // finite, so that logits of −∞ have weight 0 beside it
@@ -84,7 +68,7 @@ class Attention {
   __device__ __forceinline__ void attend() {
     const KeySegment* segment = a.segments + item.tile.first_segment;
     const KeySegment* const end = segment + item.tile.segments;
-    std::int32_t begin = (segment->tiles - 1) * kColumns;
+    std::int32_t begin = (segment->tiles - 1) * kTileRows;
     copy_queries();
     copy_keys(segment->first_column + begin);
     async_commit();
@@ -98,8 +82,8 @@ class Attention {
       __syncthreads();  // the keys are done with
       const KeySegment& at = *segment;
       const std::int32_t at_begin = begin;
-      begin -= kColumns;
-      if (begin < 0 && ++segment != end) begin = (segment->tiles - 1) * kColumns;
+      begin -= kTileRows;
+      if (begin < 0 && ++segment != end) begin = (segment->tiles - 1) * kTileRows;
       if (segment != end) copy_keys(segment->first_column + begin);
       async_commit();
       scale_and_cap(scores);
@@ -122,41 +106,24 @@ class Attention {
     __syncthreads();
   }
 
-  // Copies rows of 64 positions, of which the first `count` exist; the others become zeros, and
-  // dimensions from `dims` on.
-  template <class Place>
-  __device__ __forceinline__ static void copy_rows(const float* from, std::int64_t stride,
-                                                   std::int32_t count, unsigned dims,
-                                                   const Place& place) {
-    constexpr unsigned kQuads = kDims / 4;
-    constexpr unsigned kStep = kThreads / kQuads;
-    const unsigned quad = threadIdx.x % kQuads;
-    const unsigned first = threadIdx.x / kQuads;
-    from += first * stride + 4 * quad;
-    const auto rows = static_cast<unsigned>(4 * quad < dims ? count : 0);
-#pragma unroll 8
-    for (unsigned row = first; row < first + 64; row += kStep) {
-      async_copy(place(row, quad), from, row < rows);
-      from += kStep * stride;
-    }
-  }
-
   __device__ __forceinline__ void copy_queries() const {
     const Strides& s = t.query_strides;
-    copy_rows(static_cast<const float*>(t.query) + item.batch * s.batch + item.head * s.head +
-                  item.tile.first_row * s.sequence,
-              s.sequence, item.tile.rows, t.head_dim,
-              [this](unsigned row, unsigned quad) { return shared.query_at(row) + 4 * quad; });
+    copy_rows<kDims, kThreads>(
+        static_cast<const float*>(t.query) + item.batch * s.batch + item.head * s.head +
+            item.tile.first_row * s.sequence,
+        s.sequence, item.tile.rows, t.head_dim,
+        [this](unsigned row, unsigned quad) { return shared.query.at(row) + 4 * quad; });
   }
   __device__ __forceinline__ void copy_keys(std::int32_t column) const {
-    copy_rows(kv_row(t.key, t.key_strides, column), t.key_strides.sequence, a.columns - column,
-              t.head_dim, [this](unsigned row, unsigned quad) { return shared.key_at(row, quad); });
+    copy_rows<kDims, kThreads>(
+        kv_row(t.key, t.key_strides, column), t.key_strides.sequence, a.columns - column,
+        t.head_dim, [this](unsigned row, unsigned quad) { return shared.key.at(row, quad); });
   }
   __device__ __forceinline__ void copy_values(std::int32_t column) const {
-    copy_rows(kv_row(t.value, t.value_strides, column), t.value_strides.sequence,
-              a.columns - column, a.value_dim, [this](unsigned row, unsigned quad) {
-                return shared.value + row * kDims + 4 * quad;
-              });
+    copy_rows<kDims, kThreads>(
+        kv_row(t.value, t.value_strides, column), t.value_strides.sequence, a.columns - column,
+        a.value_dim,
+        [this](unsigned row, unsigned quad) { return shared.value + row * kDims + 4 * quad; });
   }
   [[nodiscard]] __device__ __forceinline__ const float* kv_row(const void* tensor, const Strides& s,
                                                                std::int32_t column) const {
@@ -166,35 +133,9 @@ class Attention {
 
   // scores = Q·Kᵀ.
   __device__ __forceinline__ void multiply_keys(Scores& scores) const {
-    const float* const query = shared.query_at(first_row);
-#pragma unroll
-    for (int i = 0; i < kOwnRows; ++i) {
-#pragma unroll
-      for (int j = 0; j < kOwnColumns; ++j) scores[i][j] = 0;
-    }
-    const int quads = (t.head_dim + 15) / 16 * 4;
-#pragma unroll 1
-    for (int begin = 0; begin < quads; begin += 4) {
-#pragma unroll
-      for (int q = 0; q < 4; ++q) {
-        const float* const key = shared.key_at(kOwnColumns * own, begin + q);
-        float4 k[kOwnColumns];
-#pragma unroll
-        for (int j = 0; j < kOwnColumns; ++j) k[j] = load_quad(key + j * kDims);
-#pragma unroll
-        for (int i = 0; i < kOwnRows; ++i) {
-          const float4 x = load_quad(query + i * kDims + 4 * (begin + q));
-#pragma unroll
-          for (int j = 0; j < kOwnColumns; ++j) {
-            float& score = scores[i][j];
-            score = fmaf(x.x, k[j].x, score);
-            score = fmaf(x.y, k[j].y, score);
-            score = fmaf(x.z, k[j].z, score);
-            score = fmaf(x.w, k[j].w, score);
-          }
-        }
-      }
-    }
+    multiply_rows<kDims>(
+        scores, shared.query.at(first_row),
+        [this](unsigned quad) { return shared.key.at(kOtherRows * own, quad); }, t.head_dim);
   }
 
   __device__ __forceinline__ void scale_and_cap(Scores& scores) const {
@@ -202,7 +143,7 @@ class Attention {
 #pragma unroll
       for (int i = 0; i < kOwnRows; ++i) {
 #pragma unroll
-        for (int j = 0; j < kOwnColumns; ++j) scores[i][j] = logit_of(scores[i][j]);
+        for (int j = 0; j < kOtherRows; ++j) scores[i][j] = logit_of(scores[i][j]);
       }
     };
     if (a.soft_cap == 0) {
@@ -214,7 +155,7 @@ class Attention {
   }
 
   // Makes −∞ of what rows must not see of the tile that begins at column `begin` of a masked
-  // segment. Bit kOwnColumns · i + j of the result says it of scores[i][j].
+  // segment. Bit kOtherRows · i + j of the result says it of scores[i][j].
   [[nodiscard]] __device__ __forceinline__ std::uint32_t hide(Scores& scores,
                                                               const KeySegment& segment,
                                                               std::int32_t begin) const {
@@ -223,7 +164,7 @@ class Attention {
     const ColumnSpan span = visible_columns(a, item, segment, row);
     const bool asks_ids = a.row_ids != nullptr;
     const std::int32_t row_id = asks_ids ? row_id_of(a, item, row) : 0;
-    const std::int32_t first_column = begin + kOwnColumns * own;
+    const std::int32_t first_column = begin + kOtherRows * own;
     const std::int32_t* const ids =
         asks_ids ? column_ids_of(a, item, segment) + first_column : nullptr;
     std::uint32_t hidden = 0;
@@ -233,10 +174,10 @@ class Attention {
       const std::int32_t last = __shfl_sync(kAll, span.last, lane_of_row(i)) - first_column;
       const std::int32_t id = __shfl_sync(kAll, row_id, lane_of_row(i));
 #pragma unroll
-      for (int j = 0; j < kOwnColumns; ++j) {
+      for (int j = 0; j < kOtherRows; ++j) {
         if (j >= first && j <= last && (!asks_ids || ids[j] == id)) continue;
         scores[i][j] = -kInfinity;
-        hidden |= 1U << (kOwnColumns * i + j);
+        hidden |= 1U << (kOtherRows * i + j);
       }
     }
     return hidden;
@@ -256,52 +197,39 @@ class Attention {
     for (int i = 0; i < kOwnRows; ++i) {
       float largest = shift[i];
 #pragma unroll
-      for (int j = 0; j < kOwnColumns; ++j) largest = fmaxf(largest, scores[i][j]);
+      for (int j = 0; j < kOtherRows; ++j) largest = fmaxf(largest, scores[i][j]);
 #pragma unroll
       for (int distance = 2; distance < 32; distance *= 2) {
         largest = fmaxf(largest, __shfl_xor_sync(kAll, largest, distance));
       }
       factor[i] = exp2_fast(shift[i] - largest);
       shift[i] = largest;
-      float weight[kOwnColumns];
+      float weight[kOtherRows];
       float total = 0;
 #pragma unroll
-      for (int j = 0; j < kOwnColumns; ++j) {
+      for (int j = 0; j < kOtherRows; ++j) {
         weight[j] = exp2_fast(scores[i][j] - largest);
         total += weight[j];
-        if (kMasked && (hidden >> (kOwnColumns * i + j) & 1U) != 0) weight[j] = kHiddenWeight;
+        if (kMasked && (hidden >> (kOtherRows * i + j) & 1U) != 0) weight[j] = kHiddenWeight;
       }
       sum[i] = fmaf(sum[i], factor[i], total);
-      store_quad(shared.weights_at(first_row + i) + kOwnColumns * own, weight[0], weight[1],
+      store_quad(shared.weights.at(first_row + i) + kOtherRows * own, weight[0], weight[1],
                  weight[2], weight[3]);
     }
   }
 
   // output = output · factor + weights·V. The tile's sum is made apart, since rounding grows with
-  // the number of terms. A hidden value is not touched: 0 · NaN would be NaN.
+  // the number of terms.
   template <bool kMasked>
   __device__ __forceinline__ void multiply_values(const float (&factor)[kOwnRows]) {
 #pragma unroll
     for (int p = 0; p < kParts; p += kPartsAtOnce) {
       if (64 * p >= a.value_dim) break;
-      const float* const weights = shared.weights_at(first_row);
+      const float* const weights = shared.weights.at(first_row);
       const float* const value = shared.value + 64 * p + 4 * own;
       float tile[kOwnRows][kPartsAtOnce][4] = {};
-#pragma unroll(kPartsAtOnce == 1 ? 2 : 1)
-      for (int column = 0; column < kColumns; column += 4) {
-        float4 w[kOwnRows];
-#pragma unroll
-        for (int i = 0; i < kOwnRows; ++i) w[i] = load_quad(weights + i * kColumns + column);
-#pragma unroll
-        for (int c = 0; c < 4; ++c) {
-#pragma unroll
-          for (int q = 0; q < kPartsAtOnce; ++q) {
-            const float4 v = load_quad(value + (column + c) * kDims + 64 * q);
-#pragma unroll
-            for (int i = 0; i < kOwnRows; ++i) add<kMasked>(tile[i][q], part(w[i], c), v);
-          }
-        }
-      }
+      add_weighted_rows<kDims, kMasked>(tile, weights,
+                                        [value](int row) { return value + row * kDims; });
 #pragma unroll
       for (int i = 0; i < kOwnRows; ++i) {
 #pragma unroll
@@ -311,15 +239,6 @@ class Attention {
         }
       }
     }
-  }
-
-  template <bool kMasked>
-  __device__ __forceinline__ static void add(float (&to)[4], float weight, const float4& value) {
-    if (kMasked && weight < 0) return;
-    to[0] = fmaf(weight, value.x, to[0]);
-    to[1] = fmaf(weight, value.y, to[1]);
-    to[2] = fmaf(weight, value.z, to[2]);
-    to[3] = fmaf(weight, value.w, to[3]);
   }
 
   __device__ __forceinline__ void store() {

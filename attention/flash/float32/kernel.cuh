@@ -21,7 +21,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks<kDims>)
 template <int kDims>
 KernelInfo info_of() {
   void (*const kernel)(Arguments, Operands) = &attend<kDims>;
-  KernelInfo info{reinterpret_cast<const void*>(kernel), kRows, kColumns, kThreads,
+  KernelInfo info{reinterpret_cast<const void*>(kernel), kTileRows, kTileRows, kThreads,
                   sizeof(Shared<kDims>)};
   info.persistent = false;
   return info;

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <string>
 #include <variant>
+#include <vector>
 
 #include <gtest/gtest.h>
 
@@ -20,11 +21,12 @@ constexpr std::int64_t kLength = 4096;
 
 // A ring of two without a mask, in bfloat16, computed by one implementation on GPUs.
 PlanInput backward_input(const AttentionProblem& problem, const ShardedOperands& operands,
-                         const std::string& implementation = "flash_attn2") {
+                         const std::string& implementation = "flash_attn2",
+                         const BackwardRequest& request = {}) {
   static const Registry registry = Registry::standard();
   return make_plan_input(problem, operands, {&registry.get(implementation)}, Place::cuda(0),
                          CostModel::hopper_nvlink(), PlanOptions::for_place(Place::cuda(0)),
-                         BackwardRequest{});
+                         request);
 }
 
 AttentionProblem full_problem(std::int64_t heads, std::int64_t kv_heads,
@@ -106,6 +108,25 @@ TEST(BackwardCosts, GradientsAreAddedWhileTheKernelComputes) {
   EXPECT_DOUBLE_EQ(seconds_of(plan, block, input.prices),
                    kernel.call_latency + input.prices.model.reading_seconds(2 * numbers * 2) +
                        input.prices.model.memory_seconds(3 * numbers * 2 * sizeof(float)));
+}
+
+// Each head adds to the gradient of a bias, also to one that all heads share.
+TEST(BackwardCosts, GradientsOfASharedBiasAreAddedByEachHead) {
+  std::vector<double> more;
+  for (const std::int64_t of_heads : {8, 1}) {
+    AttentionProblem problem = full_problem(8, 2);
+    problem.bias = Extents{1, of_heads, kLength, kLength};
+    const ShardedOperands operands = sequence_operands(problem, 2, LayoutKind::contiguous);
+    const auto seconds = [&](bool grad_bias) {
+      const PlanInput input =
+          backward_input(problem, operands, "flash_attn2", {false, false, false, grad_bias});
+      const RankPlan plan = make_rank_plan(input, Schedule::ring, 0);
+      return seconds_of(plan, own_block(plan), input.prices);
+    };
+    more.push_back(seconds(true) - seconds(false));
+  }
+  EXPECT_GT(more[0], 0);
+  EXPECT_NEAR(more[1], more[0], 1e-9 * more[0]);
 }
 
 // Tiles are computed from the longest to the shortest, so the last ones fill the gaps. If there are

@@ -18,7 +18,6 @@ __global__ void __launch_bounds__(Tiles::kThreads, Tiles::kBlocks)
   const Work<Tiles>& work = memory.work;
   if (a.mask.key_tiles == 0 && work.last_tile < work.first_tile) return;
   PassingQueries<Tiles> queries(a, work, memory.list_place);
-  __syncthreads();  // all threads write the place that one will change
   TileGradients<Tiles, true>(a, operands, memory).run(queries);
 }
 

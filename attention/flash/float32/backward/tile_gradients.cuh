@@ -2,7 +2,6 @@
 
 #include <cstdint>
 
-#include "flash/async_copy.cuh"
 #include "flash/float32/backward/tiles.cuh"
 #include "flash/softmax.cuh"
 
@@ -20,13 +19,10 @@ class TileGradients {
   static constexpr int kDims = Tiles::kDims;
   static constexpr int kPassing = Tiles::kPassing;
   static constexpr int kTile = kFloat32Tile;
-  static constexpr int kOwnRows = 8;
-  static constexpr int kOtherRows = 4;
+  static constexpr int kOwnRows = float32::kOwnRows;
+  static constexpr int kOtherRows = float32::kOtherRows;
   static constexpr int kRecord = kTile + kFlagValues;
-  // The weight of a hidden pair is −0, and no other weight is.
-  static constexpr float kHidden = -0.0F;
-  static constexpr std::uint32_t kHiddenBits = 0x80000000;
-  using Numbers = float[kOwnRows][4];
+  using Numbers = float32::Scores;
   using Memory = Float32Memory<Tiles>;
 
  public:
@@ -115,13 +111,6 @@ class TileGradients {
   }
 
  private:
-  [[nodiscard]] __device__ __forceinline__ static float4 load_quad(const float* from) {
-    return *reinterpret_cast<const float4*>(from);
-  }
-  [[nodiscard]] __device__ __forceinline__ static float part(const float4& quad, int i) {
-    return i == 0 ? quad.x : i == 1 ? quad.y : i == 2 ? quad.z : quad.w;
-  }
-
   [[nodiscard]] __device__ __forceinline__ std::int32_t batch() const {
     return kOfKeys ? memory.work.batch : memory.rows.batch;
   }
@@ -132,26 +121,15 @@ class TileGradients {
     return kOfKeys ? memory.work.first_column : memory.rows.tile * kTile;
   }
 
-  // Copies a tile to place(row, quad), a quad of dims at a time; dims and rows past the end become
-  // zeros. `rows`: the rows of the tensor.
+  // Copies a tile of a tensor of `rows` rows to place(row, quad).
   template <class Place>
   __device__ __forceinline__ void copy_tile(const RowTensor& tensor, std::int32_t head,
                                             std::int32_t first_row, std::int32_t rows,
                                             const Place& place) const {
-    constexpr int kQuads = kDims / 4;
-    constexpr int kStep = Tiles::kThreads / kQuads;
-    const int quad = static_cast<int>(threadIdx.x) % kQuads;
-    const int first = static_cast<int>(threadIdx.x) / kQuads;
-    const float* from = static_cast<const float*>(tensor.data) + batch() * tensor.strides.batch +
-                        head * tensor.strides.head +
-                        (std::int64_t{first_row} + first) * tensor.strides.sequence + 4 * quad;
-    const std::int32_t end = 4 * quad < tensor.dim ? rows - first_row : 0;
-#pragma unroll
-    for (int row = first; row < first + kTile; row += kStep) {
-      async_copy(place(row, quad), row < end ? from : static_cast<const float*>(tensor.data),
-                 row < end);
-      from += kStep * tensor.strides.sequence;
-    }
+    float32::copy_rows<kDims, Tiles::kThreads>(
+        static_cast<const float*>(tensor.data) + batch() * tensor.strides.batch +
+            head * tensor.strides.head + std::int64_t{first_row} * tensor.strides.sequence,
+        tensor.strides.sequence, rows - first_row, tensor.dim, place);
   }
 
   __device__ __forceinline__ void copy_own() const {
@@ -159,7 +137,7 @@ class TileGradients {
       const RowTensor& keys = tensor == 0 ? operands.key : operands.value;
       const RowTensor& queries = tensor == 0 ? operands.query : operands.grad_output;
       copy_tile(kOfKeys ? keys : queries, own_head(), first_token(), kOfKeys ? a.columns : a.rows,
-                [&](int row, int quad) { return memory.own_at(tensor, row) + 4 * quad; });
+                [&](unsigned row, unsigned quad) { return memory.own[tensor].at(row) + 4 * quad; });
     }
     if constexpr (!kOfKeys) {
       copy_lse(0, own_head(), memory.rows.tile);
@@ -174,7 +152,9 @@ class TileGradients {
     for (int i = 0; i < kPassing; ++i) {
       const std::int32_t tile = steps[i].tile;
       if (tile < 0) continue;
-      const auto place = [&](int row, int quad) { return memory.passing_at(tensor, i, row, quad); };
+      const auto place = [&](unsigned row, unsigned quad) {
+        return memory.passing[tensor][i].at(row, quad);
+      };
       if constexpr (kOfKeys) {
         copy_tile(tensor == 0 ? operands.query : operands.grad_output, steps[i].head, tile * kTile,
                   a.rows, place);
@@ -265,40 +245,14 @@ class TileGradients {
 
   // product = own·passingᵀ, of the first or second tensors.
   __device__ __forceinline__ void multiply(Numbers& product, int tensor, int dims) const {
-    const float* const own = memory.own_at(tensor, first_own);
-#pragma unroll
-    for (int i = 0; i < kOwnRows; ++i) {
-#pragma unroll
-      for (int j = 0; j < kOtherRows; ++j) product[i][j] = 0;
-    }
-    const int quads = (dims + 15) / 16 * 4;
-#pragma unroll 1
-    for (int begin = 0; begin < quads; begin += 4) {
-#pragma unroll
-      for (int q = begin; q < begin + 4; ++q) {
-        const float* const passing = memory.passing_at(tensor, group, first_other, q);
-        float4 y[kOtherRows];
-#pragma unroll
-        for (int j = 0; j < kOtherRows; ++j) y[j] = load_quad(passing + j * kDims);
-#pragma unroll
-        for (int i = 0; i < kOwnRows; ++i) {
-          const float4 x = load_quad(own + i * kDims + 4 * q);
-#pragma unroll
-          for (int j = 0; j < kOtherRows; ++j) {
-            float& sum = product[i][j];
-            sum = fmaf(x.x, y[j].x, sum);
-            sum = fmaf(x.y, y[j].y, sum);
-            sum = fmaf(x.z, y[j].z, sum);
-            sum = fmaf(x.w, y[j].w, sum);
-          }
-        }
-      }
-    }
+    float32::multiply_rows<kDims>(
+        product, memory.own[tensor].at(first_own),
+        [&](unsigned quad) { return memory.passing[tensor][group].at(first_other, quad); }, dims);
   }
 
   // Replaces scores by weights; `derived` are the weights times the derivative of the soft cap.
   __device__ __forceinline__ void weigh(Numbers& scores, Numbers& derived) const {
-    const float unit = (a.soft_cap != 0 ? a.soft_cap : a.scale) * kLog2E;
+    const float unit = a.soft_cap != 0 ? a.soft_cap : a.scale;
     if (a.soft_cap != 0) {
 #pragma unroll
       for (int i = 0; i < kOwnRows; ++i) {
@@ -324,7 +278,8 @@ class TileGradients {
     for (int i = 0; i < kOwnRows; ++i) {
 #pragma unroll
       for (int j = 0; j < kOtherRows; ++j) {
-        scores[i][j] = exp2_fast(fmaf(scores[i][j], unit, -lse[kOfKeys ? j : i]));
+        // The LSE is natural: in units of log 2 it would have been rounded once more.
+        scores[i][j] = exp2_fast(fmaf(scores[i][j], unit, -lse[kOfKeys ? j : i]) * kLog2E);
         derived[i][j] *= scores[i][j];
       }
     }
@@ -349,7 +304,7 @@ class TileGradients {
     from += kOfKeys ? first_other : first_own;
 #pragma unroll
     for (int i = 0; i < kCount; i += 4) {
-      const float4 quad = load_quad(from + i);
+      const float4 quad = float32::load_quad(from + i);
       to[i] = quad.x;
       to[i + 1] = quad.y;
       to[i + 2] = quad.z;
@@ -363,14 +318,15 @@ class TileGradients {
       for (int i = 0; i < kOwnRows; ++i) {
 #pragma unroll
         for (int j = 0; j < kOtherRows; ++j) {
-          weights[i][j] = (hidden >> (4 * i + j) & 1U) != 0 ? kHidden : weights[i][j] + 0.0F;
+          weights[i][j] =
+              (hidden >> (4 * i + j) & 1U) != 0 ? float32::kHiddenWeight : weights[i][j] + 0.0F;
         }
       }
     }
 #pragma unroll
     for (int i = 0; i < kOwnRows; ++i) {
-      *reinterpret_cast<float4*>(memory.weights_at(group, first_own + i) + first_other) =
-          make_float4(weights[i][0], weights[i][1], weights[i][2], weights[i][3]);
+      float32::store_quad(memory.weights[group].at(first_own + i) + first_other, weights[i][0],
+                          weights[i][1], weights[i][2], weights[i][3]);
     }
   }
 
@@ -379,7 +335,7 @@ class TileGradients {
   __device__ __forceinline__ void add_products(Numbers& sums, int tensor, int tiles,
                                                std::uint32_t masked, int dims) const {
     if (64 * group >= dims) return;
-    Numbers products = {};
+    float products[kOwnRows][1][4] = {};
 #pragma unroll 1
     for (int tile = 0; tile < tiles; ++tile) {
       if ((masked >> tile & 1U) != 0) {
@@ -391,35 +347,17 @@ class TileGradients {
 #pragma unroll
     for (int i = 0; i < kOwnRows; ++i) {
 #pragma unroll
-      for (int d = 0; d < 4; ++d) sums[i][d] += products[i][d];
+      for (int d = 0; d < 4; ++d) sums[i][d] += products[i][0][d];
     }
   }
 
   template <bool kMasked>
-  __device__ __forceinline__ void add_tile(Numbers& products, int tensor, int tile) const {
-    const float* const weights = memory.weights_at(tile, first_own);
-    const int quad = 16 * group + first_other / 4;
-#pragma unroll 2
-    for (int row = 0; row < kTile; row += 4) {
-      float4 w[kOwnRows];
-#pragma unroll
-      for (int i = 0; i < kOwnRows; ++i) w[i] = load_quad(weights + i * kTile + row);
-      const float* const passing = memory.passing_at(tensor, tile, row, quad);
-#pragma unroll
-      for (int r = 0; r < 4; ++r) {
-        const float4 x = load_quad(passing + r * kDims);
-#pragma unroll
-        for (int i = 0; i < kOwnRows; ++i) {
-          const float weight = part(w[i], r);
-          // Hidden pairs are skipped, since 0 · NaN would be NaN.
-          if (kMasked && __float_as_uint(weight) == kHiddenBits) continue;
-          products[i][0] = fmaf(weight, x.x, products[i][0]);
-          products[i][1] = fmaf(weight, x.y, products[i][1]);
-          products[i][2] = fmaf(weight, x.z, products[i][2]);
-          products[i][3] = fmaf(weight, x.w, products[i][3]);
-        }
-      }
-    }
+  __device__ __forceinline__ void add_tile(float (&products)[kOwnRows][1][4], int tensor,
+                                           int tile) const {
+    const unsigned quad = 16 * group + first_other / 4;
+    float32::add_weighted_rows<kDims, kMasked>(
+        products, memory.weights[tile].at(first_own),
+        [&](unsigned row) { return memory.passing[tensor][tile].at(row, quad); });
   }
 
   // Adds the sums to the gradient, if it is wanted.

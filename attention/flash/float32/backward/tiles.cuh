@@ -6,6 +6,7 @@
 #include "flash/backward/tiles.cuh"
 #include "flash/backward/walk.cuh"
 #include "flash/float32/backward/kernels.hpp"
+#include "flash/float32/products.cuh"
 
 // Sizes, work and shared memory of the float32 backward kernels. There are two kernels: in one, a
 // thread block owns a key tile and query tiles pass by; in the other, it owns a query tile and key
@@ -46,9 +47,12 @@ struct OwnRows {
 template <class Tiles>
 class PassingQueries {
  public:
+  /// One thread walks.
   __device__ __forceinline__ PassingQueries(const Arguments& arguments, const Work<Tiles>& work,
                                             ListPlace& place)
-      : a(arguments), band_(arguments, work, place), listed_(arguments, work, place) {}
+      : a(arguments),
+        band_(arguments, work, place),
+        listed_(arguments, work, place, threadIdx.x == 0) {}
   __device__ __forceinline__ bool next(Step& step) {
     return a.mask.key_tiles > 0 ? listed_.next(step) : band_.next(step);
   }
@@ -79,22 +83,15 @@ class PassingKeys {
   KeyWalk<Tiles::kKeys, 1> walk_;
 };
 
-/// Shared memory of a thread block. A warp reads two groups of 8 rows at a time, which begin at
-/// different banks.
+/// Shared memory of a thread block.
 template <class Tiles>
 struct Float32Memory {
-  static constexpr int kDims = Tiles::kDims;
   static constexpr int kPassing = Tiles::kPassing;
-  static constexpr int kOwnShift = 4;
-  static constexpr int kWeightShift = 16;  ///< weights are also written, by 64 bytes
-  static constexpr int kGroups = kFloat32Tile / 8;
+  static_assert(kFloat32Tile == float32::kTileRows);
 
-  /// Q and dO, or K and V.
-  alignas(16) float own[2][kFloat32Tile * kDims + kGroups * kOwnShift];
-  /// K and V, or Q and dO.
-  alignas(16) float passing[2][kPassing][kFloat32Tile * kDims];
-  /// P or dS: a row for each row of `own`.
-  alignas(16) float weights[kPassing][kFloat32Tile * kFloat32Tile + kGroups * kWeightShift];
+  float32::OwnRowsTile<Tiles::kDims> own[2];              ///< Q and dO, or K and V
+  float32::OtherTile<Tiles::kDims> passing[2][kPassing];  ///< K and V, or Q and dO
+  float32::WeightsTile weights[kPassing];                 ///< P or dS
   /// LSE and delta of the passing queries, or in place 0 of the own queries.
   alignas(16) float lse[kPassing][kFloat32Tile + kFlagValues];
   alignas(16) float delta[kPassing][kFloat32Tile];
@@ -102,19 +99,6 @@ struct Float32Memory {
   Work<Tiles> work;        ///< of a block that owns keys
   ListPlace list_place;    ///< likewise
   OwnRows rows;            ///< of a block that owns queries
-
-  [[nodiscard]] __device__ __forceinline__ float* own_at(int tensor, int row) {
-    return own[tensor] + row * kDims + row / 8 * kOwnShift;
-  }
-  /// Four dims of a row. Groups of four are permuted within 32 dims, so that threads read the same
-  /// dims of different rows from different banks.
-  [[nodiscard]] __device__ __forceinline__ float* passing_at(int tensor, int tile, int row,
-                                                             int quad) {
-    return passing[tensor][tile] + row * kDims + 4 * (quad ^ row / 4 % 8);
-  }
-  [[nodiscard]] __device__ __forceinline__ float* weights_at(int tile, int row) {
-    return weights[tile] + row * kFloat32Tile + row / 8 * kWeightShift;
-  }
 };
 
 }  // namespace annulus::flash::backward

@@ -1,0 +1,354 @@
+#pragma once
+
+#include "flash/backward/consumer_weights.cuh"
+#include "flash/backward/gradient.cuh"
+#include "flash/hopper/wgmma.cuh"
+
+namespace annulus::flash::backward {
+
+/// One warpgroup's part: dK and dV of 64 keys, in registers until all queries of the group of heads
+/// have been seen, and half of each query tile's dQ.
+template <class Tiles>
+class Consumer : ConsumerWeights<Tiles> {
+  using Weights = ConsumerWeights<Tiles>;
+  using typename Weights::Element;
+  using typename Weights::Found;
+  using typename Weights::Rows;
+  using Weights::a;
+  using Weights::at;
+  using Weights::differentiate_pair;
+  using Weights::drop;
+  using Weights::find_pairs;
+  using Weights::forget_place;
+  using Weights::grad_factor;
+  using Weights::group;
+  using Weights::is_regular;
+  using Weights::is_visible;
+  using Weights::kGeneral;
+  using Weights::kGroupSync;
+  using Weights::kLists;
+  using Weights::kScores;
+  using Weights::kTileSync;
+  using Weights::lane;
+  using Weights::release;
+  using Weights::shared;
+  using Weights::skip_scores;
+  using Weights::store_bias_gradient;
+  using Weights::warp;
+  using Weights::weigh;
+  using Weights::work;
+  static constexpr int kSums = Tiles::kDim / 2;
+  static constexpr bool kSplitsDims = Tiles::kSplitsDims;
+  static constexpr bool kSplitsKeys = Tiles::kSplitsKeys;
+  static constexpr int kSumWarps = Tiles::kSumWarps;
+  using ScoreProduct = hopper::Product<Element, Tiles::kQueries>;
+  using SumProduct = hopper::Product<Element, Tiles::kDim>;
+  using QueryProduct = hopper::Product<Element, 64>;
+
+ public:
+  __device__ __forceinline__ Consumer(const Arguments& arguments, SharedTiles<Tiles>& memory)
+      : Weights(arguments, memory) {}
+
+  __device__ __forceinline__ void run() {
+    float key_sum[kSums], value_sum[kSums];
+#pragma unroll
+    for (int i = 0; i < kSums; ++i) key_sum[i] = value_sum[i] = 0;
+    shared.key_full.wait(0);
+    while (at.count < static_cast<std::uint32_t>(shared.steps)) step(key_sum, value_sum);
+    add(a.grad_key, key_sum, Tiles::sum_scale(a));
+    add(a.grad_value, value_sum, kGeneral ? a.value_scale : 1);
+  }
+
+ private:
+  // product = A·Bᵀ of this warpgroup's 64 keys and a tile of rows.
+  __device__ __forceinline__ void issue_scores(float (&product)[kScores], const Element* keys,
+                                               const Element* rows) const {
+    const std::uint64_t left = hopper::operand_descriptor(keys + group * 64 * 64);
+    const std::uint64_t right = hopper::operand_descriptor(rows);
+#pragma unroll
+    for (int dim = 0; dim < Tiles::kDim; dim += 16) {
+      const std::uint32_t inside = dim % 64 * 2;
+      const std::uint64_t l = hopper::advance(left, dim / 64 * (Tiles::kKeys * 128) + inside);
+      const std::uint64_t r = hopper::advance(right, dim / 64 * (Tiles::kQueries * 128) + inside);
+      if (dim == 0) {
+        ScoreProduct::template shared_times_shared<false>(product, l, r);
+      } else {
+        ScoreProduct::template shared_times_shared<true>(product, l, r);
+      }
+    }
+    hopper::products_commit();
+  }
+
+  // sum += weights·rows.
+  __device__ __forceinline__ static void issue_sum(float (&sum)[kSums],
+                                                   const std::uint32_t (&weights)[kScores / 2],
+                                                   const Element* rows) {
+    const std::uint64_t right = hopper::operand_descriptor(rows, Tiles::kQueries * 128);
+#pragma unroll
+    for (int row = 0; row < Tiles::kQueries; row += 16) {
+      const int i = row / 4;
+      SumProduct::registers_times_shared(sum, weights[i], weights[i + 1], weights[i + 2],
+                                         weights[i + 3], hopper::advance(right, row * 128), 1);
+    }
+    hopper::products_commit();
+  }
+
+  // This warpgroup's 64 × 64 part of dQᵀ = Kᵀ·dSᵀ: half of the dims, of the queries or of the keys.
+  // Its threads then hold neighbouring dims, which lie in different banks.
+  __device__ __forceinline__ void issue_query(float (&sum)[32], const Element* grad_score) const {
+    constexpr int kKeys = kSplitsKeys ? 64 : Tiles::kKeys;
+    const std::uint64_t left = hopper::operand_descriptor(
+        shared.key + (kSplitsDims || kSplitsKeys ? group * kKeys * 64 : 0));
+    const std::uint64_t right =
+        hopper::operand_descriptor(grad_score + (kSplitsDims ? 0 : group * kKeys * 64));
+#pragma unroll
+    for (int key = 0; key < kKeys; key += 16) {
+      const std::uint64_t l = hopper::advance(left, key * 128);
+      const std::uint64_t r = hopper::advance(right, key * 128);
+      if (key == 0) {
+        QueryProduct::template transposed_times_shared<false>(sum, l, r);
+      } else {
+        QueryProduct::template transposed_times_shared<true>(sum, l, r);
+      }
+    }
+    hopper::products_commit();
+  }
+
+  __device__ __forceinline__ void step(float (&key_sum)[kSums], float (&value_sum)[kSums]) {
+    const std::uint32_t slot = at.slot(), parity = at.parity();
+    // Hides from the compiler that they are the same in every step: derived values would fill
+    // registers.
+    asm volatile("" : "+r"(warp), "+r"(lane));
+    Rows rows;
+    const bool regular = is_regular(rows);
+    const std::int32_t row = shared.step[slot].tile * Tiles::kQueries;
+    if (!regular) {
+      if constexpr (kGeneral) skip_scores();
+      differentiate_pairs(row);
+      release(shared.output_empty[slot]);
+      release(shared.query_empty[slot]);
+      at.next();
+      return;
+    }
+    const float factor = grad_factor();
+    float scores[kScores], grads[kScores];
+    std::uint32_t weights[kScores / 2], packed[kScores / 2];
+    hopper::leave_undefined(scores);
+    hopper::leave_undefined(grads);
+    hopper::products_begin();
+    issue_scores(scores, shared.key, shared.query[slot]);
+    const Found found = find_pairs(rows, row);
+    shared.output_full[slot].wait(parity);
+    hopper::products_begin();
+    issue_scores(grads, shared.value, shared.grad_output[slot]);
+    forget_place();
+    hopper::products_wait<1>();
+    hopper::pin(scores);
+    weigh(scores, weights, row, found);
+    hopper::products_wait<0>();
+    hopper::pin(grads);
+    hopper::pin(weights);
+    hopper::pin(value_sum);
+    hopper::products_begin();
+    issue_sum(value_sum, weights, shared.grad_output[slot]);
+    forget_place();
+    drop(grads, found);
+#pragma unroll
+    for (int i = 0; i < kScores / 4; ++i) {
+      const float2 delta =
+          *reinterpret_cast<const float2*>(&shared.delta[at.slot()][8 * i + 2 * (lane % 4)]);
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const int j = 4 * i + 2 * h;
+        scores[j] *= fmaf(grads[j], factor, -delta.x);
+        scores[j + 1] *= fmaf(grads[j + 1], factor, -delta.y);
+        packed[j / 2] = pack<Element>(scores[j], scores[j + 1]);
+      }
+    }
+    Element* const grad_score = shared.grad_score[at.count % 2];
+    store_grad_scores(grad_score, packed);
+    if constexpr (kGeneral) {
+      if (a.grad_bias != nullptr) {
+        store_bias_gradient([&](int i) { return a.grad_bias_scale * scores[i]; });
+      }
+    }
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+    if constexpr (kSplitsKeys) {
+      hopper::named_sync(kGroupSync + group, 128);
+    } else {
+      hopper::named_sync(kTileSync, 256);
+    }
+    float query_sum[32];
+    hopper::leave_undefined(query_sum);
+    hopper::pin(packed);
+    hopper::pin(key_sum);
+    hopper::products_begin();
+    issue_query(query_sum, grad_score);
+    issue_sum(key_sum, packed, shared.query[at.slot()]);
+    hopper::products_wait<1>();
+    hopper::pin(value_sum);
+    hopper::pin(weights);
+    hopper::pin(query_sum);
+    release(shared.output_empty[at.slot()]);
+    add_query(query_sum);
+    hopper::products_wait<0>();
+    hopper::pin(key_sum);
+    hopper::pin(packed);
+    release(shared.query_empty[at.slot()]);
+    at.next();
+  }
+
+  __device__ __forceinline__ void add(const Gradient& to, const float (&sum)[kSums],
+                                      float factor) const {
+    if (to.data == nullptr) return;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const std::int32_t column = work.first_column + group * 64 + warp % 4 * 16 + lane / 4 + 8 * h;
+      if (column < work.columns) {
+        add_sums<kLists ? Adding::in_l2 : Adding::by_load>(to, work.batch, column, work.kv_head,
+                                                           sum, h, factor);
+      }
+    }
+  }
+
+  // Computes a tile pair by pair, since its hidden pairs must not even be multiplied by 0. First,
+  // each row has a warp for dQ (or for a group's part of dQ), then each key has one, so that the
+  // order of additions does not vary.
+  __device__ __forceinline__ void differentiate_pairs(std::int32_t first_row) const {
+    constexpr int kParts = Tiles::kDim / 64;
+    const std::uint32_t slot = at.slot();
+    if (a.grad_query.data != nullptr) {
+      constexpr int kKeys = kSplitsKeys ? 64 : Tiles::kKeys;
+      const int first_key = kSplitsKeys ? group * 64 : 0;
+      wait_for_buffer();
+#pragma unroll 1
+      for (int r = kSplitsKeys ? warp % 4 : warp; r < Tiles::kQueries; r += kSumWarps) {
+        float2 sum[kParts] = {};
+#pragma unroll 1
+        for (int k = first_key; k < first_key + kKeys; ++k) {
+          if (shared.lse[slot][r] == kInfinity) break;
+          if (!is_visible(first_row + r, work.first_column + k)) continue;
+          const float grad = differentiate_pair(first_row, r, k).y;
+#pragma unroll
+          for (int i = 0; i < kParts; ++i) {
+            const float2 x = swizzled_pair<Tiles::kKeys>(shared.key, k, 64 * i + 2 * lane);
+            sum[i].x = fmaf(grad, x.x, sum[i].x);
+            sum[i].y = fmaf(grad, x.y, sum[i].y);
+          }
+        }
+#pragma unroll
+        for (int i = 0; i < kParts; ++i) {
+          const int dim = 64 * i + 2 * lane;
+          const int pair = kSplitsDims ? dim / 32 : r / 64 * 2 + dim / 32;
+          float* const to = sum_place(pair, r % 64, dim % 32);
+          to[0] = Tiles::sum_scale(a) * sum[i].x;
+          to[1] = Tiles::sum_scale(a) * sum[i].y;
+        }
+      }
+      pass_buffer();
+    }
+#pragma unroll 1
+    for (int k = warp; k < Tiles::kKeys; k += 8) {
+      const std::int32_t column = work.first_column + k;
+      float2 key_sum[kParts] = {}, value_sum[kParts] = {};
+      bool any = false;
+#pragma unroll 1
+      for (int r = 0; r < Tiles::kQueries; ++r) {
+        if (shared.lse[slot][r] == kInfinity || !is_visible(first_row + r, column)) continue;
+        any = true;
+        const float2 pair = differentiate_pair(first_row, r, k);
+        if (kGeneral && a.grad_bias != nullptr && lane == 0) {
+          const std::int64_t offset = offset_at(a, a.grad_bias_strides, work.batch,
+                                                shared.step[slot].head, first_row + r, column);
+          atomicAdd(a.grad_bias + offset, a.grad_bias_scale * pair.y);
+        }
+#pragma unroll
+        for (int i = 0; i < kParts; ++i) {
+          const float2 q = swizzled_pair<Tiles::kQueries>(shared.query[slot], r, 64 * i + 2 * lane);
+          const float2 g =
+              swizzled_pair<Tiles::kQueries>(shared.grad_output[slot], r, 64 * i + 2 * lane);
+          key_sum[i].x = fmaf(pair.y, q.x, key_sum[i].x);
+          key_sum[i].y = fmaf(pair.y, q.y, key_sum[i].y);
+          value_sum[i].x = fmaf(pair.x, g.x, value_sum[i].x);
+          value_sum[i].y = fmaf(pair.x, g.y, value_sum[i].y);
+        }
+      }
+      if (!any) continue;
+#pragma unroll
+      for (int i = 0; i < kParts; ++i) {
+        const int dim = 64 * i + 2 * lane;
+        add_at(a.grad_key, column, dim, Tiles::sum_scale(a) * key_sum[i].x,
+               Tiles::sum_scale(a) * key_sum[i].y);
+        const float factor = kGeneral ? a.value_scale : 1;
+        add_at(a.grad_value, column, dim, factor * value_sum[i].x, factor * value_sum[i].y);
+      }
+    }
+    __threadfence();  // another thread adds to the gradients in add()
+    hopper::named_sync(kTileSync, 256);
+  }
+
+  __device__ __forceinline__ void add_at(const Gradient& to, std::int32_t column, int dim, float x,
+                                         float y) const {
+    if (to.data == nullptr || dim >= to.dim) return;
+    add_pair<Adding::by_load>(to,
+                              work.batch * to.strides.batch + column * to.strides.sequence +
+                                  work.kv_head * to.strides.head + dim,
+                              x, y);
+  }
+
+  __device__ __forceinline__ void store_grad_scores(Element* to,
+                                                    const std::uint32_t (&packed)[kScores / 2]) {
+    // Lane l gives the address of row l % 8 of matrix l / 8: keys 0 and 8, queries 0 and 8.
+    const int key = group * 64 + warp % 4 * 16 + lane % 16;
+#pragma unroll
+    for (int query = 0; query < Tiles::kQueries; query += 16) {
+      const int chunk = (query % 64 / 8 + lane / 16) ^ (key % 8);
+      const std::uint32_t address =
+          hopper::shared_address(to) + query / 64 * (Tiles::kKeys * 128) + key * 128 + chunk * 16;
+      const int i = query / 4;
+      asm volatile(
+          "stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address),
+          "r"(packed[i]), "r"(packed[i + 1]), "r"(packed[i + 2]), "r"(packed[i + 3])
+          : "memory");
+    }
+  }
+
+  // Where dQ lies, swizzled as TMA expects it.
+  [[nodiscard]] __device__ __forceinline__ float* sum_place(int box, int query, int dim) const {
+    return shared.grad_query[sum_buffer()][box] + query * 32 + (dim / 4 ^ query % 8) * 4 + dim % 4;
+  }
+  [[nodiscard]] __device__ __forceinline__ std::uint32_t sum_buffer() const {
+    return kSplitsKeys ? group : at.count % Tiles::kSumBuffers;
+  }
+  __device__ __forceinline__ void wait_for_buffer() const {
+    const std::uint32_t round = kSplitsKeys ? at.count : at.count / Tiles::kSumBuffers;
+    shared.sum_empty[sum_buffer()].wait(round % 2 ^ 1);
+    if (threadIdx.x == (kSplitsKeys ? 128 + 128 * group : 128)) {
+      shared.sum_step[sum_buffer()] = shared.step[at.slot()];
+    }
+  }
+  __device__ __forceinline__ void pass_buffer() const {
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+    __syncwarp();
+    release(shared.sum_full[sum_buffer()]);
+  }
+
+  // Hands over this warp's part of the 64 × 32 sums of its pair of warps.
+  __device__ __forceinline__ void add_query(const float (&sum)[32]) {
+    if (a.grad_query.data == nullptr) return;
+    wait_for_buffer();
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const int dim = warp % 2 * 16 + lane / 4 + 8 * h;
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        float* const to = sum_place(kSplitsKeys ? warp % 4 / 2 : warp / 2, lane % 4 * 2 + j, dim);
+#pragma unroll
+        for (int i = 0; i < 8; ++i) to[i * 256] = Tiles::sum_scale(a) * sum[4 * i + 2 * h + j];
+      }
+    }
+    pass_buffer();
+  }
+};
+
+}  // namespace annulus::flash::backward

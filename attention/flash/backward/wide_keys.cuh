@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "flash/backward/pair_bits.cuh"
 #include "flash/backward/producer.cuh"
 #include "flash/backward/wide.cuh"
 
@@ -23,13 +24,24 @@ struct WideKeyMemory {
   alignas(1024) Element weights[kStages][Tiles::kKeys * Tiles::kQueries];
   alignas(128) float lse[kStages][Tiles::kQueries + kFlagValues];
   alignas(128) float delta[kStages][Tiles::kQueries];
+  /// Where warps exchange bits of hidden pairs: 16 for each query.
+  alignas(16) std::uint16_t hidden[4][Tiles::kQueries];
   Work<Tiles> work;
+  ListPlace list_place;
   Step step[kStages];  ///< tile < 0: there are no more
   hopper::Barrier key_full;
   hopper::Barrier query_full[kStages], query_empty[kStages];
   hopper::Barrier output_full[kStages], output_empty[kStages];
   hopper::Barrier weights_full[kStages];
+  Verdict verdict[kStages];
+
+  /// True if some pair may be hidden.
+  [[nodiscard]] __device__ __forceinline__ bool is_masked(std::uint32_t slot) const {
+    return step[slot].masked != 0 ||
+           (__float_as_int(lse[slot][Tiles::kQueries]) & kHiddenRows) != 0;
+  }
 };
+inline constexpr std::int32_t kSpecialQueries = 1, kSpecialOutputs = 2;  ///< bits of a verdict
 
 /// Called by one thread.
 template <class Tiles, class Walk>
@@ -68,6 +80,23 @@ __device__ __forceinline__ void load_queries(const Arguments& a, WideKeyMemory<T
   shared.query_empty[at.slot()].wait(at.parity() ^ 1);
   shared.step[at.slot()].tile = -1;
   shared.query_full[at.slot()].arrive();
+}
+
+/// Called by the watchers.
+template <class Tiles>
+__device__ __forceinline__ void watch_queries(WideKeyMemory<Tiles>& shared) {
+  for (RingPosition<WideKeyMemory<Tiles>::kStages> at;; at.next()) {
+    const std::uint32_t slot = at.slot();
+    shared.query_full[slot].wait(at.parity());
+    if (shared.step[slot].tile < 0) return;
+    std::int32_t special = 0;
+    if (shared.is_masked(slot)) {
+      if (watch_tile(shared.query[slot], Tiles::kTileElements)) special |= kSpecialQueries;
+      shared.output_full[slot].wait(at.parity());
+      if (watch_tile(shared.grad_output[slot], Tiles::kOutputElements)) special |= kSpecialOutputs;
+    }
+    pass_verdict(shared.verdict[slot], special, shared.query_empty[slot]);
+  }
 }
 
 template <class Tiles>
@@ -110,31 +139,51 @@ class WideKeyConsumer : WideConsumer<Tiles> {
     return true;
   }
 
-  // True if some pair may be hidden.
-  [[nodiscard]] __device__ __forceinline__ bool is_masked() const {
-    const std::uint32_t slot = at.slot();
-    return shared.step[slot].masked != 0 ||
-           (__float_as_int(shared.lse[slot][Tiles::kQueries]) & kHiddenRows) != 0;
+  // The rows of a masked listed tile that a lane examines: lane and lane + 32.
+  using Rows = ListedRow[2];
+  __device__ __forceinline__ void read_rows(Rows& rows) const {
+    const std::int32_t row = shared.step[at.slot()].tile * Tiles::kQueries + lane;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      rows[i] = ListedRow(a, work.batch, Tiles::kQueries, row + 32 * i);
+    }
   }
 
-  [[nodiscard]] __device__ __forceinline__ std::uint32_t find_hidden() const {
+  // Bit k: the band shows column `first` + k of 16 to a row.
+  [[nodiscard]] __device__ __forceinline__ std::uint32_t seen_in_band(std::int32_t row,
+                                                                      std::int32_t first) const {
+    const std::int32_t begin = max(row + a.low - first, 0);
+    const std::int32_t end = min(min(row + a.high + 1, work.columns) - first, 16);
+    return begin < end ? (1U << end) - (1U << begin) : 0;
+  }
+
+  // Bits of hidden pairs. A lane examines all 16 keys of its warp for two rows.
+  [[nodiscard]] __device__ __forceinline__ std::uint32_t find_hidden(const Rows& rows) const {
     const Step& step = shared.step[at.slot()];
-    const float* const lse = shared.lse[at.slot()];
-    const std::int32_t row = step.tile * Tiles::kQueries, head = step.head;
-    const std::int32_t column = work.first_column + Base::first_row();
-    if (a.mask.key_tiles > 0) {
-      const ListedColumn columns[2] = {listed_column(a, work.batch, Tiles::kKeys, column),
-                                       listed_column(a, work.batch, Tiles::kKeys, column + 8)};
-      return Base::hidden_bits([&](int query, int h) {
-        return lse[query] != kInfinity && ListedRow(a, work.batch, Tiles::kQueries, row + query)
-                                              .sees(a, work.batch, head, columns[h]);
-      });
+    std::uint16_t* const hidden = shared.hidden[warp % 4];
+    const WarpScores of{work.batch, step.head, work.first_column + warp % 4 * 16, lane,
+                        reinterpret_cast<unsigned char*>(hidden)};
+    std::uint32_t seen[2] = {0xffff, 0xffff};
+    if (step.masked != 0 && a.mask.key_tiles > 0) {
+      const ListedColumns columns(a, of, Tiles::kKeys);
+#pragma unroll
+      for (int i = 0; i < 2; ++i) seen[i] = columns.seen_by(rows[i]);
+    } else if (step.masked != 0) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        seen[i] = seen_in_band(step.tile * Tiles::kQueries + lane + 32 * i, of.column);
+      }
     }
-    return Base::hidden_bits([&](int query, int h) {
-      const std::int32_t distance = column + 8 * h - row - query;
-      return lse[query] != kInfinity && column + 8 * h < work.columns && distance >= a.low &&
-             distance <= a.high;
-    });
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int r = lane + 32 * i;
+      if (shared.lse[at.slot()][r] == kInfinity) seen[i] = 0;
+      hidden[r] = static_cast<std::uint16_t>(~seen[i]);
+    }
+    __syncwarp();
+    const std::uint32_t bits = gather_bits(of.own, lane);
+    __syncwarp();
+    return bits;
   }
 
   // Where matrix l / 8 of this lane l has its row l % 8: keys 0 and 8, queries 0 and 8 from
@@ -166,12 +215,14 @@ class WideKeyConsumer : WideConsumer<Tiles> {
   template <int kSums>
   __device__ __forceinline__ void add_weights(float (&sum)[kSums]) {
     const std::uint32_t slot = at.slot();
-    const bool masked = is_masked();
-    const std::uint32_t hidden = masked ? find_hidden() : 0;
+    const bool masked = shared.is_masked(slot);
+    Rows rows;
+    if (masked && a.mask.key_tiles > 0) read_rows(rows);
     float scores[kScores];
     hopper::leave_undefined(scores);
     hopper::products_begin();
     Base::template issue_scores<Tiles::kDim>(scores, shared.key, shared.query[slot]);
+    const std::uint32_t hidden = masked ? find_hidden(rows) : 0;
     hopper::products_wait<0>();
     hopper::pin(scores);
     std::uint32_t weights[kPacked], derived[kPacked];
@@ -194,7 +245,7 @@ class WideKeyConsumer : WideConsumer<Tiles> {
     release(shared.weights_full[slot]);
     release(shared.query_empty[slot]);
     shared.output_full[slot].wait(at.parity());
-    if (masked && Base::template is_special<Tiles::kValueDim>(shared.grad_output[slot])) {
+    if (masked && (shared.verdict[slot].wait(at.parity()) & kSpecialOutputs) != 0) {
       Base::add_visible(sum, weights, hidden, shared.grad_output[slot]);
     } else {
       hopper::pin(weights);
@@ -221,7 +272,7 @@ class WideKeyConsumer : WideConsumer<Tiles> {
     shared.weights_full[slot].wait(at.parity());
     std::uint32_t packed[kPacked];
     load_weights(packed);
-    const bool masked = is_masked();
+    const bool masked = shared.is_masked(slot);
     std::uint32_t hidden = 0;
     if (masked) {
 #pragma unroll
@@ -243,7 +294,7 @@ class WideKeyConsumer : WideConsumer<Tiles> {
     if (masked) {
 #pragma unroll
       for (int i = 0; i < kPacked; ++i) packed[i] &= ~Base::halves(hidden, i);
-      special = Base::template is_special<Tiles::kDim>(shared.query[slot]);
+      special = (shared.verdict[slot].wait(at.parity()) & kSpecialQueries) != 0;
     }
     if (special) {
       Base::add_visible(sum, packed, hidden, shared.query[slot]);
@@ -289,9 +340,10 @@ __global__ void __launch_bounds__(Tiles::kThreads, 1)
     for (int i = 0; i < WideKeyMemory<Tiles>::kStages; ++i) {
       shared.query_full[i].init(1);
       shared.output_full[i].init(1);
-      shared.query_empty[i].init(8);
+      shared.query_empty[i].init(8 + kWatchers);
       shared.output_empty[i].init(8);
       shared.weights_full[i].init(4);
+      shared.verdict[i].known.init(kWatchers);
     }
     hopper::fence_barrier_init();
   }
@@ -299,12 +351,12 @@ __global__ void __launch_bounds__(Tiles::kThreads, 1)
   if (a.mask.key_tiles == 0 && shared.work.last_tile < shared.work.first_tile) return;
   if (threadIdx.x < 128) {
     hopper::release_registers<40>();
+    if (threadIdx.x >= 32) watch_queries(shared);
     if (threadIdx.x != 0) return;
-    ListPlace place;
     if (a.mask.key_tiles > 0) {
-      load_queries(a, shared, ListWalk<Work<Tiles>>(a, shared.work, place));
+      load_queries(a, shared, ListWalk<Work<Tiles>>(a, shared.work, shared.list_place));
     } else {
-      load_queries(a, shared, BandWalk<Work<Tiles>>(a, shared.work, place));
+      load_queries(a, shared, BandWalk<Work<Tiles>>(a, shared.work, shared.list_place));
     }
   } else {
     hopper::take_registers<232>();

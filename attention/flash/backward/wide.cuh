@@ -16,7 +16,8 @@
 
 // Wide heads have two kernels, one for dK and dV and one for dQ, which both compute S and dP. That
 // is 7 products where 5 would do, but a single kernel would have to add dQ in global memory for
-// every 64 keys, which takes longer. With two kernels, no sum has an order that varies, either.
+// every 64 or 128 keys, which takes longer. With two kernels, no sum has an order that varies,
+// either.
 namespace annulus::flash::backward {
 
 /// Tiles have 64 rows and 64 columns.
@@ -25,6 +26,15 @@ struct WideTiles : Tiles<Element_, kDim_> {
   static constexpr int kValueDim = kValueDim_;
   static constexpr int kKeys = kWideTileKeys;
   static constexpr int kOutputElements = kKeys * kValueDim;
+  /// Key tiles of a block of the kernel for dK and dV.
+  static constexpr int kKeyTiles = kDim_ == 256 ? 1 : 2;
+  struct KeyBlock {
+    static constexpr int kKeys = kKeyTiles * kWideTileKeys;
+    static constexpr int kQueries = WideTiles::kKeys;
+  };
+  /// Registers of a thread of that kernel that loads, and of one that computes.
+  static constexpr int kFewRegisters = kKeyTiles == 1 ? 40 : 24;
+  static constexpr int kManyRegisters = kKeyTiles == 1 ? 232 : 240;
   static_assert(Tiles<Element_, kDim_>::kQueries == kKeys);
 };
 
@@ -144,7 +154,23 @@ class WideConsumer {
     hopper::products_commit();
   }
 
-  // The same, but hidden pairs are skipped, not multiplied by 0. Called by all threads of a warp.
+  // The same, and waits. `special`: pairs of the bits that hidden() returns are skipped, not
+  // multiplied by 0.
+  template <int kSums, class Hidden>
+  __device__ __forceinline__ void add_to(float (&sum)[kSums], std::uint32_t (&weights)[kPacked],
+                                         const Element* columns, bool special,
+                                         const Hidden& hidden) const {
+    if (special) return add_visible(sum, weights, hidden(), columns);
+    hopper::pin(weights);
+    hopper::pin(sum);
+    hopper::products_begin();
+    issue_sum(sum, weights, columns);
+    hopper::products_wait<0>();
+    hopper::pin(sum);
+    hopper::pin(weights);
+  }
+
+  // The same pair by pair. Called by all threads of a warp.
   template <int kSums>
   __device__ __forceinline__ void add_visible(float (&sum)[kSums],
                                               const std::uint32_t (&weights)[kPacked],

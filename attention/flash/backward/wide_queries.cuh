@@ -240,17 +240,7 @@ class WideQueryConsumer : WideConsumer<Tiles> {
       for (int i = 0; i < kPacked; ++i) packed[i] &= ~Base::halves(hidden, i);
       special = shared.verdict[slot].wait(at.parity()) != 0;
     }
-    if (special) {
-      Base::add_visible(sum, packed, hidden, shared.key[slot]);
-    } else {
-      hopper::pin(packed);
-      hopper::pin(sum);
-      hopper::products_begin();
-      Base::issue_sum(sum, packed, shared.key[slot]);
-      hopper::products_wait<0>();
-      hopper::pin(sum);
-      hopper::pin(packed);
-    }
+    Base::add_to(sum, packed, shared.key[slot], special, [&] { return hidden; });
   }
 
   Memory& shared;

@@ -27,9 +27,12 @@ template <class Tiles>
   };
   if (a.grad_key.data != nullptr || a.grad_value.data != nullptr) {
     const std::int32_t kv_heads = a.batches * (a.heads / a.heads_per_kv_head);
+    Arguments of_keys = a;
+    // It orders key tiles one by one.
+    if (Tiles::kKeyTiles > 1) of_keys.mask.key_tile_order = nullptr;
     if (const cudaError_t code = launch_with<WideKeyMemory<Tiles>>(
-            differentiate_wide_keys<Tiles>, a, blocks(a.columns, Tiles::kKeys, kv_heads),
-            Tiles::kThreads, stream)) {
+            differentiate_wide_keys<Tiles>, of_keys,
+            blocks(a.columns, Tiles::KeyBlock::kKeys, kv_heads), Tiles::kThreads, stream)) {
       return code;
     }
   }

@@ -16,7 +16,8 @@
 
 // Wide heads have two kernels, one for dK and dV and one for dQ, which both compute S and dP. That
 // is 7 products where 5 would do, but a single kernel would have to add dQ in global memory for
-// every 64 keys, which takes longer. With two kernels, no sum has an order that varies, either.
+// every 64 or 128 keys, which takes longer. With two kernels, no sum has an order that varies,
+// either.
 namespace annulus::flash::backward {
 
 /// Tiles have 64 rows and 64 columns.
@@ -25,8 +26,58 @@ struct WideTiles : Tiles<Element_, kDim_> {
   static constexpr int kValueDim = kValueDim_;
   static constexpr int kKeys = kWideTileKeys;
   static constexpr int kOutputElements = kKeys * kValueDim;
+  /// Key tiles of a block of the kernel for dK and dV.
+  static constexpr int kKeyTiles = kDim_ == 256 ? 1 : 2;
+  struct KeyBlock {
+    static constexpr int kKeys = kKeyTiles * kWideTileKeys;
+    static constexpr int kQueries = WideTiles::kKeys;
+  };
+  /// Registers of a thread of that kernel that loads, and of one that computes.
+  static constexpr int kFewRegisters = kKeyTiles == 1 ? 40 : 24;
+  static constexpr int kManyRegisters = kKeyTiles == 1 ? 232 : 240;
   static_assert(Tiles<Element_, kDim_>::kQueries == kKeys);
 };
+
+/// Warps of the loading warpgroup that look for special values in masked tiles.
+inline constexpr int kWatchers = 3;
+
+/// The watchers' verdict on a slot of the ring.
+struct Verdict {
+  hopper::Barrier known;
+  std::int32_t special[kWatchers];  ///< what each has found, a bit for each tile
+
+  [[nodiscard]] __device__ __forceinline__ std::int32_t wait(std::uint32_t parity) {
+    known.wait(parity);
+    std::int32_t all = 0;
+    for (const std::int32_t one : special) all |= one;
+    return all;
+  }
+};
+
+/// True if some value of a tile is special: to be called by all watchers, for the share of each.
+template <class Element>
+[[nodiscard]] __device__ __forceinline__ bool watch_tile(const Element* tile, int elements) {
+  const int thread = static_cast<int>(threadIdx.x) - 32;
+  return __any_sync(0xffffffff, any_special<Element, 32 * kWatchers>(tile, elements, thread)) != 0;
+}
+
+/// Called by each thread of a watcher.
+__device__ __forceinline__ void pass_verdict(Verdict& verdict, std::int32_t special,
+                                             hopper::Barrier& empty) {
+  __syncwarp();
+  if (threadIdx.x % 32 == 0) {
+    verdict.special[threadIdx.x / 32 - 1] = special;
+    verdict.known.arrive();
+    empty.arrive();
+  }
+}
+
+/// Makes the barrier's phase wait for this many bytes of bulk copies.
+__device__ __forceinline__ void expect_bytes(hopper::Barrier& barrier, std::uint32_t bytes) {
+  asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(barrier.address()),
+               "r"(bytes)
+               : "memory");
+}
 
 /// Starts to load a tile of kDim dims.
 template <int kDim, class Element>
@@ -103,7 +154,23 @@ class WideConsumer {
     hopper::products_commit();
   }
 
-  // The same, but hidden pairs are skipped, not multiplied by 0. Called by all threads of a warp.
+  // The same, and waits. `special`: pairs of the bits that hidden() returns are skipped, not
+  // multiplied by 0.
+  template <int kSums, class Hidden>
+  __device__ __forceinline__ void add_to(float (&sum)[kSums], std::uint32_t (&weights)[kPacked],
+                                         const Element* columns, bool special,
+                                         const Hidden& hidden) const {
+    if (special) return add_visible(sum, weights, hidden(), columns);
+    hopper::pin(weights);
+    hopper::pin(sum);
+    hopper::products_begin();
+    issue_sum(sum, weights, columns);
+    hopper::products_wait<0>();
+    hopper::pin(sum);
+    hopper::pin(weights);
+  }
+
+  // The same pair by pair. Called by all threads of a warp.
   template <int kSums>
   __device__ __forceinline__ void add_visible(float (&sum)[kSums],
                                               const std::uint32_t (&weights)[kPacked],
@@ -156,11 +223,16 @@ class WideConsumer {
   [[nodiscard]] __device__ __forceinline__ std::uint32_t hidden_bits(const Sees& sees) const {
     std::uint32_t bits = 0;
 #pragma unroll 1
-    for (int i = 0; i < 16; ++i) {
-      const int column = i / 2 * 8 + lane % 4 * 2 + i % 2;
-      const int bit = i / 2 * 4 + i % 2;
-      if (!sees(column, 0)) bits |= std::uint32_t{1} << bit;
-      if (!sees(column, 1)) bits |= std::uint32_t{4} << bit;
+    for (int n = 0; n < 8; ++n) {
+      std::uint32_t four = 0;
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+          if (!sees(8 * n + lane % 4 * 2 + e, h)) four |= 1U << (2 * h + e);
+        }
+      }
+      bits |= four << 4 * n;
     }
     return bits;
   }
@@ -198,15 +270,6 @@ class WideConsumer {
       scores[i] = kSoftCap ? x * fmaf(-scores[i], scores[i], 1) : x;
       scores[i + 1] = kSoftCap ? y * fmaf(-scores[i + 1], scores[i + 1], 1) : y;
     }
-  }
-
-  // True if some value of a tile is special. Called by a whole warpgroup, which has a named
-  // barrier.
-  template <int kDim>
-  [[nodiscard]] __device__ __forceinline__ bool is_special(const Element* tile) const {
-    return any_of_threads<128>(
-        1 + warp / 4,
-        any_special<Element, 128>(tile, 64 * kDim, static_cast<int>(threadIdx.x) % 128));
   }
 
   __device__ __forceinline__ void release(hopper::Barrier& barrier) const {

@@ -3,49 +3,71 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "flash/backward/pair_bits.cuh"
 #include "flash/backward/producer.cuh"
+#include "flash/backward/query_walk.cuh"
 #include "flash/backward/wide.cuh"
 
-// dK and dV of wide heads. The sums of 64 keys fill the registers of two warpgroups. The first
-// computes weights and dV, the second computes dS and dK.
+// dK and dV of wide heads. At 192/128, each of two warpgroups has a key tile. At 256, the sums of
+// 64 keys fill the registers of both: the first computes weights and dV, the second computes dS and
+// dK.
 namespace annulus::flash::backward {
 
 template <class Tiles>
 struct WideKeyMemory {
   using Element = typename Tiles::Element;
+  static constexpr int kKeyTiles = Tiles::kKeyTiles;
   static constexpr int kStages = Tiles::kDim == 256 ? 2 : 3;
-  alignas(1024) Element key[Tiles::kKeys * Tiles::kDim];
-  alignas(1024) Element value[Tiles::kKeys * Tiles::kValueDim];
+  /// Pᵀ times the soft cap's derivative, for the second warpgroup: a row of 128 bytes for each key.
+  /// Weights of hidden pairs are −0. Free again when the slot is.
+  struct Weights {
+    alignas(1024) Element of[kStages][Tiles::kKeys * Tiles::kQueries];
+    hopper::Barrier full[kStages];
+  };
+  struct None {};
+  alignas(1024) Element key[kKeyTiles][Tiles::kKeys * Tiles::kDim];
+  alignas(1024) Element value[kKeyTiles][Tiles::kKeys * Tiles::kValueDim];
   alignas(1024) Element query[kStages][Tiles::kTileElements];
   alignas(1024) Element grad_output[kStages][Tiles::kOutputElements];
-  /// Pᵀ times the soft cap's derivative: a row of 128 bytes for each key. Weights of hidden pairs
-  /// are −0. Free again when the slot is.
-  alignas(1024) Element weights[kStages][Tiles::kKeys * Tiles::kQueries];
+  std::conditional_t<kKeyTiles == 1, Weights, None> weights;
   alignas(128) float lse[kStages][Tiles::kQueries + kFlagValues];
   alignas(128) float delta[kStages][Tiles::kQueries];
-  Work<Tiles> work;
-  Step step[kStages];  ///< tile < 0: there are no more
+  /// Where warps exchange bits of hidden pairs: 16 for each query.
+  alignas(16) std::uint16_t hidden[4 * kKeyTiles][Tiles::kQueries];
+  Work<typename Tiles::KeyBlock> work;
+  QueryWalk<Tiles::kKeys, kKeyTiles> walk;
+  QueryStep<kKeyTiles> step[kStages];  ///< tile < 0: there are no more
   hopper::Barrier key_full;
   hopper::Barrier query_full[kStages], query_empty[kStages];
   hopper::Barrier output_full[kStages], output_empty[kStages];
-  hopper::Barrier weights_full[kStages];
+  Verdict verdict[kStages];
+
+  [[nodiscard]] __device__ __forceinline__ bool has_hidden_rows(std::uint32_t slot) const {
+    return (__float_as_int(lse[slot][Tiles::kQueries]) & kHiddenRows) != 0;
+  }
 };
+inline constexpr std::int32_t kSpecialQueries = 1, kSpecialOutputs = 2;  ///< bits of a verdict
 
 /// Called by one thread.
-template <class Tiles, class Walk>
-__device__ __forceinline__ void load_queries(const Arguments& a, WideKeyMemory<Tiles>& shared,
-                                             Walk walk) {
+template <class Tiles>
+__device__ __forceinline__ void load_queries(const Arguments& a, WideKeyMemory<Tiles>& shared) {
   using hopper::Cache;
   constexpr std::int32_t kQueries = Tiles::kQueries, kRecord = kQueries + kFlagValues;
-  const Work<Tiles>& work = shared.work;
+  constexpr int kKeyTiles = Tiles::kKeyTiles;
+  const auto& work = shared.work;
   RingPosition<WideKeyMemory<Tiles>::kStages> at;
-  for (Step step; walk.next(step); at.next()) {
+  shared.walk.begin(a, work);
+  for (QueryStep<kKeyTiles> step; shared.walk.next(a, work, step); at.next()) {
     if (at.count == 0) {
-      shared.key_full.arrive_expecting(Tiles::kKeys * (Tiles::kDim + Tiles::kValueDim) * 2);
-      copy_tile<Tiles::kDim>(shared.key, a.key, shared.key_full, Cache::evict_first,
-                             work.first_column, work.kv_head, work.batch);
-      copy_tile<Tiles::kValueDim>(shared.value, a.value, shared.key_full, Cache::evict_first,
-                                  work.first_column, work.kv_head, work.batch);
+      shared.key_full.arrive_expecting(kKeyTiles * Tiles::kKeys * (Tiles::kDim + Tiles::kValueDim) *
+                                       2);
+      for (int i = 0; i < kKeyTiles; ++i) {
+        const std::int32_t column = work.first_column + i * Tiles::kKeys;
+        copy_tile<Tiles::kDim>(shared.key[i], a.key, shared.key_full, Cache::evict_first, column,
+                               work.kv_head, work.batch);
+        copy_tile<Tiles::kValueDim>(shared.value[i], a.value, shared.key_full, Cache::evict_first,
+                                    column, work.kv_head, work.batch);
+      }
     }
     const std::uint32_t slot = at.slot();
     const std::int32_t row = step.tile * kQueries;
@@ -70,36 +92,39 @@ __device__ __forceinline__ void load_queries(const Arguments& a, WideKeyMemory<T
   shared.query_full[at.slot()].arrive();
 }
 
+/// Called by the watchers.
 template <class Tiles>
-class WideKeyConsumer : WideConsumer<Tiles> {
-  using Base = WideConsumer<Tiles>;
-  using Base::a, Base::kPacked, Base::kScores, Base::lane, Base::release, Base::warp;
-  using typename Base::Element;
+__device__ __forceinline__ void watch_queries(WideKeyMemory<Tiles>& shared) {
+  for (RingPosition<WideKeyMemory<Tiles>::kStages> at;; at.next()) {
+    const std::uint32_t slot = at.slot();
+    shared.query_full[slot].wait(at.parity());
+    if (shared.step[slot].tile < 0) return;
+    std::int32_t special = 0;
+    if (shared.step[slot].is_masked() || shared.has_hidden_rows(slot)) {
+      if (watch_tile(shared.query[slot], Tiles::kTileElements)) special |= kSpecialQueries;
+      shared.output_full[slot].wait(at.parity());
+      if (watch_tile(shared.grad_output[slot], Tiles::kOutputElements)) special |= kSpecialOutputs;
+    }
+    pass_verdict(shared.verdict[slot], special, shared.query_empty[slot]);
+  }
+}
 
- public:
-  __device__ __forceinline__ WideKeyConsumer(const Arguments& arguments,
-                                             WideKeyMemory<Tiles>& memory)
+/// The common part of the computing warpgroups.
+template <class Tiles>
+class WideKeyConsumer : protected WideConsumer<Tiles> {
+ protected:
+  using Base = WideConsumer<Tiles>;
+  using Base::a, Base::lane, Base::release, Base::warp;
+  using Memory = WideKeyMemory<Tiles>;
+
+  __device__ __forceinline__ WideKeyConsumer(const Arguments& arguments, Memory& memory)
       : Base(arguments), work(memory.work), shared(memory) {}
 
-  /// The first warpgroup's part.
-  __device__ __forceinline__ void run_weights() {
-    float sum[Tiles::kValueDim / 2];
-#pragma unroll
-    for (float& x : sum) x = 0;
-    for (; begin_step(); at.next()) add_weights(sum);
-    add(a.grad_value, sum, 1);
+  // This warpgroup's key tile.
+  [[nodiscard]] __device__ __forceinline__ int key_tile() const {
+    return Tiles::kKeyTiles == 1 ? 0 : warp / 4;
   }
 
-  /// The second's.
-  __device__ __forceinline__ void run_scores() {
-    float sum[Tiles::kDim / 2];
-#pragma unroll
-    for (float& x : sum) x = 0;
-    for (; begin_step(); at.next()) add_scores(sum);
-    add(a.grad_key, sum, Tiles::sum_scale(a));
-  }
-
- private:
   // Waits for the step's queries; false if there are no more.
   [[nodiscard]] __device__ __forceinline__ bool begin_step() {
     // Not known to be the same in every step, or what follows from it would fill registers.
@@ -110,31 +135,123 @@ class WideKeyConsumer : WideConsumer<Tiles> {
     return true;
   }
 
-  // True if some pair may be hidden.
+  // True if some pair of the warpgroup may be hidden.
   [[nodiscard]] __device__ __forceinline__ bool is_masked() const {
-    const std::uint32_t slot = at.slot();
-    return shared.step[slot].masked != 0 ||
-           (__float_as_int(shared.lse[slot][Tiles::kQueries]) & kHiddenRows) != 0;
+    return shared.step[at.slot()].seen[key_tile()] == Seen::some ||
+           shared.has_hidden_rows(at.slot());
   }
 
-  [[nodiscard]] __device__ __forceinline__ std::uint32_t find_hidden() const {
-    const Step& step = shared.step[at.slot()];
-    const float* const lse = shared.lse[at.slot()];
-    const std::int32_t row = step.tile * Tiles::kQueries, head = step.head;
-    const std::int32_t column = work.first_column + Base::first_row();
-    if (a.mask.key_tiles > 0) {
-      const ListedColumn columns[2] = {listed_column(a, work.batch, Tiles::kKeys, column),
-                                       listed_column(a, work.batch, Tiles::kKeys, column + 8)};
-      return Base::hidden_bits([&](int query, int h) {
-        return lse[query] != kInfinity && ListedRow(a, work.batch, Tiles::kQueries, row + query)
-                                              .sees(a, work.batch, head, columns[h]);
-      });
+  // The rows of a masked listed tile that a lane examines: lane and lane + 32.
+  using Rows = ListedRow[2];
+  __device__ __forceinline__ void read_rows(Rows& rows) const {
+    const std::int32_t row = shared.step[at.slot()].tile * Tiles::kQueries + lane;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      rows[i] = ListedRow(a, work.batch, Tiles::kQueries, row + 32 * i);
     }
-    return Base::hidden_bits([&](int query, int h) {
-      const std::int32_t distance = column + 8 * h - row - query;
-      return lse[query] != kInfinity && column + 8 * h < work.columns && distance >= a.low &&
-             distance <= a.high;
-    });
+  }
+
+  // Bit k: the band shows column `first` + k of 16 to a row.
+  [[nodiscard]] __device__ __forceinline__ std::uint32_t seen_in_band(std::int32_t row,
+                                                                      std::int32_t first) const {
+    const std::int32_t begin = max(row + a.low - first, 0);
+    const std::int32_t end = min(min(row + a.high + 1, work.columns) - first, 16);
+    return begin < end ? (1U << end) - (1U << begin) : 0;
+  }
+
+  // The number of the warp's keys, 16 at a time.
+  [[nodiscard]] __device__ __forceinline__ int place_of_warp() const {
+    return Tiles::kKeyTiles == 1 ? warp % 4 : warp;
+  }
+
+  // Finds the hidden pairs of a masked step. A lane examines all 16 keys of its warp for two rows.
+  __device__ __forceinline__ void find_hidden(const Rows& rows) const {
+    const auto& step = shared.step[at.slot()];
+    std::uint16_t* const hidden = shared.hidden[place_of_warp()];
+    const WarpScores of{work.batch, step.head, work.first_column + place_of_warp() * 16, lane,
+                        reinterpret_cast<unsigned char*>(hidden)};
+    std::uint32_t seen[2] = {0xffff, 0xffff};
+    __syncwarp();  // all have read the bits of the step before
+    const bool masked = step.seen[key_tile()] == Seen::some;
+    if (masked && a.mask.key_tiles > 0) {
+      const ListedColumns columns(a, of, Tiles::kKeys);
+#pragma unroll
+      for (int i = 0; i < 2; ++i) seen[i] = columns.seen_by(rows[i]);
+    } else if (masked) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        seen[i] = seen_in_band(step.tile * Tiles::kQueries + lane + 32 * i, of.column);
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int r = lane + 32 * i;
+      if (shared.lse[at.slot()][r] == kInfinity) seen[i] = 0;
+      hidden[r] = static_cast<std::uint16_t>(~seen[i]);
+    }
+    __syncwarp();
+  }
+  // Bit i: score i is that of a hidden pair. After find_hidden() of a masked step.
+  [[nodiscard]] __device__ __forceinline__ std::uint32_t hidden_bits() const {
+    return gather_bits(reinterpret_cast<const unsigned char*>(shared.hidden[place_of_warp()]),
+                       lane);
+  }
+
+  template <int kSums>
+  __device__ __forceinline__ void add(const Gradient& to, const float (&sum)[kSums],
+                                      float factor) const {
+    if (to.data == nullptr || at.count == 0) return;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const std::int32_t column =
+          work.first_column + key_tile() * Tiles::kKeys + Base::first_row() + 8 * h;
+      if (column < work.columns) {
+        add_sums(to, work.batch, column, work.kv_head, sum, h, factor);
+      }
+    }
+  }
+
+  const Work<typename Tiles::KeyBlock>& work;
+  Memory& shared;
+  RingPosition<Memory::kStages> at;
+};
+
+/// Two warpgroups share a key tile.
+template <class Tiles>
+class SplitKeyConsumer : WideKeyConsumer<Tiles> {
+  using Base = WideKeyConsumer<Tiles>;
+  using Base::a, Base::at, Base::kPacked, Base::kScores, Base::lane, Base::release, Base::shared,
+      Base::warp;
+  using typename Base::Element, typename Base::Rows;
+
+ public:
+  __device__ __forceinline__ SplitKeyConsumer(const Arguments& arguments,
+                                              WideKeyMemory<Tiles>& memory)
+      : Base(arguments, memory) {}
+
+  __device__ __forceinline__ void run() {
+    if (warp < 4) {
+      run_weights();
+    } else {
+      run_scores();
+    }
+  }
+
+ private:
+  __device__ __forceinline__ void run_weights() {
+    float sum[Tiles::kValueDim / 2];
+#pragma unroll
+    for (float& x : sum) x = 0;
+    for (; Base::begin_step(); at.next()) add_weights(sum);
+    Base::add(a.grad_value, sum, 1);
+  }
+
+  __device__ __forceinline__ void run_scores() {
+    float sum[Tiles::kDim / 2];
+#pragma unroll
+    for (float& x : sum) x = 0;
+    for (; Base::begin_step(); at.next()) add_scores(sum);
+    Base::add(a.grad_key, sum, Tiles::sum_scale(a));
   }
 
   // Where matrix l / 8 of this lane l has its row l % 8: keys 0 and 8, queries 0 and 8 from
@@ -142,7 +259,7 @@ class WideKeyConsumer : WideConsumer<Tiles> {
   [[nodiscard]] __device__ __forceinline__ std::uint32_t weight_address(int query) const {
     const int key = warp % 4 * 16 + lane % 16;
     const int chunk = (query / 8 + lane / 16) ^ (key % 8);
-    return hopper::shared_address(shared.weights[at.slot()]) + key * 128 + chunk * 16;
+    return hopper::shared_address(shared.weights.of[at.slot()]) + key * 128 + chunk * 16;
   }
   __device__ __forceinline__ void store_weights(const std::uint32_t (&packed)[kPacked]) const {
 #pragma unroll
@@ -166,12 +283,18 @@ class WideKeyConsumer : WideConsumer<Tiles> {
   template <int kSums>
   __device__ __forceinline__ void add_weights(float (&sum)[kSums]) {
     const std::uint32_t slot = at.slot();
-    const bool masked = is_masked();
-    const std::uint32_t hidden = masked ? find_hidden() : 0;
+    const bool masked = Base::is_masked();
+    Rows rows;
+    if (masked && a.mask.key_tiles > 0) Base::read_rows(rows);
     float scores[kScores];
     hopper::leave_undefined(scores);
     hopper::products_begin();
-    Base::template issue_scores<Tiles::kDim>(scores, shared.key, shared.query[slot]);
+    Base::template issue_scores<Tiles::kDim>(scores, shared.key[0], shared.query[slot]);
+    std::uint32_t hidden = 0;
+    if (masked) {
+      Base::find_hidden(rows);
+      hidden = Base::hidden_bits();
+    }
     hopper::products_wait<0>();
     hopper::pin(scores);
     std::uint32_t weights[kPacked], derived[kPacked];
@@ -191,20 +314,11 @@ class WideKeyConsumer : WideConsumer<Tiles> {
       }
     }
     store_weights(derived);
-    release(shared.weights_full[slot]);
+    release(shared.weights.full[slot]);
     release(shared.query_empty[slot]);
     shared.output_full[slot].wait(at.parity());
-    if (masked && Base::template is_special<Tiles::kValueDim>(shared.grad_output[slot])) {
-      Base::add_visible(sum, weights, hidden, shared.grad_output[slot]);
-    } else {
-      hopper::pin(weights);
-      hopper::pin(sum);
-      hopper::products_begin();
-      Base::issue_sum(sum, weights, shared.grad_output[slot]);
-      hopper::products_wait<0>();
-      hopper::pin(sum);
-      hopper::pin(weights);
-    }
+    const bool special = masked && (shared.verdict[slot].wait(at.parity()) & kSpecialOutputs) != 0;
+    Base::add_to(sum, weights, shared.grad_output[slot], special, [&] { return hidden; });
     release(shared.output_empty[slot]);
   }
 
@@ -215,13 +329,13 @@ class WideKeyConsumer : WideConsumer<Tiles> {
     hopper::leave_undefined(grads);
     shared.output_full[slot].wait(at.parity());
     hopper::products_begin();
-    Base::template issue_scores<Tiles::kValueDim>(grads, shared.value, shared.grad_output[slot]);
+    Base::template issue_scores<Tiles::kValueDim>(grads, shared.value[0], shared.grad_output[slot]);
     hopper::products_wait<0>();
     hopper::pin(grads);
-    shared.weights_full[slot].wait(at.parity());
+    shared.weights.full[slot].wait(at.parity());
     std::uint32_t packed[kPacked];
     load_weights(packed);
-    const bool masked = is_masked();
+    const bool masked = Base::is_masked();
     std::uint32_t hidden = 0;
     if (masked) {
 #pragma unroll
@@ -243,41 +357,132 @@ class WideKeyConsumer : WideConsumer<Tiles> {
     if (masked) {
 #pragma unroll
       for (int i = 0; i < kPacked; ++i) packed[i] &= ~Base::halves(hidden, i);
-      special = Base::template is_special<Tiles::kDim>(shared.query[slot]);
+      special = (shared.verdict[slot].wait(at.parity()) & kSpecialQueries) != 0;
     }
-    if (special) {
-      Base::add_visible(sum, packed, hidden, shared.query[slot]);
-    } else {
-      hopper::pin(packed);
-      hopper::pin(sum);
-      hopper::products_begin();
-      Base::issue_sum(sum, packed, shared.query[slot]);
-      hopper::products_wait<0>();
-      hopper::pin(sum);
-      hopper::pin(packed);
-    }
+    Base::add_to(sum, packed, shared.query[slot], special, [&] { return hidden; });
     release(shared.query_empty[slot]);
   }
-
-  template <int kSums>
-  __device__ __forceinline__ void add(const Gradient& to, const float (&sum)[kSums],
-                                      float factor) const {
-    if (to.data == nullptr || at.count == 0) return;
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const std::int32_t column = work.first_column + Base::first_row() + 8 * h;
-      if (column < work.columns) {
-        add_sums(to, work.batch, column, work.kv_head, sum, h, factor);
-      }
-    }
-  }
-
-  const Work<Tiles>& work;
-  WideKeyMemory<Tiles>& shared;
-  RingPosition<WideKeyMemory<Tiles>::kStages> at;
 };
 
-/// dK and dV of a key tile and a key/value head.
+/// Each of two warpgroups has a key tile.
+template <class Tiles>
+class WholeKeyConsumer : WideKeyConsumer<Tiles> {
+  using Base = WideKeyConsumer<Tiles>;
+  using Base::a, Base::at, Base::kPacked, Base::kScores, Base::lane, Base::release, Base::shared;
+  using typename Base::Element, typename Base::Rows;
+
+ public:
+  __device__ __forceinline__ WholeKeyConsumer(const Arguments& arguments,
+                                              WideKeyMemory<Tiles>& memory)
+      : Base(arguments, memory) {}
+
+  __device__ __forceinline__ void run() {
+    float key_sum[Tiles::kDim / 2], value_sum[Tiles::kValueDim / 2];
+#pragma unroll
+    for (float& x : key_sum) x = 0;
+#pragma unroll
+    for (float& x : value_sum) x = 0;
+    for (; Base::begin_step(); at.next()) {
+      if (shared.step[at.slot()].seen[Base::key_tile()] != Seen::nothing) {
+        step(key_sum, value_sum);
+      } else {
+        shared.output_full[at.slot()].wait(at.parity());
+        release(shared.output_empty[at.slot()]);
+      }
+      release(shared.query_empty[at.slot()]);
+    }
+    Base::add(a.grad_key, key_sum, Tiles::sum_scale(a));
+    Base::add(a.grad_value, value_sum, 1);
+  }
+
+ private:
+  __device__ __forceinline__ void hide(std::uint32_t (&weights)[kPacked]) const {
+    const std::uint32_t hidden = Base::hidden_bits();
+#pragma unroll
+    for (int i = 0; i < kPacked; ++i) weights[i] &= ~Base::halves(hidden, i);
+  }
+
+  // Values that are needed again are read again, as the sums leave few registers.
+  template <int kKeySums, int kValueSums>
+  __device__ __forceinline__ void step(float (&key_sum)[kKeySums], float (&value_sum)[kValueSums]) {
+    const std::uint32_t slot = at.slot();
+    Rows rows;
+    if (Base::is_masked() && a.mask.key_tiles > 0) Base::read_rows(rows);
+    float scores[kScores];
+    hopper::leave_undefined(scores);
+    hopper::products_begin();
+    Base::template issue_scores<Tiles::kDim>(scores, shared.key[Base::key_tile()],
+                                             shared.query[slot]);
+    if (Base::is_masked()) Base::find_hidden(rows);
+    hopper::products_wait<0>();
+    hopper::pin(scores);
+    std::uint32_t weights[kPacked];
+    Base::weigh(scores, weights, [&](int n, int) {
+      return *reinterpret_cast<const float2*>(&shared.lse[slot][8 * n + 2 * (lane % 4)]);
+    });
+    shared.output_full[slot].wait(at.parity());
+    const auto hidden = [&] { return Base::hidden_bits(); };
+    bool special = false;
+    if (Base::is_masked()) {
+      hide(weights);
+      special = (shared.verdict[slot].wait(at.parity()) & kSpecialOutputs) != 0;
+    }
+    // The weights are added later together with dS, unless the soft cap's derivative has to take
+    // their place.
+    const bool added = special || a.soft_cap != 0;
+    if (added) Base::add_to(value_sum, weights, shared.grad_output[slot], special, hidden);
+    if (a.soft_cap != 0) {
+#pragma unroll
+      for (int i = 0; i < kPacked; ++i) {
+        weights[i] = pack<Element>(scores[2 * i], scores[2 * i + 1]);
+      }
+    }
+    float grads[kScores];
+    hopper::leave_undefined(grads);
+    hopper::products_begin();
+    Base::template issue_scores<Tiles::kValueDim>(grads, shared.value[Base::key_tile()],
+                                                  shared.grad_output[slot]);
+    hopper::products_wait<0>();
+    hopper::pin(grads);
+    const float scale = Tiles::score_scale(a);
+    std::uint32_t packed[kPacked];
+#pragma unroll
+    for (int i = 0; i < kPacked; ++i) {
+      const float2 delta =
+          *reinterpret_cast<const float2*>(&shared.delta[slot][i / 2 * 8 + 2 * (lane % 4)]);
+      const float2 weight = Base::unpack(weights[i]);
+      packed[i] = pack<Element>(weight.x * fmaf(grads[2 * i], scale, -delta.x),
+                                weight.y * fmaf(grads[2 * i + 1], scale, -delta.y));
+    }
+    special = false;
+    if (Base::is_masked()) {
+      hide(packed);
+      special = (shared.verdict[slot].wait(at.parity()) & kSpecialQueries) != 0;
+    }
+    if (added || special) {
+      if (!added) Base::add_to(value_sum, weights, shared.grad_output[slot], false, hidden);
+      release(shared.output_empty[slot]);
+      Base::add_to(key_sum, packed, shared.query[slot], special, hidden);
+      return;
+    }
+    hopper::pin(weights);
+    hopper::pin(value_sum);
+    hopper::pin(packed);
+    hopper::pin(key_sum);
+    hopper::products_begin();
+    Base::issue_sum(value_sum, weights, shared.grad_output[slot]);
+    Base::issue_sum(key_sum, packed, shared.query[slot]);
+    hopper::products_wait<1>();
+    hopper::pin(weights);
+    hopper::pin(value_sum);
+    release(shared.output_empty[slot]);
+    hopper::products_wait<0>();
+    hopper::pin(key_sum);
+    hopper::pin(packed);
+  }
+};
+
+/// dK and dV of one or two key tiles of a key/value head.
 template <class Tiles>
 __global__ void __launch_bounds__(Tiles::kThreads, 1)
     differentiate_wide_keys(const __grid_constant__ Arguments a) {
@@ -289,31 +494,24 @@ __global__ void __launch_bounds__(Tiles::kThreads, 1)
     for (int i = 0; i < WideKeyMemory<Tiles>::kStages; ++i) {
       shared.query_full[i].init(1);
       shared.output_full[i].init(1);
-      shared.query_empty[i].init(8);
+      shared.query_empty[i].init(8 + kWatchers);
       shared.output_empty[i].init(8);
-      shared.weights_full[i].init(4);
+      if constexpr (Tiles::kKeyTiles == 1) shared.weights.full[i].init(4);
+      shared.verdict[i].known.init(kWatchers);
     }
     hopper::fence_barrier_init();
   }
   __syncthreads();
   if (a.mask.key_tiles == 0 && shared.work.last_tile < shared.work.first_tile) return;
   if (threadIdx.x < 128) {
-    hopper::release_registers<40>();
-    if (threadIdx.x != 0) return;
-    ListPlace place;
-    if (a.mask.key_tiles > 0) {
-      load_queries(a, shared, ListWalk<Work<Tiles>>(a, shared.work, place));
-    } else {
-      load_queries(a, shared, BandWalk<Work<Tiles>>(a, shared.work, place));
-    }
+    hopper::release_registers<Tiles::kFewRegisters>();
+    if (threadIdx.x >= 32) watch_queries(shared);
+    if (threadIdx.x == 0) load_queries(a, shared);
   } else {
-    hopper::take_registers<232>();
-    WideKeyConsumer<Tiles> consumer(a, shared);
-    if (threadIdx.x < 256) {
-      consumer.run_weights();
-    } else {
-      consumer.run_scores();
-    }
+    hopper::take_registers<Tiles::kManyRegisters>();
+    using Consumer =
+        std::conditional_t<Tiles::kKeyTiles == 1, SplitKeyConsumer<Tiles>, WholeKeyConsumer<Tiles>>;
+    Consumer(a, shared).run();
   }
 }
 

@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "flash/backward/key_walk.cuh"
+#include "flash/backward/producer.cuh"
 #include "flash/backward/wide.cuh"
 
 // dQ of wide heads, in the manner of a forward pass: each of two warpgroups has a query tile, whose
@@ -19,13 +20,22 @@ struct WideQueryMemory {
   alignas(1024) Element grad_output[2][Tiles::kOutputElements];
   alignas(1024) Element key[kKeyStages][Tiles::kKeys * Tiles::kDim];
   alignas(1024) Element value[kValueStages][Tiles::kKeys * Tiles::kValueDim];
+  /// Of columns of tiles that are masked, with lists.
+  alignas(128) std::int32_t column_positions[kKeyStages][Tiles::kKeys];
+  alignas(128) std::int32_t column_ids[kKeyStages][Tiles::kKeys];
   std::int32_t batch, head;
-  std::int32_t first_tile;   ///< the warpgroups have this query tile and the next
-  std::int32_t columns;      ///< of the batch
+  std::int32_t first_tile;      ///< the warpgroups have this query tile and the next
+  std::int32_t columns;         ///< of the batch
   KeyStep<2> step[kKeyStages];  ///< tile < 0: there are no more
   hopper::Barrier rows_full;
   hopper::Barrier key_full[kKeyStages], key_empty[kKeyStages];
   hopper::Barrier value_full[kValueStages], value_empty[kValueStages];
+  Verdict verdict[kKeyStages];  ///< not 0: keys are special
+
+  /// True if some pair of a step is hidden.
+  [[nodiscard]] __device__ __forceinline__ static bool is_masked(const KeyStep<2>& step) {
+    return step.seen[0] == Seen::some || step.seen[1] == Seen::some;
+  }
 
   /// Blocks with many key tiles come first, if the mask is causal. Query heads that share keys, and
   /// all heads of a section, run together.
@@ -44,6 +54,22 @@ struct WideQueryMemory {
     columns = a.column_lengths == nullptr ? a.columns : a.column_lengths[batch];
   }
 };
+
+/// Starts to copy what rows compare the columns of a masked tile by.
+template <class Tiles>
+__device__ __forceinline__ void copy_columns(const Arguments& a, WideQueryMemory<Tiles>& shared,
+                                             std::uint32_t slot, std::int32_t column) {
+  constexpr std::int32_t kBytes = Tiles::kKeys * 4;
+  const TileMask& mask = a.mask;
+  hopper::Barrier& full = shared.key_full[slot];
+  const bool ids = mask.column_ids != nullptr;
+  expect_bytes(full, kBytes * (ids ? 2 : 1));
+  copy_bytes(shared.column_positions[slot], mask.column_positions + column, kBytes, full);
+  if (!ids) return;
+  const std::int64_t of_batch =
+      mask.batches > 1 ? std::int64_t{shared.batch} * mask.key_tiles * Tiles::kKeys : 0;
+  copy_bytes(shared.column_ids[slot], mask.column_ids + of_batch + column, kBytes, full);
+}
 
 /// Called by one thread.
 template <class Tiles>
@@ -69,6 +95,7 @@ __device__ __forceinline__ void load_keys(const Arguments& a, WideQueryMemory<Ti
     const std::uint32_t slot = at.slot(), value_slot = at_value.slot();
     shared.key_empty[slot].wait(at.parity() ^ 1);
     shared.step[slot] = step;
+    if (a.mask.key_tiles > 0 && Memory::is_masked(step)) copy_columns(a, shared, slot, column);
     shared.key_full[slot].arrive_expecting(Tiles::kKeys * Tiles::kDim * 2);
     copy_tile<Tiles::kDim>(shared.key[slot], a.key, shared.key_full[slot], Cache::evict_last,
                            column, kv_head, batch);
@@ -80,6 +107,21 @@ __device__ __forceinline__ void load_keys(const Arguments& a, WideQueryMemory<Ti
   shared.key_empty[at.slot()].wait(at.parity() ^ 1);
   shared.step[at.slot()].tile = -1;
   shared.key_full[at.slot()].arrive();
+}
+
+/// Called by the watchers.
+template <class Tiles>
+__device__ __forceinline__ void watch_keys(WideQueryMemory<Tiles>& shared) {
+  using Memory = WideQueryMemory<Tiles>;
+  for (RingPosition<Memory::kKeyStages> at;; at.next()) {
+    const std::uint32_t slot = at.slot();
+    shared.key_full[slot].wait(at.parity());
+    const KeyStep<2>& step = shared.step[slot];
+    if (step.tile < 0) return;
+    const bool special =
+        Memory::is_masked(step) && watch_tile(shared.key[slot], Tiles::kKeys * Tiles::kDim);
+    pass_verdict(shared.verdict[slot], special ? 1 : 0, shared.key_empty[slot]);
+  }
 }
 
 template <class Tiles>
@@ -141,15 +183,14 @@ class WideQueryConsumer : WideConsumer<Tiles> {
   }
 
  private:
-  [[nodiscard]] __device__ __forceinline__ std::uint32_t find_hidden() const {
-    const std::int32_t column = shared.step[at.slot()].tile * Tiles::kKeys;
+  [[nodiscard]] __device__ __forceinline__ std::uint32_t find_hidden(
+      const ListedRow (&rows)[2]) const {
+    const std::uint32_t slot = at.slot();
+    const std::int32_t column = shared.step[slot].tile * Tiles::kKeys;
     if (a.mask.key_tiles > 0) {
-      const std::int32_t batch = shared.batch, head = shared.head;
-      const ListedRow upper(a, batch, Tiles::kQueries, row);
-      const ListedRow lower(a, batch, Tiles::kQueries, row + 8);
       return Base::hidden_bits([&](int key, int h) {
-        const ListedColumn of = listed_column(a, batch, Tiles::kKeys, column + key);
-        return (h == 0 ? upper : lower).sees(a, batch, head, of);
+        return rows[h].sees(a, shared.batch, shared.head,
+                            {shared.column_positions[slot][key], shared.column_ids[slot][key]});
       });
     }
     return Base::hidden_bits([&](int key, int h) {
@@ -161,13 +202,20 @@ class WideQueryConsumer : WideConsumer<Tiles> {
   template <int kSums>
   __device__ __forceinline__ void add_scores(float (&sum)[kSums], bool masked) {
     const std::uint32_t slot = at.slot(), value_slot = at_value.slot();
-    const std::uint32_t hidden = masked ? find_hidden() : 0;
+    ListedRow rows[2];
+    if (masked && a.mask.key_tiles > 0) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        rows[h] = ListedRow(a, shared.batch, Tiles::kQueries, row + 8 * h);
+      }
+    }
     float scores[kScores], grads[kScores];
     std::uint32_t packed[kPacked];
     hopper::leave_undefined(scores);
     hopper::leave_undefined(grads);
     hopper::products_begin();
     Base::template issue_scores<Tiles::kDim>(scores, shared.query[group], shared.key[slot]);
+    const std::uint32_t hidden = masked ? find_hidden(rows) : 0;
     shared.value_full[value_slot].wait(at_value.parity());
     hopper::products_begin();
     Base::template issue_scores<Tiles::kValueDim>(grads, shared.grad_output[group],
@@ -190,19 +238,9 @@ class WideQueryConsumer : WideConsumer<Tiles> {
     if (masked) {
 #pragma unroll
       for (int i = 0; i < kPacked; ++i) packed[i] &= ~Base::halves(hidden, i);
-      special = Base::template is_special<Tiles::kDim>(shared.key[slot]);
+      special = shared.verdict[slot].wait(at.parity()) != 0;
     }
-    if (special) {
-      Base::add_visible(sum, packed, hidden, shared.key[slot]);
-    } else {
-      hopper::pin(packed);
-      hopper::pin(sum);
-      hopper::products_begin();
-      Base::issue_sum(sum, packed, shared.key[slot]);
-      hopper::products_wait<0>();
-      hopper::pin(sum);
-      hopper::pin(packed);
-    }
+    Base::add_to(sum, packed, shared.key[slot], special, [&] { return hidden; });
   }
 
   Memory& shared;
@@ -225,7 +263,8 @@ __global__ void __launch_bounds__(Tiles::kThreads, 1)
     shared.rows_full.init(1);
     for (int i = 0; i < Memory::kKeyStages; ++i) {
       shared.key_full[i].init(1);
-      shared.key_empty[i].init(8);
+      shared.key_empty[i].init(8 + kWatchers);
+      shared.verdict[i].known.init(kWatchers);
     }
     for (int i = 0; i < Memory::kValueStages; ++i) {
       shared.value_full[i].init(1);
@@ -236,6 +275,7 @@ __global__ void __launch_bounds__(Tiles::kThreads, 1)
   __syncthreads();
   if (threadIdx.x < 128) {
     hopper::release_registers<40>();
+    if (threadIdx.x >= 32) watch_keys(shared);
     if (threadIdx.x == 0) load_keys(a, shared);
   } else {
     hopper::take_registers<232>();

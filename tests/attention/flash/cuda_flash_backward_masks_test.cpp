@@ -132,7 +132,7 @@ TEST_F(CudaFlashBackward, HiddenValuesReachNothingInOtherDocuments) {
   Random random(35);
   const std::vector<std::int32_t> ids =
       segments_from_cu_seqlens(std::vector<std::int32_t>{0, 90, 230, 300, 500}, 500);
-  for (const Dims& dims : {Dims{64, 64}, {256, 256}, {64, 64, DType::float32}}) {
+  for (const Dims& dims : {Dims{64, 64}, {192, 128}, {256, 256}, {64, 64, DType::float32}}) {
     AttentionProblem problem = problem_of({1, 500, 500, 2, 1, dims.head, dims.value}, dims.dtype);
     problem.mask.set_segments(1, ids, ids);
     WholeAttention forward = random_operands(random, problem);

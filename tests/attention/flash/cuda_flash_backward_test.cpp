@@ -102,7 +102,7 @@ TEST_F(CudaFlashBackward, UnmaskedBlocksSeeEverything) {
 
 TEST_F(CudaFlashBackward, GradientsThatAreNotWantedStay) {
   Random random(8);
-  for (const Dims& dims : {Dims{64, 64}, {256, 256}, {128, 128, DType::float32}}) {
+  for (const Dims& dims : {Dims{64, 64}, {192, 128}, {256, 256}, {128, 128, DType::float32}}) {
     AttentionProblem problem = problem_of({1, 200, 200, 4, 2, dims.head, dims.value}, dims.dtype);
     problem.mask.set_causal(true);
     const WholeGradients whole(random, problem);

@@ -1,0 +1,113 @@
+#pragma once
+
+#include <cstdint>
+
+#include "flash/backward/arguments.hpp"
+#include "flash/backward/key_walk.cuh"
+#include "flash/backward/walk.cuh"
+
+// The query tiles that see one or two neighbouring key tiles, by a straight band or by the lists of
+// a TileMask.
+namespace annulus::flash::backward {
+
+/// A query tile of one head, and how much it sees of each key tile.
+template <int kKeyTiles>
+struct QueryStep {
+  std::int32_t tile, head;
+  Seen seen[kKeyTiles];
+
+  /// True if some pair is hidden.
+  [[nodiscard]] __device__ __forceinline__ bool is_masked() const {
+    return seen[0] == Seen::some || seen[kKeyTiles - 1] == Seen::some;
+  }
+};
+
+/// The query tiles of each head of a group in turn, in ascending order. Tiles have kTile rows or
+/// columns. It lies in shared memory, since the thread that walks has few registers.
+template <int kTile, int kKeyTiles>
+class QueryWalk {
+ public:
+  template <class Work>
+  __device__ __forceinline__ void begin(const Arguments& a, const Work& work) {
+    at_ = a.mask.key_tiles > 0 ? -1 : work.first_tile;
+    head_ = 0;
+    bits_ = 0;
+  }
+
+  /// False if there is no further step.
+  template <class Work>
+  [[nodiscard]] __device__ __forceinline__ bool next(const Arguments& a, const Work& work,
+                                                     QueryStep<kKeyTiles>& step) {
+    return a.mask.key_tiles > 0 ? next_listed(a, work, step) : next_in_band(a, work, step);
+  }
+
+ private:
+  template <class Work>
+  [[nodiscard]] __device__ __forceinline__ bool next_in_band(const Arguments& a, const Work& work,
+                                                             QueryStep<kKeyTiles>& step) {
+    if (at_ > work.last_tile) {
+      at_ = work.first_tile;
+      ++head_;
+    }
+    if (head_ == a.heads_per_kv_head) return false;
+    const std::int32_t first_row = at_ * kTile, last_row = first_row + kTile - 1;
+    step.tile = at_++;
+    step.head = work.kv_head * a.heads_per_kv_head + head_;
+#pragma unroll
+    for (int i = 0; i < kKeyTiles; ++i) {
+      const std::int32_t first = work.first_column + i * kTile, last = first + kTile - 1;
+      if (first >= work.columns || first - last_row > a.high ||
+          min(last, work.columns - 1) - first_row < a.low) {
+        step.seen[i] = Seen::nothing;
+      } else {
+        step.seen[i] =
+            last - first_row <= a.high && first - last_row >= a.low && last < work.columns
+                ? Seen::all
+                : Seen::some;
+      }
+    }
+    return true;
+  }
+
+  // Bits of query tiles that see some, and all, of a key tile.
+  template <class Work>
+  [[nodiscard]] __device__ __forceinline__ uint2 word_of(const Arguments& a, const Work& work,
+                                                         int key_tile) const {
+    const std::int32_t tile = work.first_column / kTile + key_tile;
+    if (tile >= a.mask.key_tiles) return {0, 0};
+    const std::uint32_t* const words =
+        query_bits_of(a, work.batch, work.kv_head * a.heads_per_kv_head + head_, tile);
+    return reinterpret_cast<const uint2*>(words)[at_];
+  }
+
+  template <class Work>
+  [[nodiscard]] __device__ __forceinline__ bool next_listed(const Arguments& a, const Work& work,
+                                                            QueryStep<kKeyTiles>& step) {
+    while (bits_ == 0) {
+      if (++at_ == a.mask.query_words) {
+        at_ = 0;
+        ++head_;
+      }
+      if (head_ == a.heads_per_kv_head) return false;
+#pragma unroll
+      for (int i = 0; i < kKeyTiles; ++i) bits_ |= word_of(a, work, i).x;
+    }
+    const int bit = __ffs(static_cast<int>(bits_)) - 1;
+    bits_ &= bits_ - 1;
+    step.tile = at_ * 32 + bit;
+    step.head = work.kv_head * a.heads_per_kv_head + head_;
+#pragma unroll
+    for (int i = 0; i < kKeyTiles; ++i) {
+      const uint2 word = word_of(a, work, i);
+      step.seen[i] = (word.x >> bit & 1) == 0   ? Seen::nothing
+                     : (word.y >> bit & 1) == 0 ? Seen::some
+                                                : Seen::all;
+    }
+    return true;
+  }
+
+  std::int32_t at_, head_;  // the next tile; with lists, the word of `bits_`
+  std::uint32_t bits_;      // of tiles that are left
+};
+
+}  // namespace annulus::flash::backward

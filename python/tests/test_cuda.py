@@ -230,16 +230,30 @@ def test_opcheck(sequence):
                           atol=2e-4, rtol=2e-4)
 
 
-def test_the_end_of_a_mesh_waits_for_the_gpu(sequence):
-    """The mesh ends while a call is still queued on the GPU."""
+@pytest.mark.parametrize("captured", [False, True])
+def test_the_end_of_a_mesh_waits_for_the_gpu(sequence, captured):
+    """Whoever has launched the call, and though its object is gone."""
     q, k, v, _ = on_gpu(sequence, whole(64, torch.bfloat16))
-    expected, _ = annulus.attention(q, k, v, mesh=sequence, causal=True, layout="zigzag")
-    mesh = annulus.Mesh("sp=-1", sequence.comm, device=sequence.device)
-    annulus.attention(q, k, v, mesh=mesh, causal=True, layout="zigzag")
+    mesh = annulus.Mesh("sp=-1", sequence.comm, device=sequence.device, share_gpus=True)
+    made = annulus.Attention((BATCH, LENGTH, LENGTH, HEADS, KV_HEADS, 64, 64), "bfloat16", mesh=mesh,
+                             causal=True, layout="zigzag",
+                             schedule="ring" if sequence.size > 1 else "local")
+    expected, _ = made.run(q, k, v)
+    if captured:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            out, _ = made.run(q, k, v)
+        made.close()
     torch.cuda._sleep(200_000_000)
-    out, _ = annulus.attention(q, k, v, mesh=mesh, causal=True, layout="zigzag")
+    if captured:
+        graph.replay()
+        del graph
+    else:
+        out, _ = made.run(q, k, v)
+    done = torch.cuda.Event()
+    done.record()
     mesh.close()
-    assert torch.equal(out, expected)
+    assert done.query() and torch.equal(out, expected)
 
 
 @pytest.mark.parametrize("transport", ["nccl", "peer"])

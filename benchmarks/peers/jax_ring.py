@@ -16,6 +16,7 @@ follow their chunks round the ring. A call ends when every GPU has its part of t
 
 import argparse
 import functools
+import math
 import os
 import time
 from typing import Any, Callable
@@ -25,6 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax._src.cudnn import fused_attention_stablehlo as cudnn
+from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from peer_cases import Case, peer_parser, print_error, print_line, print_times
@@ -168,10 +170,11 @@ def time_calls(call: Callable[[], Any], options: argparse.Namespace) -> list[flo
         return (time.perf_counter() - begin) * 1e3
 
     timed()  # compiles
-    calls, warm = 0, 0.0
-    while calls < options.warmup or warm < options.warm_seconds:
-        warm += timed() * 1e-3
-        calls += 1
+    calls = max(options.warmup, math.ceil(options.warm_seconds / (timed() * 1e-3)))
+    if jax.process_count() > 1:  # all make the same number
+        calls = int(multihost_utils.broadcast_one_to_all(np.int32(calls)))
+    for _ in range(calls):
+        timed()
     return [timed() for _ in range(options.iters)]
 
 

@@ -1,6 +1,7 @@
-// Eager attention of torch without Python between the call and the library: an operator with an
-// autograd node, for query, key, value and sinks. annulus/torch.py loads it if it was built for the
-// version of torch in use; otherwise Python does the same.
+// Attention of torch without Python between the call and the library, for query, key, value and
+// sinks: an operator with an autograd node for eager calls, and one for the gradients that compiled
+// code asks for. annulus/torch.py loads them if they were built for the version of torch in use;
+// otherwise Python does the same.
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros_like.h>
@@ -13,6 +14,7 @@
 #include <torch/library.h>
 #include <tuple>
 #include <utility>
+#include <vector>
 
 #include <annulus/annulus.h>
 
@@ -172,7 +174,6 @@ class Attention : public torch::autograd::Function<Attention> {
     return found;
   }
 
- private:
   static torch::autograd::variable_list differentiate(annulus_attention* attention,
                                                       const torch::autograd::variable_list& saved,
                                                       const Tensor& grad_output,
@@ -209,6 +210,19 @@ std::tuple<Tensor, Tensor> attention(const Tensor& query, const Tensor& key, con
   return {std::move(found[0]), std::move(found[1])};
 }
 
+/// Gradients of query, key and value, and of the sinks if they are wanted.
+std::vector<Tensor> gradients(const Tensor& grad_output, const std::optional<Tensor>& grad_lse,
+                              const Tensor& query, const Tensor& key, const Tensor& value,
+                              const Tensor& output, const Tensor& lse,
+                              const std::optional<Tensor>& sinks, bool grad_sinks,
+                              std::int64_t object) {
+  auto found = Attention::differentiate(attention_of(object_of(object)),
+                                        {query, key, value, output, lse, sinks.value_or(Tensor())},
+                                        grad_output, grad_lse.value_or(Tensor()), grad_sinks);
+  if (!grad_sinks) found.pop_back();
+  return found;
+}
+
 }  // namespace
 
 TORCH_LIBRARY(annulus_calls, library) {
@@ -220,4 +234,8 @@ TORCH_LIBRARY(annulus_calls, library) {
       "attention(Tensor query, Tensor key, Tensor value, Tensor? sinks, int object)"
       " -> (Tensor, Tensor)",
       attention);
+  library.def(
+      "gradients(Tensor grad_output, Tensor? grad_lse, Tensor query, Tensor key, Tensor value,"
+      " Tensor output, Tensor lse, Tensor? sinks, bool grad_sinks, int object) -> Tensor[]",
+      gradients);
 }

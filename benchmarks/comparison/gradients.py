@@ -11,7 +11,7 @@ from peers.gradient_files import OPERANDS, from_bits, read_operands
 from peers.peer_cases import Case
 
 from . import systems
-from .results import OURS
+from .results import OURS, PEERS
 
 
 def write_operands(folder: str, case: Case, batch: int) -> None:
@@ -107,7 +107,7 @@ def _measure_in(folder: str, setup: systems.Setup, case: Case,
         add(OURS, ranks, failure, lambda: [from_bits(np.load(path)) for path in paths])
     for start in systems.peer_starts(setup, [case], ["--tensors", folder]):
         failure = run(start)
-        for series in systems.SERIES[start.system]:
+        for series in (one for one in systems.SERIES[start.system] if one in PEERS):
             path = os.path.join(folder, f"{series}-{setup.gpus}.npz")
 
             def read(path: str = path) -> list[np.ndarray]:

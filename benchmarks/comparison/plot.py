@@ -5,11 +5,12 @@ import importlib.util
 import io
 import sys
 
-from .results import BEFORE, CEILING, TITLES, Results
+from .results import BEFORE, CEILING, FROM_JAX, FROM_TORCH, TITLES, Results
 from .table import length_text
 
 COLOURS = {"annulus": "#0b6e99", BEFORE: "#7fb2c8", "pytorch-allgather": "#d1603d",
-           "pytorch-alltoall": "#e3a857", "jax-ring": "#6a8d3f", CEILING: "#555555"}
+           "pytorch-alltoall": "#e3a857", "jax-ring": "#6a8d3f", FROM_TORCH: "#9b4f96",
+           FROM_JAX: "#c08bbd", CEILING: "#555555"}
 
 
 @functools.cache

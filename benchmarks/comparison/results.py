@@ -14,7 +14,8 @@ A results file is one JSON object:
     gradients    if their errors were measured: case, and entries, one a series and number of ranks:
                  series, ranks, and errors (of the gradients of query, key and value) or error
 
-The series annulus-before is the build that --against named. The series local-kernel is our local
+The series annulus-before is the build that --against named; annulus-torch and annulus-jax are our
+Python package, called in the peers' processes (--from-python). The series local-kernel is our local
 kernel alone, on the blocks of the same plan, without hops and merges: the ceiling of what we can
 reach.
 
@@ -38,11 +39,13 @@ VERSION = 1
 OURS = "annulus"
 BEFORE = "annulus-before"
 CEILING = "local-kernel"
+FROM_TORCH, FROM_JAX = "annulus-torch", "annulus-jax"
 # Series in the order in which they are shown, with the names that people read.
 TITLES = {OURS: "Annulus", BEFORE: "Annulus before", "pytorch-allgather": "PyTorch all-gather",
           "pytorch-alltoall": "PyTorch all-to-all", "jax-ring": "JAX ring",
-          CEILING: "local kernel"}
-PEERS = [series for series in TITLES if series not in (OURS, BEFORE, CEILING)]
+          FROM_TORCH: "Annulus from torch", FROM_JAX: "Annulus from JAX", CEILING: "local kernel"}
+PEERS = [series for series in TITLES
+         if series not in (OURS, BEFORE, FROM_TORCH, FROM_JAX, CEILING)]
 
 
 class ResultsError(Exception):

@@ -12,15 +12,16 @@ from typing import Any, Optional, Sequence
 
 from peers.peer_cases import Case, parse_case
 
-from .results import BEFORE, CEILING, OURS, Round
+from .results import BEFORE, CEILING, FROM_JAX, FROM_TORCH, OURS, Round
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+JAX_PORT = 23457
 PATIENCE = 5  # seconds in which an interrupted program ends
 PYTORCH = "pytorch"
 JAX = "jax"
 # The series that a system measures.
 SERIES = {OURS: [OURS, CEILING], BEFORE: [BEFORE],
-          PYTORCH: ["pytorch-allgather", "pytorch-alltoall"], JAX: ["jax-ring"]}
+          PYTORCH: ["pytorch-allgather", "pytorch-alltoall", FROM_TORCH], JAX: ["jax-ring", FROM_JAX]}
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,7 @@ class Setup:
     backward: bool = False
     device: str = "cuda"  # of our own program
     against: Optional[str] = None  # another build of it, in place of the peers
+    from_python: bool = False  # times our Python package in the peers' processes
 
     @property
     def timing(self) -> list[str]:
@@ -93,7 +95,8 @@ def our_starts(setup: Setup, cases: Sequence[Case]) -> list[Start]:
 
 def starts_of_round(setup: Setup, cases: Sequence[Case]) -> list[Start]:
     """The programs of one round, each system once for all its cases."""
-    peers = [] if setup.against else peer_starts(setup, cases, setup.timing)
+    words = [*setup.timing, *(["--annulus"] if setup.from_python else [])]
+    peers = [] if setup.against else peer_starts(setup, cases, words)
     return [*our_starts(setup, cases), *peers]
 
 
@@ -104,9 +107,14 @@ def peer_starts(setup: Setup, cases: Sequence[Case], words: Sequence[str]) -> li
         common += ["--case", str(case)]
     common += ["--batch", str(setup.batch), *words]
     peers = os.path.join(ROOT, "benchmarks", "peers")
-    pytorch = (setup.python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node",
-               str(setup.gpus), os.path.join(peers, "pytorch_context_parallel.py"), *common)
-    jax = (setup.python, os.path.join(peers, "jax_ring.py"), "--gpus", str(setup.gpus), *common)
+    torchrun = (setup.python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node",
+                str(setup.gpus))
+    pytorch = (*torchrun, os.path.join(peers, "pytorch_context_parallel.py"), *common)
+    jax = (os.path.join(peers, "jax_ring.py"), "--gpus", str(setup.gpus), *common)
+    if "--annulus" in words:  # needs a process for each GPU
+        jax = ("env", f"JAX_COORDINATOR_ADDRESS=localhost:{JAX_PORT}", *torchrun, *jax)
+    else:
+        jax = (setup.python, *jax)
     return [Start(PYTORCH, pytorch, tuple(cases)), Start(JAX, jax, tuple(cases))]
 
 

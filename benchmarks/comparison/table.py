@@ -4,7 +4,8 @@ from typing import Any, Optional
 
 from peers.peer_cases import HEAD_DIM, OPERATIONS_PER_LOGIT_AND_DIM, PASSES
 
-from .results import BEFORE, CEILING, OURS, PEERS, TITLES, CaseResults, Results
+from .results import (BEFORE, CEILING, FROM_JAX, FROM_TORCH, OURS, PEERS, TITLES, CaseResults,
+                      Results)
 
 
 def length_text(length: int) -> str:
@@ -41,6 +42,8 @@ def _table(results: Results, timed: str) -> str:
         header += [TITLES[BEFORE], "time / before"]
     else:
         header += ["ours / best peer", *(TITLES[one] for one in PEERS)]
+    for series in _from_python(results):
+        header += [TITLES[series], "/ ours"]
     if timed != "both":
         header += [TITLES[CEILING], "ours / local kernel"]
     products = PASSES[timed] * OPERATIONS_PER_LOGIT_AND_DIM
@@ -60,6 +63,11 @@ def _is_against(results: Results) -> bool:
     return any(BEFORE in entry.systems for entry in results.cases)
 
 
+def _from_python(results: Results) -> list[str]:
+    return [series for series in (FROM_TORCH, FROM_JAX)
+            if any(series in entry.systems for entry in results.cases)]
+
+
 def _row(cells: list[str]) -> str:
     return "| " + " | ".join(cells) + " |"
 
@@ -75,6 +83,9 @@ def _cells(results: Results, entry: CaseResults, timed: str) -> list[str]:
     else:
         cells += [_ratio(ours, results.best_peer(entry, timed)),
                   *(_rate(results, entry, peer, timed) for peer in PEERS)]
+    for series in _from_python(results):
+        cells += [_rate(results, entry, series, timed),
+                  _ratio(results.rate(entry, series, timed), ours)]
     if timed != "both":
         ceiling = results.rate(entry, CEILING, timed)
         cells += [_rate(results, entry, CEILING, timed), _ratio(ours, ceiling)]

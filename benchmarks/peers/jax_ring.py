@@ -2,8 +2,12 @@
 """Times ring attention written in JAX, bfloat16: shard_map, ppermute and cuDNN kernels.
 
     python3 jax_ring.py --gpus 4 --case 64/8:causal:32k
+    JAX_COORDINATOR_ADDRESS=localhost:7000 torchrun --nproc-per-node 4 jax_ring.py --annulus --case 64/8:causal:32k
 
-One process drives all GPUs. Each holds one contiguous chunk of the sequence; key/value chunks go
+One process drives all GPUs, or one each under torchrun. With --annulus, which needs a process for
+each GPU, annulus.jax is timed in the same way; its two passes only together.
+
+Each GPU holds one contiguous chunk of the sequence; key/value chunks go
 round the ring while the one before is computed on, and partial results are merged in float32. Under
 a causal mask a GPU skips the chunks that lie in its future. In the backward pass, cuDNN gets the
 whole rows' output and log-sum-exp for every chunk, and float32 sums of the key/value gradients
@@ -12,6 +16,8 @@ follow their chunks round the ring. A call ends when every GPU has its part of t
 
 import argparse
 import functools
+import math
+import os
 import time
 from typing import Any, Callable
 
@@ -20,6 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax._src.cudnn import fused_attention_stablehlo as cudnn
+from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from peer_cases import Case, peer_parser, print_error, print_line, print_times
@@ -30,7 +37,7 @@ except ImportError:  # before JAX 0.6
     from jax.experimental.shard_map import shard_map
 
 SYSTEM = "jax-ring"
-AXIS = "sequence"
+AXIS = "sp"
 BY_SEQUENCE = PartitionSpec(None, AXIS, None, None)  # of [batch, sequence, heads, head dim]
 LSE_BY_SEQUENCE = PartitionSpec(None, None, AXIS)
 
@@ -140,6 +147,20 @@ class Ring:
             ring_gradients, (*operands, BY_SEQUENCE, LSE_BY_SEQUENCE, BY_SEQUENCE), operands)
 
 
+class Annulus:
+    """The case by annulus.jax."""
+
+    def __init__(self, case: Case, mesh: Mesh) -> None:
+        import annulus.jax
+
+        self.attend = jax.jit(shard_map(
+            lambda *operands: annulus.jax.attention(
+                *operands, causal=case.causal, layout="zigzag" if case.causal else "contiguous")[0],
+            mesh=mesh, in_specs=(BY_SEQUENCE,) * 3, out_specs=BY_SEQUENCE))
+        self.both = jax.jit(lambda *operands, grad_output: jax.vjp(
+            self.attend, *operands)[1](grad_output))
+
+
 def time_calls(call: Callable[[], Any], options: argparse.Namespace) -> list[float]:
     """Milliseconds of each timed call."""
 
@@ -149,14 +170,16 @@ def time_calls(call: Callable[[], Any], options: argparse.Namespace) -> list[flo
         return (time.perf_counter() - begin) * 1e3
 
     timed()  # compiles
-    calls, warm = 0, 0.0
-    while calls < options.warmup or warm < options.warm_seconds:
-        warm += timed() * 1e-3
-        calls += 1
+    calls = max(options.warmup, math.ceil(options.warm_seconds / (timed() * 1e-3)))
+    if jax.process_count() > 1:  # all make the same number
+        calls = int(multihost_utils.broadcast_one_to_all(np.int32(calls)))
+    for _ in range(calls):
+        timed()
     return [timed() for _ in range(options.iters)]
 
 
-def time_case(case: Case, mesh: Mesh, options: argparse.Namespace) -> dict[str, list[float]]:
+def time_case(make: type, case: Case, mesh: Mesh,
+              options: argparse.Namespace) -> dict[str, list[float]]:
     """Milliseconds of the timed calls, by what was timed."""
     sharding = NamedSharding(mesh, BY_SEQUENCE)
 
@@ -167,10 +190,13 @@ def time_case(case: Case, mesh: Mesh, options: argparse.Namespace) -> dict[str, 
         return draw(jax.random.PRNGKey(seed))
 
     operands = normal(0, case.heads), normal(1, case.kv_heads), normal(2, case.kv_heads)
-    ring = Ring(case, mesh)
+    ring = make(case, mesh)
     times = {"forward": time_calls(lambda: ring.attend(*operands), options)}
     if options.backward:
         grad_output = normal(3, case.heads)
+        if isinstance(ring, Annulus):
+            times["both"] = time_calls(lambda: ring.both(*operands, grad_output=grad_output), options)
+            return times
         state = ring.state(*operands)
         times["backward"] = time_calls(
             lambda: ring.differentiate(*operands, *state, grad_output), options)
@@ -196,23 +222,35 @@ def main() -> None:
     parser = peer_parser("Ring attention in JAX; one process drives all GPUs")
     parser.add_argument("--gpus", type=int, help="how many GPUs (default: all that are visible)")
     options = parser.parse_args()
+    if "RANK" in os.environ:
+        os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # Annulus needs memory, too
+        jax.distributed.initialize(
+            num_processes=int(os.environ["WORLD_SIZE"]), process_id=int(os.environ["RANK"]),
+            local_device_ids=[int(os.environ["LOCAL_RANK"])])
     devices = jax.devices("gpu")
     gpus = options.gpus or len(devices)
     if gpus > len(devices):
         parser.error(f"--gpus: got {gpus}; expected at most {len(devices)}, the visible ones")
     mesh = Mesh(np.array(devices[:gpus]), (AXIS,))
-    print_line(environment={
-        "jax": jax.__version__, "platform": devices[0].client.platform_version.splitlines()[0],
-        "gpus": [device.device_kind for device in devices[:gpus]]})
+    reports = jax.process_index() == 0
+    if reports:
+        print_line(environment={
+            "jax": jax.__version__, "platform": devices[0].client.platform_version.splitlines()[0],
+            "gpus": [device.device_kind for device in devices[:gpus]]})
+    makers = {SYSTEM: Ring} | ({"annulus-jax": Annulus} if options.annulus else {})
     for case in options.cases:
-        try:
-            if options.tensors:
-                write_gradients(case, mesh, options.tensors)
-            else:
-                print_times(SYSTEM, case, options, gpus, time_case(case, mesh, options))
-        # If XLA or cuDNN fail on one case, the others are still timed.
-        except Exception as error:
-            print_error(SYSTEM, case, error)
+        for name, make in makers.items():
+            try:
+                if options.tensors:
+                    write_gradients(case, mesh, options.tensors)
+                    continue
+                times = time_case(make, case, mesh, options)
+                if reports:
+                    print_times(name, case, options, gpus, times)
+            # If XLA or cuDNN fail on one case, the others are still timed.
+            except Exception as error:
+                if reports:
+                    print_error(name, case, error)
 
 
 if __name__ == "__main__":

@@ -90,6 +90,8 @@ def peer_parser(description: str) -> argparse.ArgumentParser:
     parser.add_argument("--warm-seconds", type=float, default=0,
                         help="seconds of calls before them, at least (default: %(default)s)")
     parser.add_argument("--backward", action="store_true", help="time the backward pass, too")
+    parser.add_argument("--annulus", action="store_true",
+                        help="time the Python package of Annulus in the same processes, too")
     parser.add_argument("--tensors", metavar="FOLDER",
                         help="compute the gradients of the one case from the files in this folder, "
                         "and write them there, in place of timing; see gradient_files.py")

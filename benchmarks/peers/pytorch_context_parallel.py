@@ -6,9 +6,11 @@
 One process per GPU. Both ways in which PyTorch moves key/value are timed, each as a system of its
 own. A call takes as long as its slowest rank, by CUDA events on each. With --backward, a forward
 and a backward pass follow each other without a pause, and an event between them tells their times.
+With --annulus, annulus.torch is timed in the same way.
 """
 
 import argparse
+import functools
 import inspect
 import os
 from typing import Any, Callable, Iterator
@@ -121,10 +123,32 @@ class Sharded:
         self.gradients = torch.autograd.grad(self.output, inputs, grad_output)
 
 
-def time_case(case: Case, rotate: str, mesh: DeviceMesh,
+class Annulus(Sharded):
+    """The case by annulus.torch, on shards in its own layout; torchrun's store connects the ranks."""
+
+    def __init__(self, case: Case, operands: list[torch.Tensor]) -> None:
+        rank, ranks = dist.get_rank(), dist.get_world_size()
+        self.case = case
+        self.operands = [x.transpose(1, 2).tensor_split(ranks, 1)[rank].contiguous() for x in operands]
+
+    def __enter__(self) -> "Annulus":
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        pass
+
+    def attend(self) -> None:
+        import annulus.torch
+
+        self.output, _ = annulus.torch.attention(
+            *self.operands[:3], causal=self.case.causal,
+            layout="zigzag" if self.case.causal else "contiguous")
+
+
+def time_case(make: Callable[[list[torch.Tensor]], Sharded], case: Case,
               options: argparse.Namespace) -> dict[str, list[float]]:
     """Milliseconds of the timed calls, by what was timed."""
-    with Sharded(case, rotate, mesh, random_operands(case, options)) as sharded:
+    with make(random_operands(case, options)) as sharded:
         with torch.no_grad():
             times = {"forward": [first for first, _ in slowest_times([sharded.attend], options)]}
         if options.backward:
@@ -136,14 +160,15 @@ def time_case(case: Case, rotate: str, mesh: DeviceMesh,
         return times
 
 
-def write_gradients(case: Case, rotate: str, mesh: DeviceMesh, folder: str) -> None:
+def write_gradients(make: Callable[[list[torch.Tensor]], Sharded], name: str, mesh: DeviceMesh,
+                    folder: str) -> None:
     """The gradients of the tensors in the folder; see gradient_files.py."""
     import gradient_files  # needs NumPy
 
     tensors = gradient_files.read_operands(folder)
     whole = [torch.tensor(array, device="cuda").transpose(1, 2).to(torch.bfloat16).contiguous()
              for array in tensors.values()]
-    with Sharded(case, rotate, mesh, whole) as sharded:
+    with make(whole) as sharded:
         for tensor in sharded.operands[:3]:
             tensor.requires_grad_()
         sharded.attend()
@@ -151,7 +176,7 @@ def write_gradients(case: Case, rotate: str, mesh: DeviceMesh, folder: str) -> N
         found = context_parallelism.context_parallel_unshard(
             mesh, [gradient.detach() for gradient in sharded.gradients], [SEQUENCE_DIM] * 3)
     if dist.get_rank() == 0:
-        gradient_files.write(folder, system_name(rotate), dist.get_world_size(),
+        gradient_files.write(folder, name, dist.get_world_size(),
                         [gradient.float().transpose(1, 2).cpu().numpy() for gradient in found])
 
 
@@ -173,18 +198,22 @@ def main() -> None:
     if reports:
         print_environment(gpus)
     for case in options.cases:
-        for rotate in ROTATE_METHODS:
+        makers = {system_name(rotate): functools.partial(Sharded, case, rotate, mesh)
+                  for rotate in ROTATE_METHODS}
+        if options.annulus and not options.tensors:
+            makers["annulus-torch"] = functools.partial(Annulus, case)
+        for name, make in makers.items():
             # All ranks have the same problem and so fail in the same way.
             try:
                 if options.tensors:
-                    write_gradients(case, rotate, mesh, options.tensors)
+                    write_gradients(make, name, mesh, options.tensors)
                     continue
-                times = time_case(case, rotate, mesh, options)
+                times = time_case(make, case, options)
                 if reports:
-                    print_times(system_name(rotate), case, options, gpus, times)
-            except (RuntimeError, NotImplementedError, ValueError, KeyError) as error:
+                    print_times(name, case, options, gpus, times)
+            except (RuntimeError, NotImplementedError, ValueError, KeyError, ImportError) as error:
                 if reports:
-                    print_error(system_name(rotate), case, error)
+                    print_error(name, case, error)
             torch.cuda.empty_cache()
     dist.destroy_process_group()
 

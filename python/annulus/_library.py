@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import ctypes
+import importlib.util
 import os
 import pathlib
 from typing import Any
@@ -163,14 +164,30 @@ def path() -> str:
         pathlib.Path(__file__).with_name("libannulus.so"))
 
 
+def _of_packages(library: str) -> str | None:
+    """The library's file among NVIDIA's packages, which torch and JAX bring, or None."""
+    spec = importlib.util.find_spec("nvidia")
+    found = (file for folder in (spec and spec.submodule_search_locations) or ()
+             for file in pathlib.Path(folder).glob(f"*/lib/{library}"))
+    return str(next(found, "")) or None
+
+
 def _open() -> ctypes.CDLL:
-    try:
-        return ctypes.CDLL(path())
-    except OSError as error:
-        raise ImportError(
-            f"annulus: {error}. The package needs its own library ({path()}) and the libraries that it "
-            "was built against: OpenBLAS, fmt and Highway, and in a build for GPUs the libraries of "
-            "CUDA") from error
+    missing = None
+    while True:
+        try:
+            return ctypes.CDLL(path())
+        except OSError as error:
+            name = str(error).partition(":")[0]
+            file = None if name == missing else _of_packages(name)
+            if file is None:
+                raise ImportError(
+                    f"annulus: {error}. The package needs its own library ({path()}) and the libraries "
+                    "that it was built against: OpenBLAS, fmt and Highway, and in a build for GPUs NCCL, "
+                    "cuDNN and NVRTC, installed for the system or by pip (nvidia-nccl-cu13, "
+                    "nvidia-cudnn-cu13, nvidia-cuda-nvrtc), as torch and JAX do") from error
+            missing = name
+            ctypes.CDLL(file)
 
 
 _library = _open()

@@ -108,12 +108,16 @@ def _made(operands: Sequence[Any], mesh: Any, text: str) -> _attention.Attention
 
 def _operator(*arguments: Any) -> tuple[Tensor, Tensor]:
     *tensors, mesh, text = arguments
-    return _forward(_made(tensors[:6], mesh, text), *tensors)
+    return _eager(_made(tensors[:6], mesh, text), *tensors)
 
 
 def _backward_operator(*arguments: Any) -> list[Tensor]:
     *tensors, mesh, text = arguments
     made = _made([*tensors[2:5], *tensors[7:10]], mesh, text)
+    *extras, grad_sinks, _ = tensors[8:]
+    native = _native(made, extras)
+    if native is not None:
+        return _calls.gradients.default(*tensors[:8], grad_sinks, native)
     return [gradient for gradient in _backward(made, *tensors) if gradient is not None]
 
 
@@ -241,7 +245,7 @@ _operators.impl("raise_error", _raise, "CompositeImplicitAutograd")
 
 
 def _load_calls() -> Any:
-    """The operator of torch_calls.cpp; None if it was not built for this version of torch."""
+    """The operators of torch_calls.cpp; None if it was not built for this version of torch."""
     path = pathlib.Path(_library.path()).with_name(f"libannulus_torch-{torch.__version__}.so")
     if not path.exists():
         return None
@@ -250,19 +254,28 @@ def _load_calls() -> Any:
     except OSError as error:
         warnings.warn(f"annulus.torch: eager calls go through Python, as their library does not load: {error}")
         return None
-    return torch.ops.annulus_calls.attention.default
+    return torch.ops.annulus_calls
 
 
 _calls = _load_calls()
 
 
+def _native(made: _attention.Attention, extras: Sequence[Any]) -> int | None:
+    """The object of torch_calls.cpp, which takes none of the operands after the sinks; None if they
+    are needed."""
+    if _calls is None or made.drops or any(extra is not None for extra in extras):
+        return None
+    if made.native is None:
+        made.native = _calls.open(made.handle.value)
+        made.at_close.append(functools.partial(_calls.close, made.native))
+        made.nodes = functools.partial(_calls.nodes, made.native)
+    return made.native
+
+
 def _eager(made: _attention.Attention, *arguments: Any) -> tuple[Tensor, Tensor]:
-    if _calls is not None and not made.drops and arguments[4:] == (None,) * 7:
-        if made.native is None:
-            made.native = torch.ops.annulus_calls.open(made.handle.value)
-            made.at_close.append(functools.partial(torch.ops.annulus_calls.close, made.native))
-            made.nodes = functools.partial(torch.ops.annulus_calls.nodes, made.native)
-        return _calls(*arguments[:4], made.native)
+    native = _native(made, arguments[4:])
+    if native is not None:
+        return _calls.attention.default(*arguments[:4], native)
     if torch.is_grad_enabled():
         for operand in arguments[:5]:
             if operand is not None and operand.requires_grad:

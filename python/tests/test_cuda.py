@@ -1,5 +1,7 @@
 """annulus.torch on GPUs, against attention in float64 on the CPU. See conftest.py."""
 
+import json
+
 import numpy as np
 import pytest
 import torch
@@ -218,6 +220,66 @@ def test_a_training_step_lowers_the_loss(sequence):
         optimizer.step()
         losses.append(loss.item())
     assert losses == sorted(losses, reverse=True) and losses[-1] < 0.9 * losses[0]
+
+
+def test_opcheck(sequence):
+    q, k, v, _ = on_gpu(sequence, whole(64, torch.float32))
+    leaves = [x.requires_grad_() for x in (q, k, v)]
+    text = json.dumps({"causal": True, "layout": "zigzag"})
+    torch.library.opcheck(torch.ops.annulus.attention, (*leaves, *(None,) * 8, sequence.text, text),
+                          atol=2e-4, rtol=2e-4)
+
+
+@pytest.mark.parametrize("captured", [False, True])
+def test_the_end_of_a_mesh_waits_for_the_gpu(sequence, captured):
+    """Whoever has launched the call, and though its object is gone."""
+    q, k, v, _ = on_gpu(sequence, whole(64, torch.bfloat16))
+    mesh = annulus.Mesh("sp=-1", sequence.comm, device=sequence.device, share_gpus=True)
+    made = annulus.Attention((BATCH, LENGTH, LENGTH, HEADS, KV_HEADS, 64, 64), "bfloat16", mesh=mesh,
+                             causal=True, layout="zigzag",
+                             schedule="ring" if sequence.size > 1 else "local")
+    expected, _ = made.run(q, k, v)
+    if captured:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            out, _ = made.run(q, k, v)
+        made.close()
+    torch.cuda._sleep(200_000_000)
+    if captured:
+        graph.replay()
+        del graph
+    else:
+        out, _ = made.run(q, k, v)
+    done = torch.cuda.Event()
+    done.record()
+    mesh.close()
+    assert done.query() and torch.equal(out, expected)
+
+
+@pytest.mark.parametrize("transport", ["nccl", "peer"])
+def test_a_lost_rank(tmp_path, sequence, transport):
+    if sequence.size > 1 or torch.cuda.device_count() < 2:
+        pytest.skip("starts two ranks of its own, each on a GPU")
+    store = pytest.importorskip("test_store")
+    store.run(tmp_path, 2, f"""
+import torch
+torch.cuda.set_device(rank)
+annulus.init(FolderStore(folder), rank=rank, size=size, timeout=3, transport="{transport}")
+q, k, v = (torch.randn(1, 4096, 4, 64, device="cuda", dtype=torch.bfloat16) for _ in range(3))
+for call in range(100):
+    if call == 3 and rank == 1:
+        os._exit(0)  # without a word
+    begin = time.monotonic()
+    try:
+        annulus.attention(q, k, v, causal=True, schedule="ring")
+        for made in annulus.mesh().attention:
+            made.wait()
+    except annulus.LibraryError as error:
+        assert "rank 1" in str(error), error
+        assert call >= 2 and time.monotonic() - begin < 20
+        os._exit(0)
+raise SystemExit("no error")
+""")
 
 
 def test_operands_elsewhere_are_named(sequence):

@@ -1,4 +1,4 @@
-"""annulus.torch on DTensors, against attention in float64, on CPU ranks over torch's gloo."""
+"""annulus.torch on DTensors, against attention in float64, on CPU ranks or on GPUs. See conftest.py."""
 
 import numpy as np
 import pytest
@@ -8,6 +8,7 @@ pytest.importorskip("torch.distributed.tensor")
 
 import annulus  # noqa: E402
 import annulus.torch  # noqa: E402
+from conftest import ON_GPUS  # noqa: E402
 from reference import attention, logits_mask  # noqa: E402
 from torch import distributed  # noqa: E402
 from torch.distributed.device_mesh import init_device_mesh  # noqa: E402
@@ -15,16 +16,18 @@ from torch.distributed.tensor import (DTensor, Partial, Replicate, Shard,  # noq
                                       distribute_tensor)
 
 BATCH, LENGTH, HEADS, KV_HEADS, DIM = 2, 24, 4, 2, 8
+DEVICE, BACKEND = ("cuda", "nccl") if ON_GPUS else ("cpu", "gloo")
 
 
 @pytest.fixture(scope="module", autouse=True)
-def gloo(tmp_path_factory):
+def processes(tmp_path_factory):
     mesh = annulus.mesh({"sp": -1})
-    path = str(tmp_path_factory.mktemp("store") / "store")
+    if ON_GPUS and mesh.size > torch.cuda.device_count():
+        pytest.skip("ranks share GPUs, which NCCL refuses")
+    method = f"file://{tmp_path_factory.mktemp('store') / 'store'}"
     if mesh.comm is not None:
-        path = mesh.comm.bcast(path)
-    distributed.init_process_group("gloo", init_method=f"file://{path}", rank=mesh.rank,
-                                   world_size=mesh.size)
+        method = mesh.comm.bcast(method) if hasattr(mesh.comm, "bcast") else "env://"  # torchrun's
+    distributed.init_process_group(BACKEND, init_method=method, rank=mesh.rank, world_size=mesh.size)
     yield
     distributed.destroy_process_group()
 
@@ -54,7 +57,7 @@ def meshes():
 
 
 def distributed_leaves(mesh, whole, placements):
-    q, k, v, grad, sinks, bias = (torch.from_numpy(x) for x in whole)
+    q, k, v, grad, sinks, bias = (torch.from_numpy(x).to(DEVICE) for x in whole)
     of_q, of_k, of_sinks, of_bias = zip(*placements)
     leaves = [distribute_tensor(x, mesh, list(p)).requires_grad_() for x, p in (
         (q, of_q), (k, of_k), (v, of_k), (sinks, of_sinks), (bias, of_bias))]
@@ -63,7 +66,7 @@ def distributed_leaves(mesh, whole, placements):
 
 def test_placements_are_read_and_returned(whole):
     for sizes, names, placements in meshes():
-        mesh = init_device_mesh("cpu", sizes, mesh_dim_names=names)
+        mesh = init_device_mesh(DEVICE, sizes, mesh_dim_names=names)
         (q, k, v, sinks, bias), grad = distributed_leaves(mesh, whole, placements)
         out, lse = annulus.torch.attention(q, k, v, causal=True, window=(9, 0), sinks=sinks,
                                            bias=bias)
@@ -77,7 +80,7 @@ def test_placements_are_read_and_returned(whole):
                 ("out", out, expected[0]), ("lse", lse, expected[1]), ("dq", q.grad, expected[2]),
                 ("dk", k.grad, expected[3]), ("dv", v.grad, expected[4]),
                 ("dsinks", sinks.grad, expected[5][:, 0]), ("dbias", bias.grad, biases)):
-            np.testing.assert_allclose(found.full_tensor().detach().numpy(), right, atol=2e-5,
+            np.testing.assert_allclose(found.full_tensor().detach().cpu().numpy(), right, atol=2e-5,
                                        rtol=2e-5, err_msg=f"{name} on {names}")
         for leaf in (q, k, v, sinks, bias):
             assert leaf.grad.placements == leaf.placements, names
@@ -85,16 +88,16 @@ def test_placements_are_read_and_returned(whole):
 
 def test_refusals_name_the_operand(whole):
     size = annulus.mesh({"sp": -1}).size
-    mesh = init_device_mesh("cpu", (size,), mesh_dim_names=("sp",))
-    other = init_device_mesh("cpu", (size,), mesh_dim_names=("other",))
-    unnamed = init_device_mesh("cpu", (size,))
-    q, k, v, _, sinks, _ = (torch.from_numpy(x) for x in whole)
+    mesh = init_device_mesh(DEVICE, (size,), mesh_dim_names=("sp",))
+    other = init_device_mesh(DEVICE, (size,), mesh_dim_names=("other",))
+    unnamed = init_device_mesh(DEVICE, (size,))
+    q, k, v, _, sinks, _ = (torch.from_numpy(x).to(DEVICE) for x in whole)
 
     def on(tensor, placement, where=mesh):
         return DTensor.from_local(tensor, where, [placement], run_check=False)
 
     good = {"query": on(q, Shard(1)), "key": on(k, Shard(1)), "value": on(v, Shard(1))}
-    odd = distribute_tensor(torch.ones(BATCH, 4 * size - 1, HEADS, DIM), mesh, [Shard(1)])
+    odd = distribute_tensor(torch.ones(BATCH, 4 * size - 1, HEADS, DIM, device=DEVICE), mesh, [Shard(1)])
     cases = [("query", {"query": on(q, Partial())}), ("key", {"key": on(k, Shard(3))}),
              ("value", {"value": on(v, Replicate())}), ("key", {"key": k}),
              ("key", {"key": on(k, Shard(1), other)}), ("sinks", {"sinks": sinks}),
@@ -105,7 +108,7 @@ def test_refusals_name_the_operand(whole):
     if size > 1:
         cases.append(("query", {"query": odd}))
         backwards = torch.distributed.device_mesh.DeviceMesh(
-            "cpu", list(reversed(range(size))), mesh_dim_names=("sp",))
+            DEVICE, list(reversed(range(size))), mesh_dim_names=("sp",))
         cases.append(("mesh", {name: on(x, Shard(1), backwards) for name, x in
                                (("query", q), ("key", k), ("value", v))}))
     for argument, changes in cases:

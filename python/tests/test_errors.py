@@ -1,5 +1,7 @@
 """Mistakes: all ranks get an exception of the right class, and go on."""
 
+import ctypes
+
 import numpy as np
 import pytest
 
@@ -116,3 +118,24 @@ def test_another_mpi_is_refused_with_both_names():
         _check_same_mpi("MPICH Version: 4.1\nMPICH Release date: …")
     assert "MPICH Version: 4.1" in str(caught.value)
     assert annulus.mpi_library() in str(caught.value)
+
+
+def test_libraries_of_nvidias_packages(tmp_path, monkeypatch):
+    file = tmp_path / "nvidia/some/lib/libsome.so.1"
+    file.parent.mkdir(parents=True)
+    file.touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    loaded = []
+
+    def load(path):
+        if str(file) not in loaded and path != str(file):
+            raise OSError(f"{file.name}: cannot open shared object file")
+        loaded.append(path)
+
+    monkeypatch.setattr(ctypes, "CDLL", load)
+    annulus._library._open()
+    assert loaded == [str(file), annulus._library.path()]
+    file.unlink()
+    loaded.clear()
+    with pytest.raises(ImportError, match=file.name):
+        annulus._library._open()

@@ -1,7 +1,6 @@
 """annulus.jax on GPUs, against attention in float64 on the CPU. See conftest.py."""
 
 import functools
-import os
 
 import numpy as np
 import pytest
@@ -25,7 +24,7 @@ def device():
     """The rank's GPU; JAX sees all of them."""
     if jax.default_backend() != "gpu":
         pytest.skip("this JAX sees no GPU")
-    gpu = jax.local_devices()[int(os.environ.get("OMPI_COMM_WORLD_LOCAL_RANK", 0))
+    gpu = jax.local_devices()[int(annulus.mesh().device.partition(":")[2])
                               % jax.local_device_count()]
     with jax.default_device(gpu):
         yield gpu

@@ -154,7 +154,19 @@ Context::Context(std::unique_ptr<Bootstrap> bootstrap, const ContextOptions& opt
     : impl_(std::make_unique<Impl>(std::move(bootstrap), options)) {}
 Context::Context(std::unique_ptr<Bootstrap> bootstrap, const MeshShape& mesh, Context& base)
     : impl_(std::make_unique<Impl>(std::move(bootstrap), mesh, *base.impl_)) {}
-Context::~Context() = default;
+Context::~Context() {
+  if (!impl_ || impl_->in_use.empty()) return;
+  // Graphs of the caller may have been launched since the objects in them were destroyed.
+  try {
+    Device& device = *impl_->device;
+    const auto current = device.make_current();
+    const auto stream = device.make_stream("end", impl_->mesh.watchdog(), nullptr);
+    device.await_calls(*stream);
+    stream->synchronize();
+  } catch (...) {
+    // There is no later call to report the error.
+  }
+}
 
 int Context::rank() const noexcept {
   return impl_->mesh.rank();

@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 from dataclasses import dataclass, field, replace
@@ -15,7 +16,6 @@ from peers.peer_cases import Case, parse_case
 from .results import BEFORE, CEILING, FROM_JAX, FROM_TORCH, OURS, Round
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-JAX_PORT = 23457
 PATIENCE = 5  # seconds in which an interrupted program ends
 PYTORCH = "pytorch"
 JAX = "jax"
@@ -100,6 +100,12 @@ def starts_of_round(setup: Setup, cases: Sequence[Case]) -> list[Start]:
     return [*our_starts(setup, cases), *peers]
 
 
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("localhost", 0))
+        return int(one.getsockname()[1])
+
+
 def peer_starts(setup: Setup, cases: Sequence[Case], words: Sequence[str]) -> list[Start]:
     """The peers' programs, with these words beside the cases."""
     common = []
@@ -112,7 +118,7 @@ def peer_starts(setup: Setup, cases: Sequence[Case], words: Sequence[str]) -> li
     pytorch = (*torchrun, os.path.join(peers, "pytorch_context_parallel.py"), *common)
     jax = (os.path.join(peers, "jax_ring.py"), "--gpus", str(setup.gpus), *common)
     if "--annulus" in words:  # needs a process for each GPU
-        jax = ("env", f"JAX_COORDINATOR_ADDRESS=localhost:{JAX_PORT}", *torchrun, *jax)
+        jax = ("env", f"JAX_COORDINATOR_ADDRESS=localhost:{free_port()}", *torchrun, *jax)
     else:
         jax = (setup.python, *jax)
     return [Start(PYTORCH, pytorch, tuple(cases)), Start(JAX, jax, tuple(cases))]

@@ -18,7 +18,8 @@
 
 namespace annulus::ring {
 
-/// What every task of a plan does to the state of its rank, and what must be there when it runs.
+/// Plays the tasks of a plan: each changes the state of its rank, and must find there what it
+/// reads.
 class PlayedTasks : public PlayedPlan {
  protected:
   using PlayedPlan::PlayedPlan;

@@ -20,7 +20,7 @@ struct WideQueryMemory {
   alignas(1024) Element grad_output[2][Tiles::kOutputElements];
   alignas(1024) Element key[kKeyStages][Tiles::kKeys * Tiles::kDim];
   alignas(1024) Element value[kValueStages][Tiles::kKeys * Tiles::kValueDim];
-  /// Of columns of tiles that are masked, with lists.
+  /// Positions and segment ids of the columns. Only masked tiles of lists have them.
   alignas(128) std::int32_t column_positions[kKeyStages][Tiles::kKeys];
   alignas(128) std::int32_t column_ids[kKeyStages][Tiles::kKeys];
   std::int32_t batch, head;

@@ -47,7 +47,7 @@ class FlashBackward {
   const AttentionProblem& problem_;
   Device& device_;
   std::vector<Entry> entries_;
-  Workspace workspace_;  // LSE and delta
+  Workspace workspace_;  // LSE and delta, and for float16 a copy of dO
 };
 
 }  // namespace annulus::flash::backward

@@ -33,7 +33,7 @@ class SplitKeyConsumer : WideKeyConsumer<Tiles> {
 #pragma unroll
     for (float& x : sum) x = 0;
     for (; Base::begin_step(); at.next()) add_weights(sum);
-    Base::add(a.grad_value, sum, 1);
+    Base::add(a.grad_value, sum, Tiles::value_scale(a));
   }
 
   __device__ __forceinline__ void run_scores() {

@@ -6,6 +6,7 @@
 #include <limits>
 #include <memory>
 #include <optional>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -157,6 +158,42 @@ TEST_F(CudaFlashBackward, HiddenProductsMayOverflow) {
     const WholeGradients whole(random, std::move(forward));
     add(whole);
     EXPECT_LT(whole.largest_share(), 1);
+  }
+}
+
+// dS of float16 neither overflows nor vanishes: rows see few keys, with large gradients, or many, with
+// small ones.
+TEST_F(CudaFlashBackward, Float16GradientsOfAnyMagnitude) {
+  Random random(60);
+  for (const Dims& dims : kAllDims) {
+    if (dims.dtype == DType::float32) continue;
+    for (const auto& [keys, values, gradients] :
+         {std::tuple{3, 16.F, 0x1p11F}, {4000, 0x1p-6F, 0x1p-14F}, {100, 1.F, 1.F}}) {
+      for (const bool modified : {false, true}) {
+        if (modified && dims.head > 128) continue;
+        AttentionProblem problem =
+            problem_of({1, 70, keys, 2, 1, dims.head, dims.value}, DType::float16);
+        if (modified) problem.dropout.emplace(0.3, 7);
+        SCOPED_TRACE(to_string(problem.shape));
+        WholeAttention forward = random_operands(random, problem);
+        multiply(forward.value, values);
+        const WholeGradients whole(random, std::move(forward), gradients);
+        add(whole);
+        EXPECT_LT(whole.largest_share(), 1);
+      }
+    }
+  }
+}
+
+// A gradient of any kind that is NaN fails the tests above.
+TEST(WholeGradients, ANanIsTheLargestShare) {
+  Random random(61);
+  WholeGradients whole(random, bfloat16_problem({1, 4, 4, 1, 1, 8, 8}));
+  for (const Tensor* tensor : {&whole.query, &whole.key, &whole.value}) {
+    float& entry = tensor->view().at<float>({0, 1, 0, 2});
+    entry = std::numeric_limits<float>::quiet_NaN();
+    EXPECT_TRUE(std::isnan(whole.largest_share()));
+    entry = 0;
   }
 }
 

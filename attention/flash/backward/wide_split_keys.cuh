@@ -114,7 +114,6 @@ class SplitKeyConsumer : WideKeyConsumer<Tiles> {
     }
     store_weights(derived);
     release(shared.weights.full[slot]);
-    release(shared.query_empty[slot]);
     shared.output_full[slot].wait(at.parity());
     if constexpr (Tiles::kGeneral) {
       if (a.dropout.threshold != 0) {
@@ -123,6 +122,8 @@ class SplitKeyConsumer : WideKeyConsumer<Tiles> {
       }
     }
     const bool special = masked && (shared.verdict[slot].wait(at.parity()) & kSpecialOutputs) != 0;
+    // Only now: the verdict on the slot's next queries takes the place of this one.
+    release(shared.query_empty[slot]);
     Base::add_to(sum, weights, shared.grad_output[slot], special, [&] { return hidden; });
     release(shared.output_empty[slot]);
   }

@@ -2,6 +2,7 @@
 
 #include "flash/backward/consumer_weights.cuh"
 #include "flash/backward/gradient.cuh"
+#include "flash/hopper/tma.cuh"
 #include "flash/hopper/wgmma.cuh"
 
 namespace annulus::flash::backward {
@@ -63,8 +64,7 @@ class Consumer : ConsumerWeights<Tiles> {
       at.next();
     }
     if constexpr (kOverlapsSteps) finish<0>(key_sum, packed, pending, at.before().slot());
-    add(a.grad_key, key_sum, Tiles::sum_scale(a));
-    add(a.grad_value, value_sum, kGeneral ? a.value_scale : 1);
+    add(key_sum, value_sum);
   }
 
  private:
@@ -222,15 +222,49 @@ class Consumer : ConsumerWeights<Tiles> {
     return kOverlapsSteps;
   }
 
-  __device__ __forceinline__ void add(const Gradient& to, const float (&sum)[kSums],
-                                      float factor) const {
-    if (to.data == nullptr) return;
+  // Adds dK and dV of this warpgroup's keys, from where K, V, Q and dO of both were.
+  __device__ __forceinline__ void add(const float (&key_sum)[kSums],
+                                      const float (&value_sum)[kSums]) const {
+    constexpr int kBox = kSumRows * 32;
+    constexpr int kBoxes = Tiles::kDim / 32;
+    static_assert(sizeof(shared.key) + sizeof(shared.value) + sizeof(shared.query) +
+                      sizeof(shared.grad_output) >=
+                  4 * kBoxes * kBox * sizeof(float));
+    shared.key_watched.wait(0);
+    hopper::named_sync(kTileSync, 256);
+    float* const keys = reinterpret_cast<float*>(shared.key) + 2 * group * kBoxes * kBox;
+    float* const values = keys + kBoxes * kBox;
+    store_sums(keys, key_sum, Tiles::sum_scale(a));
+    store_sums(values, value_sum, kGeneral ? a.value_scale : 1);
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+    hopper::named_sync(kGroupSync + group, 128);
+    if (warp % 4 != 0 || lane != 0) return;
+    const std::int32_t column = work.first_column + group * kSumRows;
+#pragma unroll
+    for (int i = 0; i < kBoxes; ++i) {
+      if (a.grad_key.data != nullptr) {
+        hopper::add_box(&a.key_sum, keys + i * kBox, 32 * i, column, work.kv_head, work.batch);
+      }
+      if (a.grad_value.data != nullptr) {
+        hopper::add_box(&a.value_sum, values + i * kBox, 32 * i, column, work.kv_head, work.batch);
+      }
+    }
+    asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+    asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+  }
+
+  // Stores sums of 64 keys in boxes, swizzled as TMA expects them.
+  __device__ __forceinline__ void store_sums(float* to, const float (&sum)[kSums],
+                                             float factor) const {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const std::int32_t column = work.first_column + group * 64 + warp % 4 * 16 + lane / 4 + 8 * h;
-      if (column < work.columns) {
-        add_sums<kLists ? Adding::in_l2 : Adding::by_load>(to, work.batch, column, work.kv_head,
-                                                           sum, h, factor);
+      const int key = warp % 4 * 16 + lane / 4 + 8 * h;
+#pragma unroll
+      for (int i = 0; i < kSums / 4; ++i) {
+        const int chunk = (i % 4 * 2 + lane % 4 / 2) ^ (key % 8);
+        *reinterpret_cast<float2*>(to + i / 4 * (kSumRows * 32) + key * 32 + chunk * 4 +
+                                   lane % 2 * 2) =
+            float2{factor * sum[4 * i + 2 * h], factor * sum[4 * i + 2 * h + 1]};
       }
     }
   }
@@ -307,17 +341,17 @@ class Consumer : ConsumerWeights<Tiles> {
         add_at(a.grad_value, column, dim, factor * value_sum[i].x, factor * value_sum[i].y);
       }
     }
-    __threadfence();  // another thread adds to the gradients in add()
+    asm volatile("fence.proxy.async;" ::: "memory");  // TMA adds to the gradients in add()
     hopper::named_sync(kTileSync, 256);
   }
 
   __device__ __forceinline__ void add_at(const Gradient& to, std::int32_t column, int dim, float x,
                                          float y) const {
     if (to.data == nullptr || dim >= to.dim) return;
-    add_pair<Adding::by_load>(to,
-                              work.batch * to.strides.batch + column * to.strides.sequence +
-                                  work.kv_head * to.strides.head + dim,
-                              x, y);
+    add_pair(to,
+             work.batch * to.strides.batch + column * to.strides.sequence +
+                 work.kv_head * to.strides.head + dim,
+             x, y);
   }
 
   __device__ __forceinline__ void store_grad_scores(Element* to,

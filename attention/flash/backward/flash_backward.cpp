@@ -208,8 +208,10 @@ Arguments FlashBackward::arguments_of(const BackwardBlock& block, const Gradient
   }
   a.lse = row_values_of(block.lse);
   a.delta = row_values_of(block.delta);
-  if (is_wanted(gradients.query) && adds_in_turns) {
-    a.query_sum = tensor_map(gradients.query, kSumRows);
+  if (adds_in_turns) {
+    if (is_wanted(gradients.query)) a.query_sum = tensor_map(gradients.query, kSumRows);
+    if (is_wanted(gradients.key)) a.key_sum = tensor_map(gradients.key, kSumRows);
+    if (is_wanted(gradients.value)) a.value_sum = tensor_map(gradients.value, kSumRows);
   }
   a.scaled_lse = static_cast<float*>(workspace_.data());
   a.padded_delta = a.scaled_lse + lse_values;

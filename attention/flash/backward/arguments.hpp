@@ -47,7 +47,8 @@ inline constexpr std::int32_t kFlagValues = 4;
 /// Everything that the kernels of a backward call read.
 struct Arguments {
   CUtensorMap query, key, value, grad_output;
-  CUtensorMap query_sum;  ///< grad_query, if TMA adds to it, in boxes of kSumRows rows and 32 dims
+  /// Gradients that TMA adds to, in boxes of kSumRows rows and 32 dims.
+  CUtensorMap query_sum, key_sum, value_sum;
 
   RowValues lse;    ///< natural
   RowValues delta;  ///< rowsum(dO ∘ O) − dLSE

@@ -2,6 +2,7 @@
 
 #include "flash/backward/consumer_weights.cuh"
 #include "flash/backward/gradient.cuh"
+#include "flash/hopper/tma.cuh"
 #include "flash/hopper/wgmma.cuh"
 
 namespace annulus::flash::backward {
@@ -41,6 +42,8 @@ class Consumer : ConsumerWeights<Tiles> {
   static constexpr bool kSplitsDims = Tiles::kSplitsDims;
   static constexpr bool kSplitsKeys = Tiles::kSplitsKeys;
   static constexpr int kSumWarps = Tiles::kSumWarps;
+  // Modifiers at D = 128 leave too few registers.
+  static constexpr bool kOverlapsSteps = !(kGeneral && kSplitsDims);
   using ScoreProduct = hopper::Product<Element, Tiles::kQueries>;
   using SumProduct = hopper::Product<Element, Tiles::kDim>;
   using QueryProduct = hopper::Product<Element, 64>;
@@ -53,10 +56,15 @@ class Consumer : ConsumerWeights<Tiles> {
     float key_sum[kSums], value_sum[kSums];
 #pragma unroll
     for (int i = 0; i < kSums; ++i) key_sum[i] = value_sum[i] = 0;
+    std::uint32_t packed[kScores / 2];
+    bool pending = false;
     shared.key_full.wait(0);
-    while (at.count < static_cast<std::uint32_t>(shared.steps)) step(key_sum, value_sum);
-    add(a.grad_key, key_sum, Tiles::sum_scale(a));
-    add(a.grad_value, value_sum, Tiles::value_scale(a));
+    while (at.count < static_cast<std::uint32_t>(shared.steps)) {
+      pending = step(key_sum, value_sum, packed, pending);
+      at.next();
+    }
+    if constexpr (kOverlapsSteps) finish<0>(key_sum, packed, pending, at.before().slot());
+    add(key_sum, value_sum);
   }
 
  private:
@@ -114,29 +122,48 @@ class Consumer : ConsumerWeights<Tiles> {
     hopper::products_commit();
   }
 
-  __device__ __forceinline__ void step(float (&key_sum)[kSums], float (&value_sum)[kSums]) {
+  // Ends the step before if its dK is pending, behind which kLater groups of products are issued.
+  template <int kLater>
+  __device__ __forceinline__ void finish(float (&key_sum)[kSums],
+                                         std::uint32_t (&packed)[kScores / 2], bool pending,
+                                         std::uint32_t slot) const {
+    hopper::products_wait<kLater>();
+    hopper::pin(key_sum);
+    hopper::pin(packed);
+    if (pending) release(shared.query_empty[slot]);
+  }
+
+  // Leaves the step's dK pending, so that the next step's products follow without a gap; false if
+  // it has been computed pair by pair. `before`: the dK of the step before is pending.
+  [[nodiscard]] __device__ __forceinline__ bool step(float (&key_sum)[kSums],
+                                                     float (&value_sum)[kSums],
+                                                     std::uint32_t (&packed)[kScores / 2],
+                                                     bool before) {
     const std::uint32_t slot = at.slot(), parity = at.parity();
     // Hides from the compiler that they are the same in every step: derived values would fill
     // registers.
     asm volatile("" : "+r"(warp), "+r"(lane));
+    float scores[kScores], grads[kScores];
+    std::uint32_t weights[kScores / 2];
+    hopper::leave_undefined(scores);
+    shared.query_full[slot].wait(parity);
+    hopper::products_begin();
+    issue_scores(scores, shared.key, shared.query[slot]);
+    if constexpr (kOverlapsSteps) finish<1>(key_sum, packed, before, at.before().slot());
     Rows rows;
     const bool regular = is_regular(rows);
     const std::int32_t row = shared.step[slot].tile * Tiles::kQueries;
     if (!regular) {
+      hopper::products_wait<0>();
+      hopper::pin(scores);
       if constexpr (kGeneral) skip_scores();
       differentiate_pairs(row);
       release(shared.output_empty[slot]);
       release(shared.query_empty[slot]);
-      at.next();
-      return;
+      return false;
     }
     const float factor = grad_factor();
-    float scores[kScores], grads[kScores];
-    std::uint32_t weights[kScores / 2], packed[kScores / 2];
-    hopper::leave_undefined(scores);
     hopper::leave_undefined(grads);
-    hopper::products_begin();
-    issue_scores(scores, shared.key, shared.query[slot]);
     const Found found = find_pairs(rows, row);
     shared.output_full[slot].wait(parity);
     hopper::products_begin();
@@ -191,22 +218,53 @@ class Consumer : ConsumerWeights<Tiles> {
     hopper::pin(query_sum);
     release(shared.output_empty[at.slot()]);
     add_query(query_sum);
-    hopper::products_wait<0>();
-    hopper::pin(key_sum);
-    hopper::pin(packed);
-    release(shared.query_empty[at.slot()]);
-    at.next();
+    if constexpr (!kOverlapsSteps) finish<0>(key_sum, packed, true, at.slot());
+    return kOverlapsSteps;
   }
 
-  __device__ __forceinline__ void add(const Gradient& to, const float (&sum)[kSums],
-                                      float factor) const {
-    if (to.data == nullptr) return;
+  // Adds dK and dV of this warpgroup's keys, from where K, V, Q and dO of both were.
+  __device__ __forceinline__ void add(const float (&key_sum)[kSums],
+                                      const float (&value_sum)[kSums]) const {
+    constexpr int kBox = kSumRows * 32;
+    constexpr int kBoxes = Tiles::kDim / 32;
+    static_assert(sizeof(shared.key) + sizeof(shared.value) + sizeof(shared.query) +
+                      sizeof(shared.grad_output) >=
+                  4 * kBoxes * kBox * sizeof(float));
+    shared.key_watched.wait(0);
+    hopper::named_sync(kTileSync, 256);
+    float* const keys = reinterpret_cast<float*>(shared.key) + 2 * group * kBoxes * kBox;
+    float* const values = keys + kBoxes * kBox;
+    store_sums(keys, key_sum, Tiles::sum_scale(a));
+    store_sums(values, value_sum, Tiles::value_scale(a));
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+    hopper::named_sync(kGroupSync + group, 128);
+    if (warp % 4 != 0 || lane != 0) return;
+    const std::int32_t column = work.first_column + group * kSumRows;
+#pragma unroll
+    for (int i = 0; i < kBoxes; ++i) {
+      if (a.grad_key.data != nullptr) {
+        hopper::add_box(&a.key_sum, keys + i * kBox, 32 * i, column, work.kv_head, work.batch);
+      }
+      if (a.grad_value.data != nullptr) {
+        hopper::add_box(&a.value_sum, values + i * kBox, 32 * i, column, work.kv_head, work.batch);
+      }
+    }
+    asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+    asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+  }
+
+  // Stores sums of 64 keys in boxes, swizzled as TMA expects them.
+  __device__ __forceinline__ void store_sums(float* to, const float (&sum)[kSums],
+                                             float factor) const {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const std::int32_t column = work.first_column + group * 64 + warp % 4 * 16 + lane / 4 + 8 * h;
-      if (column < work.columns) {
-        add_sums<kLists ? Adding::in_l2 : Adding::by_load>(to, work.batch, column, work.kv_head,
-                                                           sum, h, factor);
+      const int key = warp % 4 * 16 + lane / 4 + 8 * h;
+#pragma unroll
+      for (int i = 0; i < kSums / 4; ++i) {
+        const int chunk = (i % 4 * 2 + lane % 4 / 2) ^ (key % 8);
+        *reinterpret_cast<float2*>(to + i / 4 * (kSumRows * 32) + key * 32 + chunk * 4 +
+                                   lane % 2 * 2) =
+            float2{factor * sum[4 * i + 2 * h], factor * sum[4 * i + 2 * h + 1]};
       }
     }
   }
@@ -283,17 +341,17 @@ class Consumer : ConsumerWeights<Tiles> {
         add_at(a.grad_value, column, dim, factor * value_sum[i].x, factor * value_sum[i].y);
       }
     }
-    __threadfence();  // another thread adds to the gradients in add()
+    asm volatile("fence.proxy.async;" ::: "memory");  // TMA adds to the gradients in add()
     hopper::named_sync(kTileSync, 256);
   }
 
   __device__ __forceinline__ void add_at(const Gradient& to, std::int32_t column, int dim, float x,
                                          float y) const {
     if (to.data == nullptr || dim >= to.dim) return;
-    add_pair<Adding::by_load>(to,
-                              work.batch * to.strides.batch + column * to.strides.sequence +
-                                  work.kv_head * to.strides.head + dim,
-                              x, y);
+    add_pair(to,
+             work.batch * to.strides.batch + column * to.strides.sequence +
+                 work.kv_head * to.strides.head + dim,
+             x, y);
   }
 
   __device__ __forceinline__ void store_grad_scores(Element* to,

@@ -225,8 +225,10 @@ Arguments FlashBackward::arguments_of(const BackwardBlock& block, const Gradient
   }
   a.lse = row_values_of(block.lse);
   a.delta = row_values_of(block.delta);
-  if (is_wanted(gradients.query) && adds_in_turns) {
-    a.query_sum = tensor_map(gradients.query, kSumRows);
+  if (adds_in_turns) {
+    if (is_wanted(gradients.query)) a.query_sum = tensor_map(gradients.query, kSumRows);
+    if (is_wanted(gradients.key)) a.key_sum = tensor_map(gradients.key, kSumRows);
+    if (is_wanted(gradients.value)) a.value_sum = tensor_map(gradients.value, kSumRows);
   }
   a.scaled_lse = static_cast<float*>(workspace_.data());
   a.padded_delta = a.scaled_lse + lse_values;
@@ -255,8 +257,12 @@ Arguments FlashBackward::arguments_of(const BackwardBlock& block, const Gradient
       section_heads = kSectionBytes / (entry.lists->rows_at_a_time() * row_bytes);
     }
   }
-  a.section_heads = static_cast<std::int32_t>(
-      std::clamp(section_heads, 1.0, static_cast<double>(query[0] * key[2])));
+  // Sections of one size: a small last one would end with idle multiprocessors.
+  const std::int64_t pairs = query[0] * key[2];
+  const auto most =
+      static_cast<std::int64_t>(std::clamp(section_heads, 1.0, static_cast<double>(pairs)));
+  const std::int64_t sections = (pairs + most - 1) / most;
+  a.section_heads = static_cast<std::int32_t>((pairs + sections - 1) / sections);
   a.scale = static_cast<float>(problem_.logit_scale());
   a.general = is_general(problem_);
   a.natural_lse = a.general || is_float32(problem_);

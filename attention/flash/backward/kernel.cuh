@@ -5,6 +5,7 @@
 #include "flash/backward/producer.cuh"
 #include "flash/backward/score_preparation.cuh"
 #include "flash/backward/tiles.cuh"
+#include "flash/hopper/early_launch.cuh"
 #include "flash/shared.cuh"
 
 namespace annulus::flash::backward {
@@ -29,9 +30,6 @@ __global__ void __launch_bounds__(Tiles::kThreads, 1)
   extern __shared__ __align__(1024) unsigned char bytes[];
   auto& shared = *reinterpret_cast<SharedTiles<Tiles>*>(bytes);
   if (threadIdx.x == 0) {
-    Work<Tiles>& work = shared.work;
-    work.find(a, work_index(a));
-    shared.steps = kLists ? 0 : (work.last_tile - work.first_tile + 1) * a.heads_per_kv_head;
     shared.special_keys = 0;
     shared.key_full.init(1);
     shared.key_watched.init(96);
@@ -50,6 +48,10 @@ __global__ void __launch_bounds__(Tiles::kThreads, 1)
       for (hopper::Barrier& barrier : shared.scores.bias_read) barrier.init(8);
     }
     hopper::fence_barrier_init();
+    hopper::await_kernel_before();
+    Work<Tiles>& work = shared.work;
+    work.find(a, work_index(a));
+    shared.steps = kLists ? 0 : (work.last_tile - work.first_tile + 1) * a.heads_per_kv_head;
   }
   __syncthreads();
   if constexpr (Tiles::kGeneral) {
@@ -105,8 +107,17 @@ cudaError_t launch(const Arguments& a, unsigned items, cudaStream_t stream) {
           cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared)) {
     return code;
   }
-  kernel<<<items, Tiles::kThreads, kShared, stream>>>(a);
-  return cudaGetLastError();
+  cudaLaunchAttribute early{};
+  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  early.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(items);
+  config.blockDim = dim3(Tiles::kThreads);
+  config.dynamicSmemBytes = kShared;
+  config.stream = stream;
+  config.attrs = &early;
+  config.numAttrs = 1;
+  return cudaLaunchKernelEx(&config, kernel, a);
 }
 
 }  // namespace annulus::flash::backward

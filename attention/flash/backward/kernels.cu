@@ -5,6 +5,7 @@
 #include "flash/backward/kernel.cuh"
 #include "flash/backward/kernels.hpp"
 #include "flash/float32/backward/kernels.hpp"
+#include "flash/hopper/early_launch.cuh"
 
 namespace annulus::flash::backward {
 namespace {
@@ -12,6 +13,7 @@ namespace {
 // LSE and delta of each row of a query tile, and its flags.
 template <class Element, int kQueries>
 __global__ void __launch_bounds__(kQueries) prepare_rows(const __grid_constant__ Arguments a) {
+  hopper::allow_next_kernel();
   const std::int32_t tiles = a.padded_rows / kQueries;
   const auto pair = static_cast<std::int32_t>(blockIdx.x) / tiles;
   const std::int32_t tile = static_cast<std::int32_t>(blockIdx.x) - pair * tiles;

@@ -1,9 +1,9 @@
 #pragma once
 
 #include "flash/async_copy.cuh"
-#include "flash/decode/early_launch.cuh"
 #include "flash/decode/kernels.hpp"
 #include "flash/decode/warp_products.cuh"
+#include "flash/hopper/early_launch.cuh"
 #include "flash/softmax.cuh"
 
 namespace annulus::flash::decode {
@@ -400,7 +400,7 @@ class Decoder {
 template <class Shape>
 __global__ void __launch_bounds__(Shape::kThreads, 1)
     decode(const __grid_constant__ DecodeArguments arguments) {
-  allow_next_kernel();
+  hopper::allow_next_kernel();
   extern __shared__ __align__(128) unsigned char bytes[];
   Decoder<Shape>(arguments, *reinterpret_cast<DecodeShared<Shape>*>(bytes)).run();
 }

@@ -1,7 +1,7 @@
 #include <type_traits>
 
-#include "flash/decode/early_launch.cuh"
 #include "flash/decode/kernels.hpp"
+#include "flash/hopper/early_launch.cuh"
 #include "flash/result.cuh"
 #include "flash/softmax.cuh"
 
@@ -164,7 +164,7 @@ __global__ void merge(const __grid_constant__ DecodeArguments a) {
   const float* const outputs = a.part_outputs + (first * a.rows + row) * a.value_dim;
   const std::int64_t output_stride = std::int64_t{a.rows} * a.value_dim;
 
-  await_kernel_before();
+  hopper::await_kernel_before();
 
   const bool has_state = a.state.output != nullptr;
   const double state_lse =

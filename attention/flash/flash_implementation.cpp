@@ -160,12 +160,13 @@ class FlashImplementation final : public Implementation {
           "reproducible world: on GPUs, the gradient of the sinks is rounded while it is added up");
     }
     if (problem.soft_cap && problem.bias) {
-      return Capability::no("the flash kernel computes no gradients of a bias beside a soft cap");
+      return Capability::no("the flash kernel has no backward pass for a bias beside a soft cap");
     }
     return accepts(problem, place);
   }
 
-  // The backward kernels take any block; takes() is about forward tiles.
+  // The backward kernels take any block, except that prepare_backward() refuses to sum a bias's
+  // gradient over rows or keys. takes() is about forward tiles.
   [[nodiscard]] Capability takes_backward(const AttentionProblem& /*problem*/,
                                           const BlockGeometry& /*block*/) const override {
     return Capability::yes();

@@ -235,7 +235,7 @@ class Consumer : ConsumerWeights<Tiles> {
     float* const keys = reinterpret_cast<float*>(shared.key) + 2 * group * kBoxes * kBox;
     float* const values = keys + kBoxes * kBox;
     store_sums(keys, key_sum, Tiles::sum_scale(a));
-    store_sums(values, value_sum, Tiles::value_scale(a));
+    store_sums(values, value_sum, value_scale<Tiles>(a));
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
     hopper::named_sync(kGroupSync + group, 128);
     if (warp % 4 != 0 || lane != 0) return;
@@ -337,7 +337,7 @@ class Consumer : ConsumerWeights<Tiles> {
         const int dim = 64 * i + 2 * lane;
         add_at(a.grad_key, column, dim, Tiles::sum_scale(a) * key_sum[i].x,
                Tiles::sum_scale(a) * key_sum[i].y);
-        const float factor = Tiles::value_scale(a);
+        const float factor = value_scale<Tiles>(a);
         add_at(a.grad_value, column, dim, factor * value_sum[i].x, factor * value_sum[i].y);
       }
     }

@@ -44,18 +44,22 @@ struct Tiles {
   __device__ static float delta_scale(const Arguments& a) {
     return kScaledScores ? a.scale : __ldg(&a.output_scale->factor);
   }
-  /// Factors that turn dS and sums of products into gradients of bias, queries and keys, and values.
+  /// Factors that turn dS and sums of products into gradients of bias, and of queries and keys; and,
+  /// below, of values.
   __device__ static float bias_scale(const Arguments& a) {
     return kScaledScores ? a.grad_bias_scale : inverse(a);
   }
   __device__ static float sum_scale(const Arguments& a) {
     return kScaledScores ? 1 : a.scale * inverse(a);
   }
-  __device__ static float value_scale(const Arguments& a) {
-    return kScaledScores ? a.value_scale : a.value_scale * inverse(a);
-  }
   __device__ static float inverse(const Arguments& a) { return __ldg(&a.output_scale->inverse); }
 };
+
+template <class Tiles>
+__device__ __forceinline__ float value_scale(const Arguments& a) {
+  const float scale = Tiles::kGeneral ? a.value_scale : 1;
+  return Tiles::kScaledScores ? scale : scale * Tiles::inverse(a);
+}
 
 /// A key tile of one key/value head, and the query tiles that see some of it.
 template <class Tiles>

@@ -34,7 +34,7 @@ class SplitKeyConsumer : WideKeyConsumer<Tiles> {
 #pragma unroll
     for (float& x : sum) x = 0;
     for (; Base::begin_step(); at.next()) add_weights(sum);
-    Base::add(a.grad_value, sum, Tiles::value_scale(a));
+    Base::add(a.grad_value, sum, value_scale<Tiles>(a));
   }
 
   __device__ __forceinline__ void run_scores() {

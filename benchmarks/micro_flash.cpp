@@ -5,7 +5,8 @@
 // time to make tile lists, and other gradients by themselves. Prints tables, and writes JSON to
 // FILE.json:
 //
-//     annulus_micro_flash [warm] [dense|plain|backward|masks|wide|modifiers|features|positions|
+//     annulus_micro_flash [warm]
+//     [dense|plain|backward|masks|wide|modifiers|wide_modifiers|features|positions|
 //                          decode|blocks|float32|float32_backward|hops|lists ...] [FILE.json]
 //
 // With `warm`, each case is measured once, after 0.4 s of the same calls.
@@ -94,33 +95,40 @@ void backward_masks(Bench& bench, const BackwardShape& s) {
 }
 
 // Gradients with modifiers of the weights, beside plain ones.
-void backward_modifiers(Bench& bench) {
+void backward_modifiers(Bench& bench, std::int64_t dim, std::int64_t value_dim) {
   const std::int64_t keys = 4096;
-  for (const std::int64_t dim : {128, 64}) {
-    for (const bool causal : {false, true}) {
-      std::vector<BackwardCase> cases;
-      const auto add = [&](const char* name) -> AttentionProblem& {
-        cases.push_back({make_case(
-            fmt::format("backward modifiers: D={} {}, {}", dim, causal ? "causal" : "full", name),
-            {1, keys, keys, 32, 8, dim, dim}, causal)});
-        return cases.back().forward.problem;
-      };
-      add("plain");
-      add("dropout").dropout.emplace(0.1, 1);
-      add("dropout, keys from 8 on").dropout.emplace(0.1, 1);
-      Case& shifted = cases.back().forward;
-      shifted.problem.shape.kv_length += 8;
-      shifted.columns = PositionRanges({PositionRange{GlobalPosition(8), keys}});
-      add("bias of a head").bias = Extents{1, 32, keys, keys};
-      add("bias of a head, and its gradient").bias = Extents{1, 32, keys, keys};
-      cases.back().wants_bias = true;
-      add("bias of all heads").bias = Extents{1, 1, keys, keys};
-      add("bias of all heads, and its gradient").bias = Extents{1, 1, keys, keys};
-      cases.back().wants_bias = true;
-      add("dense mask").dense_mask = Extents{1, 1, keys, keys};
-      bench.measure_backward(cases);
-    }
+  for (const bool causal : {false, true}) {
+    std::vector<BackwardCase> cases;
+    const auto add = [&](const char* name) -> AttentionProblem& {
+      cases.push_back({make_case(
+          fmt::format("backward modifiers: D={} {}, {}", dim, causal ? "causal" : "full", name),
+          {1, keys, keys, 32, 8, dim, value_dim}, causal)});
+      return cases.back().forward.problem;
+    };
+    add("plain");
+    add("dropout").dropout.emplace(0.1, 1);
+    add("dropout, keys from 8 on").dropout.emplace(0.1, 1);
+    Case& shifted = cases.back().forward;
+    shifted.problem.shape.kv_length += 8;
+    shifted.columns = PositionRanges({PositionRange{GlobalPosition(8), keys}});
+    add("bias of a head").bias = Extents{1, 32, keys, keys};
+    add("bias of a head, and its gradient").bias = Extents{1, 32, keys, keys};
+    cases.back().wants_bias = true;
+    add("bias of all heads").bias = Extents{1, 1, keys, keys};
+    add("bias of all heads, and its gradient").bias = Extents{1, 1, keys, keys};
+    cases.back().wants_bias = true;
+    add("dense mask").dense_mask = Extents{1, 1, keys, keys};
+    bench.measure_backward(cases);
   }
+}
+
+void modifiers(Bench& bench) {
+  for (const std::int64_t dim : {128, 64}) backward_modifiers(bench, dim, dim);
+}
+
+void modifiers_of_wide_heads(Bench& bench) {
+  backward_modifiers(bench, 256, 256);
+  backward_modifiers(bench, 192, 128);
 }
 
 // Plain, the same bits every time (which wide heads have anyway), and with a soft cap.
@@ -513,7 +521,8 @@ int main(int argc, char** argv) {
           std::pair{"backward", &annulus::backward},
           std::pair{"masks", &annulus::backward_under_masks},
           std::pair{"wide", &annulus::backward_of_wide_heads},
-          std::pair{"modifiers", &annulus::backward_modifiers},
+          std::pair{"modifiers", &annulus::modifiers},
+          std::pair{"wide_modifiers", &annulus::modifiers_of_wide_heads},
           std::pair{"features", &annulus::features}, std::pair{"positions", &annulus::positions},
           std::pair{"decode", &annulus::decode}, std::pair{"blocks", &annulus::blocks},
           std::pair{"float32", &annulus::float32},

@@ -20,8 +20,8 @@ namespace {
 
 constexpr std::int64_t kVectorBytes = 16;  // strides are multiples of it
 constexpr std::int64_t kMaximumDims = 256;
-// The largest head dimension for which the backward kernels take bias, dense mask and dropout, and
-// add each key tile's part of dQ to memory.
+// The largest head dimension for which a backward kernel adds each key tile's part of dQ to memory,
+// and for which there is one of float32.
 constexpr std::int64_t kMaximumNarrowDims = 128;
 // Tiles of both passes, and of the forward pass for small value dimensions (see flash/shape.cuh).
 constexpr std::int64_t kTile = 128;
@@ -147,12 +147,6 @@ class FlashImplementation final : public Implementation {
       return Capability::no(
           fmt::format("the flash kernel computes float32 gradients for head dimensions up to {}, "
                       "not {} with {}",
-                      kMaximumNarrowDims, problem.shape.head_dim, problem.shape.value_dim));
-    }
-    if (wide && flash::is_general(problem)) {
-      return Capability::no(
-          fmt::format("the flash kernel computes gradients with bias, dense mask or dropout for "
-                      "head dimensions up to {}, not {} with {}",
                       kMaximumNarrowDims, problem.shape.head_dim, problem.shape.value_dim));
     }
     if (wide && problem.in_global_order()) {

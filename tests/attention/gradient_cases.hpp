@@ -45,6 +45,7 @@ inline void expect_same_reach(const WholeGradients& whole) {
   compare(whole.query, whole.truth.query, "query");
   compare(whole.key, whole.truth.key, "key");
   compare(whole.value, whole.truth.value, "value");
+  if (whole.forward.problem.bias) compare(whole.bias, whole.truth.bias, "bias");
 }
 
 /// Overwrites one position of all heads, of all batches or of one, or only the entry `only` there.

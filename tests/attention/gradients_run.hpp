@@ -70,11 +70,20 @@ inline WholeAttention random_operands(Random& random, AttentionProblem problem) 
   return whole;
 }
 
+/// Multiplies all entries of a contiguous tensor.
+inline void multiply(const Tensor& tensor, float factor) {
+  const std::int64_t count = tensor.shape().product();
+  std::vector<float> values(static_cast<std::size_t>(count));
+  to_float32(tensor.view().data(), tensor.dtype(), values.data(), count);
+  for (float& value : values) value *= factor;
+  from_float32(values.data(), tensor.dtype(), tensor.view().data(), count);
+}
+
 /// A problem with what a backward call reads; its gradients are the oracle's.
 struct WholeGradients {
   WholeGradients(Random& random, const AttentionProblem& problem)
       : WholeGradients(random, random_operands(random, problem)) {}
-  /// The gradients of output and LSE are multiplied by `size`, in float32.
+  /// The gradients of output and LSE are multiplied by `size`.
   WholeGradients(Random& random, WholeAttention whole, float size = 1) : forward(std::move(whole)) {
     const AttentionProblem& problem = forward.problem;
     const AttentionShape& s = problem.shape;
@@ -84,9 +93,8 @@ struct WholeGradients {
         random_operand(random, problem.dtype, {s.batch, s.query_length, s.heads, s.value_dim});
     const Tensor grad_lse = random_tensor(random, DType::float32, rows);
     if (size != 1) {
-      for (const TensorView& gradient : {grad_output.view(), grad_lse.view()}) {
-        for (std::int64_t i = 0; i < gradient.elements(); ++i) gradient.as<float>()[i] *= size;
-      }
+      multiply(grad_output, size);
+      multiply(grad_lse, size);
     }
     const OracleOutput output = forward.oracle();
     lse = filled(wide, rows, output.lse);
@@ -144,7 +152,7 @@ struct WholeGradients {
         ->backward(block, gradients, {stream, nullptr, threads});
   }
 
-  /// The largest error of a gradient in its bound (docs/semantics.md §6).
+  /// The largest error of a gradient in its bound (docs/semantics.md §6); NaN if any gradient holds one.
   [[nodiscard]] double largest_share() const {
     const double bound = 2 * accuracy_bound(forward.problem).output;
     double largest = 0;
@@ -156,7 +164,7 @@ struct WholeGradients {
         magnitude += std::pow(gradient.magnitudes[i], 2);
       }
       const double share = difference == 0 ? 0 : std::sqrt(difference / magnitude) / bound;
-      if (!(share <= largest)) largest = share;
+      if (std::isnan(share) || share > largest) largest = share;
     };
     compare(query, truth.query);
     compare(key, truth.key);

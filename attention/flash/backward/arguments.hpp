@@ -30,6 +30,14 @@ struct RowTensor {
   std::int32_t dim = 0;
 };
 
+/// The power of two by which dO and delta of float16 are multiplied, so that dS neither overflows nor
+/// becomes subnormal: |dS| <= |dP| + |delta| <= dim · max |dO| · max |V| / (1 − p) + max |delta|.
+struct OutputScale {
+  float factor, inverse;
+  std::uint32_t largest[3];  ///< of finite |dO|, |V| and |delta|, as bits of float32
+  std::uint32_t blocks;      ///< that have added to `largest`
+};
+
 /// Flags of a query tile, which prepare_rows() writes behind the tile's LSE.
 inline constexpr std::int32_t kHiddenRows = 1;     ///< some row sees nothing or does not exist
 inline constexpr std::int32_t kSpecialValues = 2;  ///< some value is special, see the kernel
@@ -89,6 +97,10 @@ struct Arguments {
   std::int32_t accurate_tanh = 0;
 
   Gradient grad_query, grad_key, grad_value;
+
+  /// Only for float16, else null. The kernels read a copy of dO, contiguous and multiplied by factor.
+  OutputScale* output_scale = nullptr;
+  void* scaled_grad_output = nullptr;
 };
 
 }  // namespace annulus::flash::backward

@@ -169,7 +169,7 @@ class Consumer : ConsumerWeights<Tiles> {
     store_grad_scores(grad_score, packed);
     if constexpr (kGeneral) {
       if (a.grad_bias != nullptr) {
-        store_bias_gradient([&](int i) { return a.grad_bias_scale * scores[i]; });
+        store_bias_gradient([&](int i) { return Tiles::bias_scale(a) * scores[i]; });
       }
     }
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
@@ -211,7 +211,7 @@ class Consumer : ConsumerWeights<Tiles> {
     float* const keys = reinterpret_cast<float*>(shared.key) + 2 * group * kBoxes * kBox;
     float* const values = keys + kBoxes * kBox;
     store_sums(keys, key_sum, Tiles::sum_scale(a));
-    store_sums(values, value_sum, kGeneral ? a.value_scale : 1);
+    store_sums(values, value_sum, Tiles::value_scale(a));
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
     hopper::named_sync(kGroupSync + group, 128);
     if (warp % 4 != 0 || lane != 0) return;
@@ -294,7 +294,7 @@ class Consumer : ConsumerWeights<Tiles> {
         if (kGeneral && a.grad_bias != nullptr && lane == 0) {
           const std::int64_t offset = offset_at(a, a.grad_bias_strides, work.batch,
                                                 shared.step[slot].head, first_row + r, column);
-          atomicAdd(a.grad_bias + offset, a.grad_bias_scale * pair.y);
+          atomicAdd(a.grad_bias + offset, Tiles::bias_scale(a) * pair.y);
         }
 #pragma unroll
         for (int i = 0; i < kParts; ++i) {
@@ -313,7 +313,7 @@ class Consumer : ConsumerWeights<Tiles> {
         const int dim = 64 * i + 2 * lane;
         add_at(a.grad_key, column, dim, Tiles::sum_scale(a) * key_sum[i].x,
                Tiles::sum_scale(a) * key_sum[i].y);
-        const float factor = kGeneral ? a.value_scale : 1;
+        const float factor = Tiles::value_scale(a);
         add_at(a.grad_value, column, dim, factor * value_sum[i].x, factor * value_sum[i].y);
       }
     }

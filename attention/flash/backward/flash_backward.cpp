@@ -35,6 +35,9 @@ int tile_dim(const AttentionProblem& problem) {
 bool is_float32(const AttentionProblem& problem) {
   return problem.dtype == DType::float32;
 }
+bool is_float16(const AttentionProblem& problem) {
+  return problem.dtype == DType::float16;
+}
 
 int rows_of_tile(const AttentionProblem& problem) {
   return is_float32(problem)
@@ -197,12 +200,26 @@ Arguments FlashBackward::arguments_of(const BackwardBlock& block, const Gradient
   // They also say in which order a key tile walks, on which the bits of its own gradients depend.
   const std::int64_t turns = block.repeats_bits && adds_in_turns ? rows / tile : 0;
   const std::int64_t values = lse_values + rows + turns + 1;
-  workspace_.reserve(static_cast<std::size_t>(values) * sizeof(float));
+  constexpr std::size_t kAlignment = 256;
+  const std::size_t scale_at =
+      (static_cast<std::size_t>(values) * sizeof(float) / kAlignment + 1) * kAlignment;
+  const std::size_t copy_at = scale_at + kAlignment;
+  const bool copies = is_float16(problem_);
+  workspace_.reserve(copies ? copy_at + 2 * static_cast<std::size_t>(block.grad_output.elements())
+                            : scale_at);
 
   Arguments a;
   if (!is_float32(problem_)) {
     a.query = tensor_map(block.query, static_cast<int>(tile));
-    a.grad_output = tensor_map(block.grad_output, static_cast<int>(tile));
+    ConstTensorView grad_output = block.grad_output;
+    if (copies) {
+      auto* const start = static_cast<std::byte*>(workspace_.data());
+      a.output_scale = reinterpret_cast<OutputScale*>(start + scale_at);
+      a.scaled_grad_output = start + copy_at;
+      grad_output = ConstTensorView(a.scaled_grad_output, DType::float16, grad_output.shape(),
+                                    contiguous_strides(grad_output.shape()), grad_output.place());
+    }
+    a.grad_output = tensor_map(grad_output, static_cast<int>(tile));
     a.key = tensor_map(block.key, tile_keys(dim));
     a.value = tensor_map(block.value, tile_keys(dim));
   }
@@ -254,7 +271,7 @@ Arguments FlashBackward::arguments_of(const BackwardBlock& block, const Gradient
     a.query_rows = rows_of(block.query);
     a.grad_output_rows = rows_of(block.grad_output);
   }
-  const bool scaled = problem_.dtype != DType::float16;  // dS
+  const bool scaled = !is_float16(problem_);  // dS
   if (is_wanted(gradients.bias)) {
     a.grad_bias = static_cast<float*>(gradients.bias.data());
     for (int i = 0; i < 4; ++i) a.grad_bias_strides[i] = gradients.bias.stride(i);
@@ -286,9 +303,15 @@ void FlashBackward::run(const BackwardBlock& block, const Gradients& gradients, 
   const Arguments arguments = arguments_of(block, gradients);
   const int dim = tile_dim(problem_);
   auto* const raw = CudaStream::of(stream).raw();
+  if (is_float16(problem_)) {
+    // The scale depends on the block's operands, so it would differ with the number of ranks.
+    const RowTensor value = problem_.in_global_order() ? RowTensor{} : rows_of(block.value);
+    check_cuda(launch_output_scale(arguments, rows_of(block.grad_output), value, raw),
+               "scaling the gradient of the output");
+  }
   const auto launch = [&] {
     if (!is_float32(problem_)) {
-      return launch_backward(arguments, dim, problem_.dtype == DType::float16, raw);
+      return launch_backward(arguments, dim, is_float16(problem_), raw);
     }
     const Float32Operands operands{rows_of(block.query), rows_of(block.key), rows_of(block.value),
                                    rows_of(block.grad_output)};

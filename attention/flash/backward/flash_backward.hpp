@@ -14,8 +14,7 @@ namespace annulus::flash::backward {
 
 /// Computes the gradients of the blocks of one problem on one device of compute capability 9.0.
 /// Half types take the head dimensions of with_head_dims(), float32 takes up to 128. Bias, dense
-/// mask and dropout need a half type and head dimensions up to 128. Keeps a workspace for the
-/// largest block. One call at a time.
+/// mask and dropout need a half type. Keeps a workspace for the largest block. One call at a time.
 class FlashBackward {
  public:
   /// Both must outlive it.
@@ -47,7 +46,7 @@ class FlashBackward {
   const AttentionProblem& problem_;
   Device& device_;
   std::vector<Entry> entries_;
-  Workspace workspace_;  // LSE and delta
+  Workspace workspace_;  // LSE and delta, and for float16 a copy of dO
 };
 
 }  // namespace annulus::flash::backward

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cstdint>
 #include <type_traits>
 
@@ -48,10 +49,116 @@ __global__ void __launch_bounds__(kQueries) prepare_rows(const __grid_constant__
     record[kQueries + in_tile] = __int_as_float(in_tile == 0 ? flags : 0);
   }
   a.padded_delta[std::int64_t{blockIdx.x} * kQueries + in_tile] =
-      Tiles<Element, 128>::score_scale(a) * delta;
+      Tiles<Element, 128>::delta_scale(a) * delta;
   if (a.turns != nullptr && in_tile == 0) {
     a.turns[blockIdx.x] = 0;
     if (blockIdx.x == 0) *a.next_index = 0;
+  }
+}
+
+constexpr int kScaleThreads = 256;
+
+// The largest finite magnitude of eight values of float16, as its bits.
+__device__ unsigned largest_of(const uint4& v) {
+  unsigned largest = 0;
+  for (const unsigned pair : {v.x, v.y, v.z, v.w}) {
+    const unsigned magnitudes = pair & 0x7FFF7FFF;
+    largest = __vmaxu2(largest, magnitudes & ~__vcmpgeu2(magnitudes, 0x7C007C00));
+  }
+  return max(largest & 0xFFFF, largest >> 16);
+}
+
+// The same of some rows of a head.
+__device__ unsigned largest_of(const RowTensor& rows, std::int32_t batch, std::int32_t head,
+                               std::int32_t count) {
+  const __half* const values = static_cast<const __half*>(rows.data) + batch * rows.strides.batch +
+                               head * rows.strides.head;
+  const std::int32_t packs = rows.dim / 8;
+  const std::int32_t lanes = packs <= 8 ? 8 : packs <= 16 ? 16 : 32;
+  const std::int32_t lane = static_cast<std::int32_t>(threadIdx.x) % lanes;
+  if (lane >= packs) return 0;
+  unsigned largest = 0;
+  const std::int32_t at_a_time = kScaleThreads / lanes;
+  for (std::int32_t row = static_cast<std::int32_t>(blockIdx.y) * at_a_time +
+                          static_cast<std::int32_t>(threadIdx.x) / lanes;
+       row < count; row += static_cast<std::int32_t>(gridDim.y) * at_a_time) {
+    const auto* const packed = reinterpret_cast<const uint4*>(values + row * rows.strides.sequence);
+    largest = max(largest, largest_of(packed[lane]));
+  }
+  return largest;
+}
+
+// Chooses output_scale. The last thread block to finish does, from what all found.
+__global__ void __launch_bounds__(kScaleThreads)
+    fit_output_scale(const __grid_constant__ Arguments a,
+                    const __grid_constant__ RowTensor grad_output,
+                    const __grid_constant__ RowTensor value) {
+  OutputScale& scale = *a.output_scale;
+  if (value.data != nullptr) {
+    const auto pair = static_cast<std::int32_t>(blockIdx.x);
+    const std::int32_t batch = pair / a.heads, head = pair - batch * a.heads;
+    const std::int32_t rows = a.row_lengths == nullptr ? a.rows : a.row_lengths[batch];
+    const std::int32_t columns = a.column_lengths == nullptr ? a.columns : a.column_lengths[batch];
+    const auto add = [](std::uint32_t& to, float mine) {
+      const unsigned bits = __reduce_max_sync(0xffffffff, __float_as_uint(mine));
+      if (threadIdx.x % 32 == 0 && bits != 0) atomicMax(&to, bits);
+    };
+    const auto magnitude = [](unsigned bits) {
+      return __half2float(__ushort_as_half(static_cast<unsigned short>(bits)));
+    };
+    add(scale.largest[0], magnitude(largest_of(grad_output, batch, head, rows)));
+    if (head % a.heads_per_kv_head == 0) {
+      add(scale.largest[1], magnitude(largest_of(value, batch, head / a.heads_per_kv_head, columns)));
+    }
+    float delta = 0;
+    const std::int64_t first = batch * a.delta.batch + head * a.delta.head;
+    for (std::int32_t row = static_cast<std::int32_t>(blockIdx.y * kScaleThreads + threadIdx.x);
+         row < rows; row += static_cast<std::int32_t>(gridDim.y) * kScaleThreads) {
+      const float x = fabsf(a.delta.data[first + row * a.delta.row]);
+      if (x < kInfinity) delta = fmaxf(delta, x);
+    }
+    add(scale.largest[2], delta);
+  }
+  __threadfence();
+  if (!__syncthreads_or(threadIdx.x == 0 &&
+                        atomicAdd(&scale.blocks, 1) == gridDim.x * gridDim.y - 1)) {
+    return;
+  }
+  if (threadIdx.x != 0) return;
+  const auto largest = [&](int i) { return __uint_as_float(__ldcg(&scale.largest[i])); };
+  const float bound =
+      largest(0) * largest(1) * static_cast<float>(grad_output.dim) * a.value_scale + largest(2);
+  int power = 0;  // of the factor: neither the bound nor dO reaches 2^15
+  if (value.data != nullptr && bound > 0) {
+    power = 14 - max(ilogbf(bound), largest(0) > 0 ? ilogbf(largest(0)) : -24);
+  }
+  scale.factor = ldexpf(1, power);
+  scale.inverse = ldexpf(1, -power);
+}
+
+// copy = dO · factor, [batch, row, head, dim].
+__global__ void __launch_bounds__(kScaleThreads)
+    copy_output_gradient(const __grid_constant__ Arguments a, const __grid_constant__ RowTensor from,
+                         std::int64_t packs, uint4* copy) {
+  const float factor = a.output_scale->factor;
+  const auto in_row = static_cast<std::uint32_t>(from.dim / 8);
+  const auto heads = static_cast<std::uint32_t>(a.heads), rows = static_cast<std::uint32_t>(a.rows);
+  const std::int64_t step = std::int64_t{gridDim.x} * kScaleThreads;
+  for (std::int64_t i = std::int64_t{blockIdx.x} * kScaleThreads + threadIdx.x; i < packs;
+       i += step) {
+    const auto pair = static_cast<std::uint32_t>(i / in_row);  // fewer than 2^32 rows of all heads
+    const std::uint32_t position = pair / heads, batch = position / rows;
+    const __half* const values = static_cast<const __half*>(from.data) +
+                                 batch * from.strides.batch +
+                                 (position - batch * rows) * from.strides.sequence +
+                                 (pair - position * heads) * from.strides.head;
+    uint4 pack = reinterpret_cast<const uint4*>(values)[i - std::int64_t{pair} * in_row];
+    for (unsigned* two : {&pack.x, &pack.y, &pack.z, &pack.w}) {
+      __half2& both = *reinterpret_cast<__half2*>(two);
+      const float2 x = __half22float2(both);
+      both = __floats2half2_rn(x.x * factor, x.y * factor);
+    }
+    copy[i] = pack;
   }
 }
 
@@ -101,6 +208,26 @@ cudaError_t launch(const Arguments& a, int dim, cudaStream_t stream) {
 }
 
 }  // namespace
+
+cudaError_t launch_output_scale(const Arguments& arguments, const RowTensor& grad_output,
+                                const RowTensor& value, cudaStream_t stream) {
+  const cudaError_t cleared =
+      cudaMemsetAsync(arguments.output_scale, 0, sizeof(OutputScale), stream);
+  if (cleared != cudaSuccess) return cleared;
+  dim3 grid(1, 1);
+  if (value.data != nullptr) {
+    // About eight thread blocks for each multiprocessor, of at least four rounds.
+    constexpr unsigned kBlocks = 1056;
+    grid.x = static_cast<unsigned>(arguments.batches * arguments.heads);
+    grid.y = std::clamp(kBlocks / grid.x, 1U, blocks(arguments.rows, 64));
+  }
+  fit_output_scale<<<grid, kScaleThreads, 0, stream>>>(arguments, grad_output, value);
+  const std::int64_t packs = std::int64_t{arguments.batches} * arguments.rows * arguments.heads *
+                             (grad_output.dim / 8);
+  copy_output_gradient<<<std::min(blocks(packs, kScaleThreads), 4096U), kScaleThreads, 0, stream>>>(
+      arguments, grad_output, packs, static_cast<uint4*>(arguments.scaled_grad_output));
+  return cudaGetLastError();
+}
 
 cudaError_t launch_backward(const Arguments& arguments, int dim, bool half, cudaStream_t stream) {
   return half ? launch<true>(arguments, dim, stream) : launch<false>(arguments, dim, stream);

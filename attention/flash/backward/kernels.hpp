@@ -37,6 +37,12 @@ enum class PairClass : std::uint8_t {
   return dim == 64 && pairs != PairClass::general ? 128 : 64;
 }
 
+/// Enqueues the choice of output_scale, and of scaled_grad_output, which launch_backward() then
+/// reads. Without `value`, the scale is 1.
+[[nodiscard]] cudaError_t launch_output_scale(const Arguments& arguments,
+                                              const RowTensor& grad_output, const RowTensor& value,
+                                              cudaStream_t stream);
+
 /// Enqueues the backward pass of a block: LSE and delta of the rows, and the main kernel. `dim` is
 /// at least the head dimensions; `half`: float16 rather than bfloat16. Overwrites scaled_lse,
 /// padded_delta and turns. There are rows, columns and heads.

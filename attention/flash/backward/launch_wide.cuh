@@ -36,10 +36,16 @@ template <class Tiles>
       return code;
     }
   }
-  if (a.grad_query.data == nullptr) return cudaSuccess;
+  if (a.grad_query.data == nullptr && a.grad_bias == nullptr) return cudaSuccess;
   return launch_with<WideQueryMemory<Tiles>>(
       differentiate_wide_queries<Tiles>, a,
       blocks(a.rows, 2 * Tiles::kQueries, a.batches * a.heads), Tiles::kThreads, stream);
+}
+
+template <class Element, int kDim, int kValueDim>
+[[nodiscard]] cudaError_t launch_wide_class(const Arguments& a, cudaStream_t stream) {
+  return a.general ? launch_wide_tiles<WideTiles<Element, kDim, kValueDim, true>>(a, stream)
+                   : launch_wide_tiles<WideTiles<Element, kDim, kValueDim, false>>(a, stream);
 }
 
 }  // namespace annulus::flash::backward

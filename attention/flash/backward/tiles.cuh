@@ -41,7 +41,20 @@ struct Tiles {
   /// dS has the logits' scale in it. In float16 this would make small ones subnormal.
   static constexpr bool kScaledScores = !std::is_same_v<Element, __half>;
   __device__ static float score_scale(const Arguments& a) { return kScaledScores ? a.scale : 1; }
-  __device__ static float sum_scale(const Arguments& a) { return kScaledScores ? 1 : a.scale; }
+  __device__ static float delta_scale(const Arguments& a) {
+    return kScaledScores ? a.scale : __ldg(&a.output_scale->factor);
+  }
+  /// Factors that turn dS and sums of products into gradients of bias, queries and keys, and values.
+  __device__ static float bias_scale(const Arguments& a) {
+    return kScaledScores ? a.grad_bias_scale : inverse(a);
+  }
+  __device__ static float sum_scale(const Arguments& a) {
+    return kScaledScores ? 1 : a.scale * inverse(a);
+  }
+  __device__ static float value_scale(const Arguments& a) {
+    return kScaledScores ? a.value_scale : a.value_scale * inverse(a);
+  }
+  __device__ static float inverse(const Arguments& a) { return __ldg(&a.output_scale->inverse); }
 };
 
 /// A key tile of one key/value head, and the query tiles that see some of it.

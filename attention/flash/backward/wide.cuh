@@ -20,14 +20,15 @@
 // either.
 namespace annulus::flash::backward {
 
-/// Tiles have 64 rows and 64 columns.
-template <class Element_, int kDim_, int kValueDim_>
+/// Tiles have 64 rows and 64 columns. kGeneral: for problems with bias, dense mask or dropout.
+template <class Element_, int kDim_, int kValueDim_, bool kGeneral_>
 struct WideTiles : Tiles<Element_, kDim_> {
   static constexpr int kValueDim = kValueDim_;
+  static constexpr bool kGeneral = kGeneral_;
   static constexpr int kKeys = kWideTileKeys;
   static constexpr int kOutputElements = kKeys * kValueDim;
   /// Key tiles of a block of the kernel for dK and dV.
-  static constexpr int kKeyTiles = kDim_ == 256 ? 1 : 2;
+  static constexpr int kKeyTiles = kDim_ == 256 || kGeneral ? 1 : 2;
   struct KeyBlock {
     static constexpr int kKeys = kKeyTiles * kWideTileKeys;
     static constexpr int kQueries = WideTiles::kKeys;
@@ -72,6 +73,20 @@ __device__ __forceinline__ void pass_verdict(Verdict& verdict, std::int32_t spec
   }
 }
 
+/// True if bias or dense mask may hide any pair.
+template <class Tiles>
+[[nodiscard]] __device__ __forceinline__ bool has_scores(const Arguments& a) {
+  return Tiles::kGeneral && (a.scores.bias.data != nullptr || a.scores.mask.data != nullptr);
+}
+
+/// True if a column has no position, or the one that it would have if all columns from the first on
+/// were neighbours.
+[[nodiscard]] __device__ __forceinline__ bool is_neighbour(std::int32_t position,
+                                                           std::int32_t first,
+                                                           std::int32_t distance) {
+  return position == TileMask::kNowhere || position == first + distance;
+}
+
 /// Makes the barrier's phase wait for this many bytes of bulk copies.
 __device__ __forceinline__ void expect_bytes(hopper::Barrier& barrier, std::uint32_t bytes) {
   asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(barrier.address()),
@@ -100,6 +115,7 @@ class WideConsumer {
   using Element = typename Tiles::Element;
   static constexpr int kScores = 32;
   static constexpr int kPacked = kScores / 2;
+  static constexpr bool kGeneral = Tiles::kGeneral;
 
   __device__ __forceinline__ explicit WideConsumer(const Arguments& arguments) : a(arguments) {
     warp = __shfl_sync(0xffffffff, static_cast<int>(threadIdx.x) / 32 - 4, 0);
@@ -250,11 +266,14 @@ class WideConsumer {
   template <class Lse>
   __device__ __forceinline__ void weigh(float (&scores)[kScores], std::uint32_t (&weights)[kPacked],
                                         const Lse& lse) const {
+    constexpr float kUnit = kGeneral ? 1 : kLog2E;
     if (a.soft_cap != 0) {
       replace_by_tanh(scores, a);
-      weigh<true>(scores, weights, lse, a.soft_cap * kLog2E);
+      weigh<true>(scores, weights, lse, a.soft_cap * kUnit);
     } else {
-      weigh<false>(scores, weights, lse, a.scale * kLog2E);
+      // Scores with a bias are logits already.
+      weigh<false>(scores, weights, lse,
+                   kGeneral && a.scores.bias.data != nullptr ? 1 : a.scale * kUnit);
     }
   }
   template <bool kSoftCap, class Lse>
@@ -264,12 +283,50 @@ class WideConsumer {
 #pragma unroll
     for (int i = 0; i < kScores; i += 2) {
       const float2 shift = lse(i / 4, i / 2 % 2);
-      const float x = exp2_fast(fmaf(scores[i], unit, -shift.x));
-      const float y = exp2_fast(fmaf(scores[i + 1], unit, -shift.y));
+      // The LSE of the general class is natural, so that large biases do not overflow before they
+      // cancel.
+      constexpr float kToLog2 = kGeneral ? kLog2E : 1;
+      const float x = exp2_fast(fmaf(scores[i], unit, -shift.x) * kToLog2);
+      const float y = exp2_fast(fmaf(scores[i + 1], unit, -shift.y) * kToLog2);
       weights[i / 2] = pack<Element>(x, y);
       scores[i] = kSoftCap ? x * fmaf(-scores[i], scores[i], 1) : x;
       scores[i + 1] = kSoftCap ? y * fmaf(-scores[i + 1], scores[i + 1], 1) : y;
     }
+  }
+
+  // Turns products into logits, and adds the bits of pairs that the bias hides.
+  __device__ __forceinline__ void add_bias(float (&scores)[kScores], const float (&bias)[kScores],
+                                           std::uint32_t& hidden) const {
+#pragma unroll
+    for (int i = 0; i < kScores; ++i) {
+      if (bias[i] == -kInfinity) hidden |= 1U << i;
+      scores[i] = fmaf(scores[i], a.scale, bias[i]);
+    }
+  }
+
+  // Drop pairs from dO·Vᵀ, and from packed weights: times 0 rather than set to 0, so that values
+  // that are not finite count.
+  __device__ __forceinline__ static void drop(float (&grads)[kScores], std::uint32_t dropped) {
+#pragma unroll
+    for (int i = 0; i < kScores; ++i) {
+      if ((dropped >> i & 1) != 0) grads[i] *= 0;
+    }
+  }
+  __device__ __forceinline__ static void drop(std::uint32_t (&weights)[kPacked],
+                                              std::uint32_t dropped) {
+    using Pair = std::conditional_t<std::is_same_v<Element, __half>, __half2, __nv_bfloat162>;
+    constexpr std::uint32_t kOnes = std::is_same_v<Element, __half> ? 0x3c003c00 : 0x3f803f80;
+#pragma unroll
+    for (int i = 0; i < kPacked; ++i) {
+      const std::uint32_t kept = kOnes & ~halves(dropped, i);
+      const Pair product =
+          __hmul2(reinterpret_cast<const Pair&>(weights[i]), reinterpret_cast<const Pair&>(kept));
+      weights[i] = reinterpret_cast<const std::uint32_t&>(product);
+    }
+  }
+  // Factor of dO·Vᵀ where nothing drops.
+  [[nodiscard]] __device__ __forceinline__ float grad_factor() const {
+    return kGeneral ? a.kept_grad_scale : Tiles::score_scale(a);
   }
 
   __device__ __forceinline__ void release(hopper::Barrier& barrier) const {

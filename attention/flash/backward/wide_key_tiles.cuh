@@ -24,12 +24,19 @@ struct WideKeyMemory {
     alignas(1024) Element of[kStages][Tiles::kKeys * Tiles::kQueries];
     hopper::Barrier full[kStages];
   };
+  /// Bits of pairs that drop, 16 for each query and warp, from the second warpgroup. Free again
+  /// when the slot is.
+  struct Dropped {
+    alignas(16) std::uint16_t of[kStages][4][Tiles::kQueries];
+    hopper::Barrier full[kStages];
+  };
   struct None {};
   alignas(1024) Element key[kKeyTiles][Tiles::kKeys * Tiles::kDim];
   alignas(1024) Element value[kKeyTiles][Tiles::kKeys * Tiles::kValueDim];
   alignas(1024) Element query[kStages][Tiles::kTileElements];
   alignas(1024) Element grad_output[kStages][Tiles::kOutputElements];
   std::conditional_t<kKeyTiles == 1, Weights, None> weights;
+  std::conditional_t<Tiles::kGeneral, Dropped, None> dropped;
   alignas(128) float lse[kStages][Tiles::kQueries + kFlagValues];
   alignas(128) float delta[kStages][Tiles::kQueries];
   /// Where warps exchange bits of hidden pairs: 16 for each query.
@@ -42,8 +49,8 @@ struct WideKeyMemory {
   hopper::Barrier output_full[kStages], output_empty[kStages];
   Verdict verdict[kStages];
 
-  [[nodiscard]] __device__ __forceinline__ bool has_hidden_rows(std::uint32_t slot) const {
-    return (__float_as_int(lse[slot][Tiles::kQueries]) & kHiddenRows) != 0;
+  [[nodiscard]] __device__ __forceinline__ std::int32_t flags(std::uint32_t slot) const {
+    return __float_as_int(lse[slot][Tiles::kQueries]);
   }
 };
 inline constexpr std::int32_t kSpecialQueries = 1, kSpecialOutputs = 2;  ///< bits of a verdict
@@ -92,15 +99,18 @@ __device__ __forceinline__ void load_queries(const Arguments& a, WideKeyMemory<T
   shared.query_full[at.slot()].arrive();
 }
 
-/// Called by the watchers.
+/// Called by the watchers. Where any pair may be hidden, prepare_rows() has looked already.
 template <class Tiles>
-__device__ __forceinline__ void watch_queries(WideKeyMemory<Tiles>& shared) {
+__device__ __forceinline__ void watch_queries(const Arguments& a, WideKeyMemory<Tiles>& shared) {
   for (RingPosition<WideKeyMemory<Tiles>::kStages> at;; at.next()) {
     const std::uint32_t slot = at.slot();
     shared.query_full[slot].wait(at.parity());
     if (shared.step[slot].tile < 0) return;
     std::int32_t special = 0;
-    if (shared.step[slot].is_masked() || shared.has_hidden_rows(slot)) {
+    const std::int32_t flags = shared.flags(slot);
+    if (has_scores<Tiles>(a)) {
+      if ((flags & kSpecialValues) != 0) special = kSpecialQueries | kSpecialOutputs;
+    } else if (shared.step[slot].is_masked() || (flags & kHiddenRows) != 0) {
       if (watch_tile(shared.query[slot], Tiles::kTileElements)) special |= kSpecialQueries;
       shared.output_full[slot].wait(at.parity());
       if (watch_tile(shared.grad_output[slot], Tiles::kOutputElements)) special |= kSpecialOutputs;
@@ -118,7 +128,14 @@ class WideKeyConsumer : protected WideConsumer<Tiles> {
   using Memory = WideKeyMemory<Tiles>;
 
   __device__ __forceinline__ WideKeyConsumer(const Arguments& arguments, Memory& memory)
-      : Base(arguments), work(memory.work), shared(memory) {}
+      : Base(arguments), work(memory.work), shared(memory) {
+    if constexpr (Tiles::kGeneral) {
+      const std::int32_t position =
+          a.mask.column_positions[work.first_column + warp % 4 / 2 * 32 + lane];
+      const std::int32_t first = __shfl_sync(0xffffffff, position, 0);
+      neighbours = __all_sync(0xffffffff, is_neighbour(position, first, lane)) != 0;
+    }
+  }
 
   // This warpgroup's key tile.
   [[nodiscard]] __device__ __forceinline__ int key_tile() const {
@@ -138,7 +155,7 @@ class WideKeyConsumer : protected WideConsumer<Tiles> {
   // True if some pair of the warpgroup may be hidden.
   [[nodiscard]] __device__ __forceinline__ bool is_masked() const {
     return shared.step[at.slot()].seen[key_tile()] == Seen::some ||
-           shared.has_hidden_rows(at.slot());
+           (shared.flags(at.slot()) & kHiddenRows) != 0 || has_scores<Tiles>(a);
   }
 
   // The rows of a masked listed tile that a lane examines: lane and lane + 32.
@@ -187,6 +204,12 @@ class WideKeyConsumer : protected WideConsumer<Tiles> {
     for (int i = 0; i < 2; ++i) {
       const int r = lane + 32 * i;
       if (shared.lse[at.slot()][r] == kInfinity) seen[i] = 0;
+      if constexpr (Tiles::kGeneral) {
+        if (a.scores.mask.data != nullptr) {
+          seen[i] &= ~hidden_by_mask(a, of.batch, of.head, step.tile * Tiles::kQueries + r,
+                                     of.column, neighbours);
+        }
+      }
       hidden[r] = static_cast<std::uint16_t>(~seen[i]);
     }
     __syncwarp();
@@ -214,6 +237,7 @@ class WideKeyConsumer : protected WideConsumer<Tiles> {
   const Work<typename Tiles::KeyBlock>& work;
   Memory& shared;
   RingPosition<Memory::kStages> at;
+  bool neighbours = true;  // in position: this warp's keys and those of the warp that draws with it
 };
 
 }  // namespace annulus::flash::backward

@@ -26,6 +26,7 @@ __global__ void __launch_bounds__(Tiles::kThreads, 1)
       shared.query_empty[i].init(8 + kWatchers);
       shared.output_empty[i].init(8);
       if constexpr (Tiles::kKeyTiles == 1) shared.weights.full[i].init(4);
+      if constexpr (Tiles::kGeneral) shared.dropped.full[i].init(4);
       shared.verdict[i].known.init(kWatchers);
     }
     hopper::fence_barrier_init();
@@ -34,7 +35,7 @@ __global__ void __launch_bounds__(Tiles::kThreads, 1)
   if (a.mask.key_tiles == 0 && shared.work.last_tile < shared.work.first_tile) return;
   if (threadIdx.x < 128) {
     hopper::release_registers<Tiles::kFewRegisters>();
-    if (threadIdx.x >= 32) watch_queries(shared);
+    if (threadIdx.x >= 32) watch_queries(a, shared);
     if (threadIdx.x == 0) load_queries(a, shared);
   } else {
     hopper::take_registers<Tiles::kManyRegisters>();

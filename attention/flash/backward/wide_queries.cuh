@@ -3,7 +3,9 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "flash/backward/dropout.cuh"
 #include "flash/backward/key_walk.cuh"
+#include "flash/backward/pair_bits.cuh"
 #include "flash/backward/producer.cuh"
 #include "flash/backward/wide.cuh"
 
@@ -20,7 +22,8 @@ struct WideQueryMemory {
   alignas(1024) Element grad_output[2][Tiles::kOutputElements];
   alignas(1024) Element key[kKeyStages][Tiles::kKeys * Tiles::kDim];
   alignas(1024) Element value[kValueStages][Tiles::kKeys * Tiles::kValueDim];
-  /// Positions and segment ids of the columns. Only masked tiles of lists have them.
+  /// Positions and segment ids of the columns: of masked tiles of lists, in the general class of
+  /// all tiles.
   alignas(128) std::int32_t column_positions[kKeyStages][Tiles::kKeys];
   alignas(128) std::int32_t column_ids[kKeyStages][Tiles::kKeys];
   std::int32_t batch, head;
@@ -95,7 +98,8 @@ __device__ __forceinline__ void load_keys(const Arguments& a, WideQueryMemory<Ti
     const std::uint32_t slot = at.slot(), value_slot = at_value.slot();
     shared.key_empty[slot].wait(at.parity() ^ 1);
     shared.step[slot] = step;
-    if (a.mask.key_tiles > 0 && Memory::is_masked(step)) copy_columns(a, shared, slot, column);
+    const bool compares = Memory::is_masked(step) || Tiles::kGeneral;
+    if (a.mask.key_tiles > 0 && compares) copy_columns(a, shared, slot, column);
     shared.key_full[slot].arrive_expecting(Tiles::kKeys * Tiles::kDim * 2);
     copy_tile<Tiles::kDim>(shared.key[slot], a.key, shared.key_full[slot], Cache::evict_last,
                            column, kv_head, batch);
@@ -111,15 +115,15 @@ __device__ __forceinline__ void load_keys(const Arguments& a, WideQueryMemory<Ti
 
 /// Called by the watchers.
 template <class Tiles>
-__device__ __forceinline__ void watch_keys(WideQueryMemory<Tiles>& shared) {
+__device__ __forceinline__ void watch_keys(const Arguments& a, WideQueryMemory<Tiles>& shared) {
   using Memory = WideQueryMemory<Tiles>;
   for (RingPosition<Memory::kKeyStages> at;; at.next()) {
     const std::uint32_t slot = at.slot();
     shared.key_full[slot].wait(at.parity());
     const KeyStep<2>& step = shared.step[slot];
     if (step.tile < 0) return;
-    const bool special =
-        Memory::is_masked(step) && watch_tile(shared.key[slot], Tiles::kKeys * Tiles::kDim);
+    const bool special = (Memory::is_masked(step) || has_scores<Tiles>(a)) &&
+                         watch_tile(shared.key[slot], Tiles::kKeys * Tiles::kDim);
     pass_verdict(shared.verdict[slot], special ? 1 : 0, shared.key_empty[slot]);
   }
 }
@@ -128,7 +132,8 @@ template <class Tiles>
 class WideQueryConsumer : WideConsumer<Tiles> {
   using Base = WideConsumer<Tiles>;
   using Memory = WideQueryMemory<Tiles>;
-  using Base::a, Base::kPacked, Base::kScores, Base::lane, Base::release, Base::warp;
+  using Base::a, Base::kGeneral, Base::kPacked, Base::kScores, Base::lane, Base::release,
+      Base::warp;
 
  public:
   __device__ __forceinline__ WideQueryConsumer(const Arguments& arguments, Memory& memory)
@@ -174,7 +179,7 @@ class WideQueryConsumer : WideConsumer<Tiles> {
       at.next();
       at_value.next();
     }
-    if (at.count == 0) return;
+    if (at.count == 0 || a.grad_query.data == nullptr) return;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       if (lse[h] == kInfinity) continue;
@@ -199,6 +204,84 @@ class WideQueryConsumer : WideConsumer<Tiles> {
     });
   }
 
+  // The bits of the thread's scores, of which of(row, first column) returns those of a row and 32
+  // columns of the tile. Each lane asks for one row's.
+  template <class Of>
+  [[nodiscard]] __device__ __forceinline__ std::uint32_t bits_of_rows(const Of& of) const {
+    const std::uint32_t word = of(row - lane / 4 + lane % 16, lane / 16 * 32);
+    std::uint32_t bits = 0;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int h = i % 2, half = i / 2;
+      std::uint32_t mine = __shfl_sync(0xffffffff, word, lane / 4 + 8 * h + 16 * half);
+      mine = mine >> lane % 4 * 2 & 0x03030303U;
+      mine = (mine | mine >> 4U) & 0x00330033U;
+      mine = (mine | mine >> 8U) & 0x3333U;
+      bits |= mine << (16 * half + 2 * h);
+    }
+    return bits;
+  }
+
+  [[nodiscard]] __device__ __forceinline__ std::int32_t first_column() const {
+    return shared.step[at.slot()].tile * Tiles::kKeys;
+  }
+  // True if the tile's keys are neighbours in position.
+  [[nodiscard]] __device__ __forceinline__ bool are_neighbours() const {
+    const std::int32_t* const positions = shared.column_positions[at.slot()];
+    return __all_sync(0xffffffff,
+                      is_neighbour(positions[lane], positions[0], lane) &&
+                          is_neighbour(positions[lane + 32], positions[0], lane + 32)) != 0;
+  }
+  // Bits of pairs that the dense mask hides, and of pairs that drop.
+  [[nodiscard]] __device__ __forceinline__ std::uint32_t find_masked() const {
+    const bool neighbours = are_neighbours();
+    return bits_of_rows([&](std::int32_t of_row, std::int32_t column) {
+      const auto hidden = [&](std::int32_t first) {
+        return hidden_by_mask(a, shared.batch, shared.head, of_row, first_column() + first,
+                              neighbours);
+      };
+      return hidden(column) & 0xffffU | hidden(column + 16) << 16U;
+    });
+  }
+  [[nodiscard]] __device__ __forceinline__ std::uint32_t draw() const {
+    const bool neighbours = are_neighbours();
+    return bits_of_rows([&](std::int32_t of_row, std::int32_t column) {
+      return draw_row<2>(a, {shared.batch, shared.head, of_row, first_column() + column},
+                         neighbours);
+    });
+  }
+
+  // Calls use(entry, score) for the thread's entries in a tensor like the bias. Rows and columns
+  // past the end have other entries.
+  template <class T, class Use>
+  __device__ __forceinline__ void for_entries(T* data, const std::int64_t (&strides)[4],
+                                              const Use& use) const {
+    data += shared.batch * strides[0] + shared.head * strides[1];
+    const std::int32_t* const positions = shared.column_positions[at.slot()];
+#pragma unroll
+    for (int i = 0; i < kScores / 2; ++i) {
+      const int k = i / 2 * 8 + lane % 4 * 2 + i % 2;
+      const bool exists = positions[k] != TileMask::kNowhere;
+      const std::int32_t column = first_column() + k;
+      T* const of_key =
+          data +
+          a.scores.key_of(exists ? column : first_column(), positions[exists ? k : 0]) * strides[3];
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        use(of_key + min(row + 8 * h, a.rows - 1) * strides[2], i / 2 * 4 + 2 * h + i % 2);
+      }
+    }
+  }
+
+  // Adds dS of visible pairs to the bias's gradient.
+  __device__ __forceinline__ void add_bias_gradient(const float (&grads)[kScores],
+                                                    std::uint32_t hidden) const {
+    for_entries(a.grad_bias, a.grad_bias_strides, [&](float* entry, int i) {
+      if ((hidden >> i & 1) != 0 || lse[i / 2 % 2] == kInfinity) return;
+      atomicAdd(entry, Tiles::bias_scale(a) * grads[i]);
+    });
+  }
+
   template <int kSums>
   __device__ __forceinline__ void add_scores(float (&sum)[kSums], bool masked) {
     const std::uint32_t slot = at.slot(), value_slot = at_value.slot();
@@ -212,30 +295,52 @@ class WideQueryConsumer : WideConsumer<Tiles> {
     float scores[kScores], grads[kScores];
     std::uint32_t packed[kPacked];
     hopper::leave_undefined(scores);
-    hopper::leave_undefined(grads);
     hopper::products_begin();
     Base::template issue_scores<Tiles::kDim>(scores, shared.query[group], shared.key[slot]);
-    const std::uint32_t hidden = masked ? find_hidden(rows) : 0;
+    std::uint32_t hidden = masked ? find_hidden(rows) : 0, dropped = 0;
+    if constexpr (kGeneral) {
+      if (a.scores.mask.data != nullptr) hidden |= find_masked();
+      if (a.dropout.threshold != 0) dropped = draw();
+      if (a.scores.bias.data != nullptr) {
+        float bias[kScores];
+        for_entries(a.scores.bias.data, a.scores.bias.strides,
+                    [&](const float* entry, int i) { bias[i] = __ldg(entry); });
+        hopper::products_wait<0>();
+        hopper::pin(scores);
+        Base::add_bias(scores, bias, hidden);
+      } else {
+        hopper::products_wait<0>();
+        hopper::pin(scores);
+      }
+    }
     shared.value_full[value_slot].wait(at_value.parity());
+    hopper::leave_undefined(grads);
     hopper::products_begin();
     Base::template issue_scores<Tiles::kValueDim>(grads, shared.grad_output[group],
                                                   shared.value[value_slot]);
-    hopper::products_wait<1>();
-    hopper::pin(scores);
+    if constexpr (!kGeneral) {
+      hopper::products_wait<1>();
+      hopper::pin(scores);
+    }
     Base::weigh(scores, packed, [&](int, int h) { return float2{lse[h], lse[h]}; });
     hopper::products_wait<0>();
     hopper::pin(grads);
     release(shared.value_empty[value_slot]);
-    const float scale = Tiles::score_scale(a);
+    if constexpr (kGeneral) {
+      if (a.dropout.threshold != 0) Base::drop(grads, dropped);
+    }
+    const float scale = Base::grad_factor();
 #pragma unroll
-    for (int i = 0; i < kScores; i += 2) {
-      const int h = i / 2 % 2;
-      packed[i / 2] =
-          pack<typename Tiles::Element>(scores[i] * fmaf(grads[i], scale, -delta[h]),
-                                        scores[i + 1] * fmaf(grads[i + 1], scale, -delta[h]));
+    for (int i = 0; i < kScores; ++i) scores[i] *= fmaf(grads[i], scale, -delta[i / 2 % 2]);
+    if constexpr (kGeneral) {
+      if (a.grad_bias != nullptr) add_bias_gradient(scores, hidden);
+    }
+#pragma unroll
+    for (int i = 0; i < kPacked; ++i) {
+      packed[i] = pack<typename Tiles::Element>(scores[2 * i], scores[2 * i + 1]);
     }
     bool special = false;
-    if (masked) {
+    if (masked || has_scores<Tiles>(a)) {
 #pragma unroll
       for (int i = 0; i < kPacked; ++i) packed[i] &= ~Base::halves(hidden, i);
       special = shared.verdict[slot].wait(at.parity()) != 0;
@@ -275,7 +380,7 @@ __global__ void __launch_bounds__(Tiles::kThreads, 1)
   __syncthreads();
   if (threadIdx.x < 128) {
     hopper::release_registers<40>();
-    if (threadIdx.x >= 32) watch_keys(shared);
+    if (threadIdx.x >= 32) watch_keys(a, shared);
     if (threadIdx.x == 0) load_keys(a, shared);
   } else {
     hopper::take_registers<232>();

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 
+#include "flash/backward/dropout.cuh"
 #include "flash/backward/wide_key_tiles.cuh"
 
 namespace annulus::flash::backward {
@@ -11,7 +12,7 @@ template <class Tiles>
 class SplitKeyConsumer : WideKeyConsumer<Tiles> {
   using Base = WideKeyConsumer<Tiles>;
   using Base::a, Base::at, Base::kPacked, Base::kScores, Base::lane, Base::release, Base::shared,
-      Base::warp;
+      Base::warp, Base::work;
   using typename Base::Element, typename Base::Rows;
 
  public:
@@ -33,7 +34,7 @@ class SplitKeyConsumer : WideKeyConsumer<Tiles> {
 #pragma unroll
     for (float& x : sum) x = 0;
     for (; Base::begin_step(); at.next()) add_weights(sum);
-    Base::add(a.grad_value, sum, 1);
+    Base::add(a.grad_value, sum, Tiles::value_scale(a));
   }
 
   __device__ __forceinline__ void run_scores() {
@@ -85,8 +86,16 @@ class SplitKeyConsumer : WideKeyConsumer<Tiles> {
       Base::find_hidden(rows);
       hidden = Base::hidden_bits();
     }
-    hopper::products_wait<0>();
-    hopper::pin(scores);
+    if (Tiles::kGeneral && a.scores.bias.data != nullptr) {
+      float bias[kScores];
+      read_bias(bias);
+      hopper::products_wait<0>();
+      hopper::pin(scores);
+      Base::add_bias(scores, bias, hidden);
+    } else {
+      hopper::products_wait<0>();
+      hopper::pin(scores);
+    }
     std::uint32_t weights[kPacked], derived[kPacked];
     Base::weigh(scores, weights, [&](int n, int) {
       return *reinterpret_cast<const float2*>(&shared.lse[slot][8 * n + 2 * (lane % 4)]);
@@ -105,11 +114,52 @@ class SplitKeyConsumer : WideKeyConsumer<Tiles> {
     }
     store_weights(derived);
     release(shared.weights.full[slot]);
-    release(shared.query_empty[slot]);
     shared.output_full[slot].wait(at.parity());
+    if constexpr (Tiles::kGeneral) {
+      if (a.dropout.threshold != 0) {
+        shared.dropped.full[slot].wait(at.parity());
+        Base::drop(weights, dropped_bits());
+      }
+    }
     const bool special = masked && (shared.verdict[slot].wait(at.parity()) & kSpecialOutputs) != 0;
+    // Only now: the verdict on the slot's next queries takes the place of this one.
+    release(shared.query_empty[slot]);
     Base::add_to(sum, weights, shared.grad_output[slot], special, [&] { return hidden; });
     release(shared.output_empty[slot]);
+  }
+
+  __device__ __forceinline__ void read_bias(float (&bias)[kScores]) const {
+    const auto& [data, strides] = a.scores.bias;
+    const auto& step = shared.step[at.slot()];
+    const float* const of_head = data + work.batch * strides[0] + step.head * strides[1];
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const std::int32_t column = work.first_column + Base::first_row() + 8 * h;
+      const float* const of_key = of_head + key_at(a, column) * strides[3];
+#pragma unroll
+      for (int i = 0; i < kScores / 2; ++i) {
+        const std::int32_t row = step.tile * Tiles::kQueries + i / 2 * 8 + lane % 4 * 2 + i % 2;
+        bias[i / 2 * 4 + 2 * h + i % 2] = __ldg(of_key + min(row, a.rows - 1) * strides[2]);
+      }
+    }
+  }
+
+  // Draws for both warpgroups. Two warps share the draws: each of their threads draws a row.
+  __device__ __forceinline__ void draw() const {
+    const auto& step = shared.step[at.slot()];
+    const int even = warp % 4 / 2 * 2, r = warp % 2 * 32 + lane;
+    const std::uint32_t bits = draw_row<2>(
+        a, {work.batch, step.head, step.tile * Tiles::kQueries + r, work.first_column + even * 16},
+        Base::neighbours);
+    auto& dropped = shared.dropped.of[at.slot()];
+    dropped[even][r] = static_cast<std::uint16_t>(bits);
+    dropped[even + 1][r] = static_cast<std::uint16_t>(bits >> 16U);
+    hopper::named_sync(1 + even / 2, 64);
+    release(shared.dropped.full[at.slot()]);
+  }
+  [[nodiscard]] __device__ __forceinline__ std::uint32_t dropped_bits() const {
+    return gather_bits(
+        reinterpret_cast<const unsigned char*>(shared.dropped.of[at.slot()][warp % 4]), lane);
   }
 
   template <int kSums>
@@ -120,8 +170,15 @@ class SplitKeyConsumer : WideKeyConsumer<Tiles> {
     shared.output_full[slot].wait(at.parity());
     hopper::products_begin();
     Base::template issue_scores<Tiles::kValueDim>(grads, shared.value[0], shared.grad_output[slot]);
+    const bool drops = Tiles::kGeneral && a.dropout.threshold != 0;
+    if constexpr (Tiles::kGeneral) {
+      if (drops) draw();
+    }
     hopper::products_wait<0>();
     hopper::pin(grads);
+    if constexpr (Tiles::kGeneral) {
+      if (drops) Base::drop(grads, dropped_bits());
+    }
     shared.weights.full[slot].wait(at.parity());
     std::uint32_t packed[kPacked];
     load_weights(packed);
@@ -133,7 +190,7 @@ class SplitKeyConsumer : WideKeyConsumer<Tiles> {
         hidden |= (packed[i] >> 15 & 1) << 2 * i | packed[i] >> 31 << (2 * i + 1);
       }
     }
-    const float scale = Tiles::score_scale(a);
+    const float scale = Base::grad_factor();
 #pragma unroll
     for (int i = 0; i < kPacked; ++i) {
       const float2 delta =

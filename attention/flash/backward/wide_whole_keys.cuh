@@ -34,7 +34,7 @@ class WholeKeyConsumer : WideKeyConsumer<Tiles> {
       release(shared.query_empty[at.slot()]);
     }
     Base::add(a.grad_key, key_sum, Tiles::sum_scale(a));
-    Base::add(a.grad_value, value_sum, 1);
+    Base::add(a.grad_value, value_sum, Tiles::value_scale(a));
   }
 
  private:

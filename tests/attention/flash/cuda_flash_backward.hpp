@@ -16,14 +16,16 @@ struct Dims {
   std::int64_t head, value;
   DType dtype = DType::bfloat16;
 };
-/// Dimensions for each kernel; kernels of bfloat16 have a counterpart for float16. The first two
-/// kernels take modifiers.
+/// Dimensions for each kernel; kernels of bfloat16 have a counterpart for float16, and take
+/// modifiers.
 inline constexpr Dims kAllDims[] = {{64, 64},
                                     {128, 128},
                                     {192, 128},
                                     {256, 256},
                                     {64, 64, DType::float32},
                                     {128, 128, DType::float32}};
+
+inline constexpr std::span<const Dims> kHalfDims{kAllDims, 4};
 
 inline AttentionProblem bfloat16_problem(const AttentionShape& shape) {
   return problem_of(shape, DType::bfloat16);
@@ -68,9 +70,8 @@ class CudaFlashBackward : public CudaTest {
   void expect_all_accurate(Random& random, const AttentionProblem& problem) {
     expect_accurate(random, problem, kAllDims);
   }
-  /// Checks the kernels that take modifiers.
-  void expect_narrow_accurate(Random& random, const AttentionProblem& problem) {
-    expect_accurate(random, problem, {kAllDims, 2});
+  void expect_half_accurate(Random& random, const AttentionProblem& problem) {
+    expect_accurate(random, problem, kHalfDims);
   }
   void expect_accurate(Random& random, AttentionProblem problem, std::span<const Dims> all) {
     for (const Dims& dims : all) {

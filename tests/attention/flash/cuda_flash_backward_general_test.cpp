@@ -32,15 +32,15 @@ TEST_F(CudaFlashBackward, Dropout) {
   AttentionProblem problem = bfloat16_problem({2, 200, 300, 4, 2, 0, 0});
   for (const double probability : {0.1, 0.7}) {
     problem.dropout.emplace(probability, kSeed);
-    expect_narrow_accurate(random, problem);
+    expect_half_accurate(random, problem);
   }
   problem.mask.set_causal(true);
   problem.mask.set_offset(90);
-  expect_narrow_accurate(random, problem);
+  expect_half_accurate(random, problem);
   problem.soft_cap = 2.0;
-  expect_narrow_accurate(random, problem);
+  expect_half_accurate(random, problem);
   repeats_bits_ = true;
-  expect_narrow_accurate(random, problem);
+  expect_half_accurate(random, problem);
 }
 
 TEST_F(CudaFlashBackward, DropoutOfOddLengths) {
@@ -48,7 +48,7 @@ TEST_F(CudaFlashBackward, DropoutOfOddLengths) {
   for (const auto& [rows, columns] : {std::pair{133, 221}, {1, 130}, {300, 1}, {127, 129}}) {
     AttentionProblem problem = bfloat16_problem({1, rows, columns, 2, 1, 0, 0});
     problem.dropout.emplace(0.3, kSeed);
-    expect_narrow_accurate(random, problem);
+    expect_half_accurate(random, problem);
   }
 }
 
@@ -56,8 +56,8 @@ TEST_F(CudaFlashBackward, DropoutUnderEveryMask) {
   Random random(53);
   unsigned i = 0;
   for (const std::vector<MaskKind>& kinds : all_combinations()) {
-    const std::int64_t dim = i % 2 == 0 ? 64 : 128;
-    AttentionProblem problem = bfloat16_problem({2, 150, 210, 2, 1, dim, dim});
+    const Dims& dims = kHalfDims[i % kHalfDims.size()];
+    AttentionProblem problem = bfloat16_problem({2, 150, 210, 2, 1, dims.head, dims.value});
     if (i % 3 == 0) problem.dtype = DType::float16;
     problem.mask = random_mask(random, kinds, 2, 150, 210);
     problem.dropout.emplace(0.2, i);
@@ -69,7 +69,7 @@ TEST_F(CudaFlashBackward, DropoutUnderEveryMask) {
 // Blocks whose positions begin anywhere or have strides, so that their keys are not always
 // neighbours from a multiple of 32 on.
 TEST_F(CudaFlashBackward, DropoutOfBlocks) {
-  for (const Dims& dims : {Dims{64, 64}, {128, 128}}) {
+  for (const Dims& dims : kHalfDims) {
     expect_blocks_add_up(dims, Dropout(0.3, kSeed));
   }
 }
@@ -135,8 +135,8 @@ TEST_F(CudaFlashBackward, SeedsInDeviceMemory) {
 
 TEST_F(CudaFlashBackward, DropoutOfValuesThatAreNotFinite) {
   Random random(57);
-  for (const std::int64_t dim : {64, 128}) {
-    AttentionProblem problem = bfloat16_problem({1, 400, 400, 2, 1, dim, dim});
+  for (const Dims& dims : kHalfDims) {
+    AttentionProblem problem = bfloat16_problem({1, 400, 400, 2, 1, dims.head, dims.value});
     problem.mask.set_window(30, 10);
     problem.dropout.emplace(0.3, kSeed);
     WholeAttention forward = random_operands(random, problem);
@@ -151,7 +151,7 @@ TEST_F(CudaFlashBackward, DropoutOfValuesThatAreNotFinite) {
 // More blocks than run at a time, with dropout and with lists alone.
 TEST_F(CudaFlashBackward, DropoutAndListsRepeatBits) {
   Random random(58);
-  for (const std::int64_t dim : {64, 128}) {
+  for (const std::int64_t dim : {64, 128, 256}) {
     AttentionProblem problem = bfloat16_problem({3, 200, 1500, 8, 8, dim, dim});
     problem.mask.set_causal(true);
     problem.mask.set_offset(1200);
@@ -177,14 +177,14 @@ TEST_F(CudaFlashBackward, Biases) {
   Random random(61);
   AttentionProblem problem = bfloat16_problem({2, 200, 300, 4, 2, 0, 0});
   problem.bias = Extents{2, 4, 200, 300};
-  expect_narrow_accurate(random, problem);
+  expect_half_accurate(random, problem);
   problem.mask.set_causal(true);
   problem.mask.set_offset(90);
   problem.scale = 0.3;
-  expect_narrow_accurate(random, problem);
+  expect_half_accurate(random, problem);
   problem.dropout.emplace(0.3, kSeed);
   repeats_bits_ = true;
-  expect_narrow_accurate(random, problem);
+  expect_half_accurate(random, problem);
 }
 
 TEST_F(CudaFlashBackward, BiasesAndDenseMasksOfOddLengths) {
@@ -193,10 +193,10 @@ TEST_F(CudaFlashBackward, BiasesAndDenseMasksOfOddLengths) {
        {std::pair{133, 221}, {1, 130}, {300, 1}, {127, 129}, {65, 31}, {2, 257}}) {
     AttentionProblem problem = bfloat16_problem({2, rows, columns, 2, 1, 0, 0});
     problem.bias = Extents{2, 2, rows, columns};
-    expect_narrow_accurate(random, problem);
+    expect_half_accurate(random, problem);
     problem.bias.reset();
     problem.dense_mask = Extents{2, 2, rows, columns};
-    expect_narrow_accurate(random, problem);
+    expect_half_accurate(random, problem);
   }
 }
 
@@ -209,9 +209,9 @@ TEST_F(CudaFlashBackward, EveryShapeOfBias) {
   std::ranges::copy(score_shapes(2, 4, 150, 212), std::back_inserter(shapes));
   for (const Extents& shape : shapes) {
     const bool copied = i >= std::ssize(shapes) / 2;
-    const std::int64_t dim = (i % 2 == 0) != copied ? 64 : 128;
+    const Dims& dims = kHalfDims[static_cast<std::size_t>(i + (copied ? 1 : 0)) % kHalfDims.size()];
     const std::int64_t columns = copied ? 212 : 210;
-    AttentionProblem problem = bfloat16_problem({2, 150, columns, 4, 2, dim, dim});
+    AttentionProblem problem = bfloat16_problem({2, 150, columns, 4, 2, dims.head, dims.value});
     if (i % 3 == 0) problem.dtype = DType::float16;
     problem.bias = shape;
     if (i % 2 == 1) problem.dense_mask = Extents{2, 1, 150, columns};
@@ -232,8 +232,8 @@ TEST_F(CudaFlashBackward, EveryShapeOfDenseMask) {
   Random random(64);
   int i = 0;
   for (const Extents& shape : score_shapes(2, 4, 150, 208)) {
-    const std::int64_t dim = i % 2 == 0 ? 64 : 128;
-    AttentionProblem problem = bfloat16_problem({2, 150, 208, 4, 2, dim, dim});
+    const Dims& dims = kHalfDims[static_cast<std::size_t>(i) % kHalfDims.size()];
+    AttentionProblem problem = bfloat16_problem({2, 150, 208, 4, 2, dims.head, dims.value});
     if (i % 3 == 0) problem.dtype = DType::float16;
     if (i % 3 == 1) problem.mask.set_causal(true);
     if (i % 4 == 2) problem.soft_cap = 2.0;
@@ -248,9 +248,9 @@ TEST_F(CudaFlashBackward, EveryShapeOfDenseMask) {
 
 // Positions that begin anywhere and have strides.
 TEST_F(CudaFlashBackward, ScoresOfBlocks) {
-  for (const std::int64_t dim : {64, 128}) {
+  for (const Dims& dims : kHalfDims) {
     Random random(65);
-    AttentionProblem problem = bfloat16_problem({2, 320, 320, 4, 2, dim, dim});
+    AttentionProblem problem = bfloat16_problem({2, 320, 320, 4, 2, dims.head, dims.value});
     problem.mask.set_causal(true);
     problem.bias = Extents{2, 4, 320, 320};
     problem.dense_mask = Extents{1, 4, 320, 320};
@@ -282,9 +282,9 @@ TEST_F(CudaFlashBackward, ScoresOfBlocks) {
 TEST_F(CudaFlashBackward, ScoresHideValuesThatAreNotFinite) {
   Random random(66);
   for (const bool by_bias : {false, true}) {
-    for (const std::int64_t dim : {64, 128}) {
+    for (const Dims& dims : kHalfDims) {
       // Rows of 304 entries of either are copied in bulk.
-      AttentionProblem problem = bfloat16_problem({1, 304, 304, 2, 1, dim, dim});
+      AttentionProblem problem = bfloat16_problem({1, 304, 304, 2, 1, dims.head, dims.value});
       (by_bias ? problem.bias : problem.dense_mask) = Extents{1, 1, 304, 304};
       problem.mask.set_window(30, 10);
       problem.dropout.emplace(0.3, kSeed);
@@ -314,8 +314,8 @@ TEST_F(CudaFlashBackward, BiasesOfHiddenPairsReachNothing) {
   Random random(69);
   std::vector<std::int32_t> everything;
   for (int i = 0; i < 8192; ++i) everything.push_back(i % 2 == 0 ? 0 : 1 << 28);
-  for (const std::int64_t dim : {64, 128}) {
-    AttentionProblem problem = bfloat16_problem({1, 150, 260, 2, 1, dim, dim});
+  for (const Dims& dims : kHalfDims) {
+    AttentionProblem problem = bfloat16_problem({1, 150, 260, 2, 1, dims.head, dims.value});
     problem.bias = Extents{1, 2, 150, 260};
     problem.mask.set_kv_lengths({200});
     WholeAttention forward = random_operands(random, problem);
@@ -340,8 +340,8 @@ TEST_F(CudaFlashBackward, BiasesOfHiddenPairsReachNothing) {
 // Rows whose logits are all −∞ add nothing, whatever they hold.
 TEST_F(CudaFlashBackward, RowsWithoutWeightAddNothing) {
   Random random(67);
-  for (const std::int64_t dim : {64, 128}) {
-    AttentionProblem problem = bfloat16_problem({1, 150, 260, 2, 1, dim, dim});
+  for (const Dims& dims : kHalfDims) {
+    AttentionProblem problem = bfloat16_problem({1, 150, 260, 2, 1, dims.head, dims.value});
     problem.bias = Extents{1, 2, 150, 260};
     WholeAttention forward = random_operands(random, problem);
     for (std::int64_t j = 0; j < 260; ++j) {
@@ -361,8 +361,8 @@ TEST_F(CudaFlashBackward, RowsWithoutWeightAddNothing) {
 TEST_F(CudaFlashBackward, LargeBiases) {
   Random random(68);
   for (const float size : {1e3F, 1e30F, 3e38F}) {
-    for (const std::int64_t dim : {64, 128}) {
-      AttentionProblem problem = bfloat16_problem({1, 130, 300, 2, 1, dim, dim});
+    for (const Dims& dims : kHalfDims) {
+      AttentionProblem problem = bfloat16_problem({1, 130, 300, 2, 1, dims.head, dims.value});
       problem.bias = Extents{1, 1, 130, 300};
       WholeAttention forward = random_operands(random, problem);
       for (std::int64_t row = 0; row < 130; ++row) {
@@ -381,8 +381,8 @@ TEST_F(CudaFlashBackward, LargeBiases) {
 
 TEST_F(CudaFlashBackward, ScoresRepeatBits) {
   Random random(69);
-  for (const std::int64_t dim : {64, 128}) {
-    AttentionProblem problem = bfloat16_problem({1, 600, 700, 8, 4, dim, dim});
+  for (const Dims& dims : kHalfDims) {
+    AttentionProblem problem = bfloat16_problem({1, 600, 700, 8, 4, dims.head, dims.value});
     problem.bias = Extents{1, 8, 600, 700};
     problem.dense_mask = Extents{1, 1, 600, 700};
     expect_same_bits(random, problem);

@@ -42,8 +42,6 @@ class Consumer : ConsumerWeights<Tiles> {
   static constexpr bool kSplitsDims = Tiles::kSplitsDims;
   static constexpr bool kSplitsKeys = Tiles::kSplitsKeys;
   static constexpr int kSumWarps = Tiles::kSumWarps;
-  // Modifiers at D = 128 leave too few registers.
-  static constexpr bool kOverlapsSteps = !(kGeneral && kSplitsDims);
   using ScoreProduct = hopper::Product<Element, Tiles::kQueries>;
   using SumProduct = hopper::Product<Element, Tiles::kDim>;
   using QueryProduct = hopper::Product<Element, 64>;
@@ -56,14 +54,8 @@ class Consumer : ConsumerWeights<Tiles> {
     float key_sum[kSums], value_sum[kSums];
 #pragma unroll
     for (int i = 0; i < kSums; ++i) key_sum[i] = value_sum[i] = 0;
-    std::uint32_t packed[kScores / 2];
-    bool pending = false;
     shared.key_full.wait(0);
-    while (at.count < static_cast<std::uint32_t>(shared.steps)) {
-      pending = step(key_sum, value_sum, packed, pending);
-      at.next();
-    }
-    if constexpr (kOverlapsSteps) finish<0>(key_sum, packed, pending, at.before().slot());
+    while (at.count < static_cast<std::uint32_t>(shared.steps)) step(key_sum, value_sum);
     add(key_sum, value_sum);
   }
 
@@ -122,48 +114,29 @@ class Consumer : ConsumerWeights<Tiles> {
     hopper::products_commit();
   }
 
-  // Ends the step before if its dK is pending, behind which kLater groups of products are issued.
-  template <int kLater>
-  __device__ __forceinline__ void finish(float (&key_sum)[kSums],
-                                         std::uint32_t (&packed)[kScores / 2], bool pending,
-                                         std::uint32_t slot) const {
-    hopper::products_wait<kLater>();
-    hopper::pin(key_sum);
-    hopper::pin(packed);
-    if (pending) release(shared.query_empty[slot]);
-  }
-
-  // Leaves the step's dK pending, so that the next step's products follow without a gap; false if
-  // it has been computed pair by pair. `before`: the dK of the step before is pending.
-  [[nodiscard]] __device__ __forceinline__ bool step(float (&key_sum)[kSums],
-                                                     float (&value_sum)[kSums],
-                                                     std::uint32_t (&packed)[kScores / 2],
-                                                     bool before) {
+  __device__ __forceinline__ void step(float (&key_sum)[kSums], float (&value_sum)[kSums]) {
     const std::uint32_t slot = at.slot(), parity = at.parity();
     // Hides from the compiler that they are the same in every step: derived values would fill
     // registers.
     asm volatile("" : "+r"(warp), "+r"(lane));
-    float scores[kScores], grads[kScores];
-    std::uint32_t weights[kScores / 2];
-    hopper::leave_undefined(scores);
-    shared.query_full[slot].wait(parity);
-    hopper::products_begin();
-    issue_scores(scores, shared.key, shared.query[slot]);
-    if constexpr (kOverlapsSteps) finish<1>(key_sum, packed, before, at.before().slot());
     Rows rows;
     const bool regular = is_regular(rows);
     const std::int32_t row = shared.step[slot].tile * Tiles::kQueries;
     if (!regular) {
-      hopper::products_wait<0>();
-      hopper::pin(scores);
       if constexpr (kGeneral) skip_scores();
       differentiate_pairs(row);
       release(shared.output_empty[slot]);
       release(shared.query_empty[slot]);
-      return false;
+      at.next();
+      return;
     }
     const float factor = grad_factor();
+    float scores[kScores], grads[kScores];
+    std::uint32_t weights[kScores / 2], packed[kScores / 2];
+    hopper::leave_undefined(scores);
     hopper::leave_undefined(grads);
+    hopper::products_begin();
+    issue_scores(scores, shared.key, shared.query[slot]);
     const Found found = find_pairs(rows, row);
     shared.output_full[slot].wait(parity);
     hopper::products_begin();
@@ -218,8 +191,11 @@ class Consumer : ConsumerWeights<Tiles> {
     hopper::pin(query_sum);
     release(shared.output_empty[at.slot()]);
     add_query(query_sum);
-    if constexpr (!kOverlapsSteps) finish<0>(key_sum, packed, true, at.slot());
-    return kOverlapsSteps;
+    hopper::products_wait<0>();
+    hopper::pin(key_sum);
+    hopper::pin(packed);
+    release(shared.query_empty[at.slot()]);
+    at.next();
   }
 
   // Adds dK and dV of this warpgroup's keys, from where K, V, Q and dO of both were.

@@ -107,17 +107,7 @@ cudaError_t launch(const Arguments& a, unsigned items, cudaStream_t stream) {
           cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared)) {
     return code;
   }
-  cudaLaunchAttribute early{};
-  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  early.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(items);
-  config.blockDim = dim3(Tiles::kThreads);
-  config.dynamicSmemBytes = kShared;
-  config.stream = stream;
-  config.attrs = &early;
-  config.numAttrs = 1;
-  return cudaLaunchKernelEx(&config, kernel, a);
+  return hopper::launch_early(kernel, items, Tiles::kThreads, kShared, stream, a);
 }
 
 }  // namespace annulus::flash::backward

@@ -222,17 +222,9 @@ __global__ void merge(const __grid_constant__ DecodeArguments a) {
 }  // namespace
 
 cudaError_t launch_merge(const DecodeArguments& arguments, bool half, cudaStream_t stream) {
-  cudaLaunchAttribute early{};
-  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  early.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>(arguments.split.pairs() * arguments.rows));
-  config.blockDim = dim3(32);
-  config.stream = stream;
-  config.attrs = &early;
-  config.numAttrs = 1;
-  return half ? cudaLaunchKernelEx(&config, &merge<__half>, arguments)
-              : cudaLaunchKernelEx(&config, &merge<__nv_bfloat16>, arguments);
+  const auto blocks = static_cast<unsigned>(arguments.split.pairs() * arguments.rows);
+  return hopper::launch_early(half ? &merge<__half> : &merge<__nv_bfloat16>, blocks, 32, 0, stream,
+                              arguments);
 }
 
 }  // namespace annulus::flash::decode

@@ -44,6 +44,7 @@ class Consumer {
   static constexpr bool kGeneral = kMask == MaskClass::general;
   static constexpr int kScores = Shape::kColumns / 2;
   static constexpr int kOutputs = Shape::kValueDim / 2;
+  static constexpr int kWeightExponent = weight_exponent<Element, kMask>();
   // A row is most accurate if its largest weight is exactly 1. If a state's LSE were the maximum,
   // all new weights would be smaller, and rows that see few keys would lose accuracy. So a state
   // enters with a sum of 2^8 and a maximum of LSE − 8 (base 2): new scores above that set the
@@ -71,7 +72,7 @@ class Consumer {
       if (item.index < 0) break;
       OnlineSoftmax softmax;
       float output[kOutputs];
-      const ResultRows<Shape> result(a, item);
+      const ResultRows<Shape, kWeightExponent> result(a, item);
       result.load(output, softmax);
       bool shown[2] = {true, true};
       if (item.tile.segments > 0) attend(item, output, softmax, shown);
@@ -154,7 +155,7 @@ class Consumer {
         general.settle(scores, begin);
         find_largest(scores, largest);
       }
-      return softmax.update(scores, largest, PlainLogits{scale}, factor);
+      return softmax.update(scores, largest, EnlargedLogits<kWeightExponent>{scale}, factor);
     }
     softmax.update(scores, PlainLogits{scale}, factor);
   }

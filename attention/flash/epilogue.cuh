@@ -1,6 +1,10 @@
 #pragma once
 
+#include <cuda_fp16.h>
+#include <type_traits>
+
 #include "flash/hopper/wgmma.cuh"
+#include "flash/kernels.hpp"
 #include "flash/result.cuh"
 #include "flash/softmax.cuh"
 #include "flash/visible.cuh"
@@ -21,11 +25,29 @@ __device__ __forceinline__ OwnPart own_part() {
           static_cast<std::int32_t>(thread % 4 * 2)};
 }
 
+/// Weights are rounded as 2 to this power times themselves. Dropout may leave a row only small
+/// ones, and below 2^-14 the precision of float16 falls. Sums and outputs carry the same factor
+/// until the end. The largest weight can exceed 1 by rounding, so it stays well below float16's
+/// limit of 2^16.
+template <class Element, MaskClass kMask>
+[[nodiscard]] constexpr int weight_exponent() {
+  return std::is_same_v<Element, __half> && kMask == MaskClass::general ? 12 : 0;
+}
+
+/// PlainLogits whose weights are multiplied by 2^kExponent.
+template <int kExponent>
+struct EnlargedLogits : PlainLogits {
+  [[nodiscard]] __device__ __forceinline__ float exponent(float x, float shift) const {
+    return PlainLogits::exponent(x, shift - kExponent);
+  }
+};
+
 /// A thread's two rows of the result: how they are read and written.
-template <class Shape>
+template <class Shape, int kWeightExponent>
 class ResultRows {
   using Element = typename Shape::Element;
   static constexpr int kOutputs = Shape::kValueDim / 2;
+  static constexpr float kUnitWeight = 1 << kWeightExponent;
 
  public:
   __device__ __forceinline__ ResultRows(const Arguments& arguments, const Item& work)
@@ -59,7 +81,9 @@ class ResultRows {
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         factor[h] = reciprocal_fast(sum[h]) * a.value_scale;
-        lse[h] = (__fmul_rn(softmax.maximum[h], a.exponent_scale) + log2_fast(sum[h])) * kLn2;
+        lse[h] =
+            (__fmul_rn(softmax.maximum[h], a.exponent_scale) + log2_fast(sum[h] / kUnitWeight)) *
+            kLn2;
       }
     } else {
 #pragma unroll
@@ -95,7 +119,7 @@ class ResultRows {
     lse = -kInfinity;
     if (sum != 0) {
       factor = (sees_nothing ? 1.0f : a.value_scale) / sum;
-      lse = (__fmul_rn(softmax.maximum[h], a.exponent_scale) + log2f(sum)) * kLn2;
+      lse = (__fmul_rn(softmax.maximum[h], a.exponent_scale) + log2f(sum / kUnitWeight)) * kLn2;
     } else if (saw_without_weight(a, item, own.row + 8 * h, shown)) {
       factor = kNan;
     }
@@ -115,15 +139,15 @@ class ResultRows {
     const auto lse = static_cast<float>(load_lse(a.state, result_row(item, row)));
     if (lse == -kInfinity) return;
     softmax.maximum[h] = lse * kLog2E / a.exponent_scale;
-    if (own.column == 0) softmax.sum[h] = 1;  // of the four threads that share the row
+    if (own.column == 0) softmax.sum[h] = kUnitWeight;  // of the four threads that share the row
     const float* from = static_cast<const float*>(a.state.output) +
                         output_offset(a.state, result_row(item, row)) + own.column;
 #pragma unroll
     for (int n = 0; n < kOutputs / 4; ++n) {
       if (8 * n < a.value_dim) {
         const float2 pair = *reinterpret_cast<const float2*>(from + 8 * n);
-        output[4 * n + 2 * h] = pair.x;
-        output[4 * n + 2 * h + 1] = pair.y;
+        output[4 * n + 2 * h] = pair.x * kUnitWeight;
+        output[4 * n + 2 * h + 1] = pair.y * kUnitWeight;
       }
     }
   }

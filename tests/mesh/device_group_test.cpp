@@ -349,8 +349,10 @@ TEST_P(DeviceGroup, WorkThatIsGivenUpLetsBuffersGo) {
   const auto begin = std::chrono::steady_clock::now();
   bool timed_out = false;
   {
+    // On a busy machine, ranks may start more than a second apart.
+    const Watchdog patient{Watchdog::Seconds(10)};
     const Watchdog hasty{Watchdog::Seconds(1)};
-    Mesh mesh(MeshShape({{"sp", size()}}), bootstrap(), hasty);
+    Mesh mesh(MeshShape({{"sp", size()}}), bootstrap(), patient);
     Group& group = mesh.group(device().place(), GetParam());
     MemoryPool& memory = group.exchange_memory(device().memory());
     try {
@@ -373,7 +375,7 @@ TEST_P(DeviceGroup, WorkThatIsGivenUpLetsBuffersGo) {
     EXPECT_TRUE(timed_out || rank() != 0);
     world().barrier();
   }
-  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(20));
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(40));
 }
 
 INSTANTIATE_TEST_SUITE_P(Transports, DeviceGroup,

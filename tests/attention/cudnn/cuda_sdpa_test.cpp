@@ -174,6 +174,8 @@ TEST_F(CudaSdpa, AnotherKernelOfAKnownShapeIsReadyAtOnce) {
   EXPECT_LT(again, 5.0);
 }
 
+// Threads that compute at the same time have a device each, as kernels of one device run one after
+// the other.
 TEST_F(CudaSdpa, ThreadsShareAPlan) {
   Random random(89);
   AttentionProblem problem = half_problem({2, 384, 384, 4, 2, 64, 64});
@@ -184,9 +186,10 @@ TEST_F(CudaSdpa, ThreadsShareAPlan) {
   std::vector<std::thread> threads;
   for (int i = 0; i < 4; ++i) {
     threads.emplace_back([&] {
-      const std::unique_ptr<Stream> stream = device_->make_stream("compute", kWatchdog, nullptr);
+      const std::unique_ptr<Device> device = make_cuda_device(0);
+      const std::unique_ptr<Stream> stream = device->make_stream("compute", kWatchdog, nullptr);
       for (int repeat = 0; repeat < 20; ++repeat) {
-        if (!(run_on_device(sdpa(), whole, *device_, *stream) == expected)) ++wrong;
+        if (!(run_on_device(sdpa(), whole, *device, *stream) == expected)) ++wrong;
       }
     });
   }

@@ -105,6 +105,26 @@ TEST_F(CudaFlashGeneral, PartsThatContinueEachOther) {
   expect_accurate(result, whole, whole.oracle());
 }
 
+// Where dropout takes the heaviest keys of a row, the weights that are left are small: they keep
+// their precision in float16, and in a continued state too.
+TEST_F(CudaFlashGeneral, DropoutThatLeavesSmallWeights) {
+  Random random(141);
+  for (const std::int64_t dim : {64, 128, 256}) {
+    AttentionProblem problem = half_problem({2, 384, 640, 3, 1, dim, dim}, DType::float16);
+    problem.scale = 8 / std::sqrt(static_cast<double>(dim));
+    problem.dropout.emplace(0.9, 13);
+    const WholeAttention whole = random_attention(random, problem);
+    expect_whole_accurate(whole);
+    const std::unique_ptr<Kernel> kernel = implementation().make_kernel(problem, *device_);
+    const Result parts = run_in_parts(whole, {{0, 300}, {300, 340}}, DType::float16,
+                                      [&](AttentionBlock& block, const SoftmaxState& state) {
+                                        kernel->prepare(block, state);
+                                        kernel->forward(block, state, {*stream_, nullptr, 1});
+                                      });
+    expect_accurate(parts, whole, whole.oracle());
+  }
+}
+
 TEST_F(CudaFlashGeneral, ABiasThatIsMissingIsAnError) {
   AttentionProblem problem = half_problem({1, 8, 8, 1, 1, 64, 64});
   Random random(138);

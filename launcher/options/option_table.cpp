@@ -100,7 +100,7 @@ OptionUses drawn(OptionUses uses, OptionUses::HasDefault has_default = {}) {
   return uses;
 }
 
-// True of options in which all of the fields have their defaults.
+// True if all of these fields have their defaults.
 template <class... Fields>
 OptionUses::HasDefault same(Fields Options::*... fields) {
   return [=](const Options& options) {

@@ -86,7 +86,7 @@ class Mesh {
   /// at `place`, a CUDA device. The first call is collective over the mesh; later ones repeat its
   /// result.
   [[nodiscard]] std::optional<std::pair<int, int>> ranks_on_one_gpu(Place place);
-  /// As the free function, for this mesh.
+  /// Like the free function, for this mesh.
   [[nodiscard]] bool crosses_nodes(const std::string& axis) const {
     return annulus::crosses_nodes(shape_, topology_, axis);
   }

@@ -34,7 +34,8 @@ struct TensorCopy {
 class Device {
  public:
   virtual ~Device() = default;
-  /// For callers that launch their own kernels. Null if no device has to be current.
+  /// Makes the device current, for callers that launch their own kernels. Null if no device has to
+  /// be current.
   [[nodiscard]] virtual std::unique_ptr<CurrentDevice> make_current() const { return nullptr; }
   [[nodiscard]] virtual Place place() const noexcept = 0;
   [[nodiscard]] virtual MemoryPool& memory() noexcept = 0;

@@ -145,7 +145,7 @@ TEST_F(CudaFlashBackward, VisibleNonFiniteValuesReachThoseThatSeeThem) {
   }
 }
 
-// Products of values that are finite but large overflow; where they are hidden nobody sees it.
+// Products of finite but large values overflow. Hidden pairs must not show it.
 TEST_F(CudaFlashBackward, HiddenProductsMayOverflow) {
   Random random(11);
   for (const Dims& dims : kAllDims) {
@@ -160,8 +160,8 @@ TEST_F(CudaFlashBackward, HiddenProductsMayOverflow) {
   }
 }
 
-// Small scores have a tanh without exponentials; scores near the cap, and all scores under huge
-// caps, have others.
+// Small scores use a tanh without exponentials. Scores near the cap, and all scores under huge
+// caps, use other formulas.
 TEST_F(CudaFlashBackward, SoftCaps) {
   Random random(14);
   for (const double cap : {0.5, 30.0, 1e5}) {

@@ -28,8 +28,8 @@ std::string mask_obstacle(const LocalMask& mask, std::int64_t rows, std::int64_t
   return {};
 }
 
-// If columns end in one half of a tile of this size and the LSE is below −88.7, cuDNN 9.19 gives
-// NaN in dQ on Hopper, unless lengths hide the rest of the tile.
+// Where columns end in half of such a tile and the LSE is below −88.7, cuDNN 9.19 gives NaN in dQ
+// on Hopper, unless lengths hide what fills the tile.
 constexpr std::int64_t kBackwardTile = 128;
 
 constexpr std::array kRates{H200Rates{64, 64, kInLongRuns * 493e12, kInLongRuns * 469e12},

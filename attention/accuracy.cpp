@@ -54,7 +54,7 @@ RowBound row_bound(const AttentionProblem& problem, const RowTerms& terms, doubl
   // A logit is rounded with its bias, and again when the largest logit is subtracted and where exp
   // begins; tanh and its two factors take a few roundings more.
   const double logit_error = summed * (dot + 2 * terms.largest_bias + 8 * terms.largest_capped);
-  // Where outputs are so small that float16 has fewer bits.
+  // The error of outputs that are so small that float16 has fewer bits.
   const double subnormal = dtype == DType::float16
                                ? 0x1p-25 * std::sqrt(static_cast<double>(problem.shape.value_dim))
                                : 0;

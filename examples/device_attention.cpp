@@ -1,6 +1,6 @@
 // Causal attention on the program's own GPU memory and stream, one rank per GPU. Query rows are
 // zero, so output row i is the mean of values 0 … i. Values are 1 at even positions and 0 at odd
-// ones, so the mean is known, and it is checked.
+// positions, so the mean is known, and the program checks it.
 //
 //     mpirun -np 4 --bind-to none ./device_attention      exit code 77: no GPU for every rank
 #include <algorithm>

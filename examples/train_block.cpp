@@ -1,7 +1,7 @@
 // A transformer block that learns, with its sequences sharded: attention with its projections and
 // an MLP, each behind an RMS norm and beside a residual connection, trained by plain SGD. Every
 // token is to name the first token of its sequence, which only attention can tell it. The losses of
-// ranks 1, 2, 4 and 8 agree to rounding; with the argument "world" they agree to the last bit.
+// 1, 2, 4 and 8 ranks agree to rounding; with the argument "world" they agree to the last bit.
 //
 //     mpirun -np 4 ./train_block world
 #include <algorithm>

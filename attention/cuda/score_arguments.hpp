@@ -18,7 +18,7 @@ struct ScoreArgument {
   std::int64_t strides[4];
 
 #ifdef __CUDACC__
-  /// Where the keys of a row begin: key j is at j · strides[3].
+  /// The address of a row's first key; key j is at j · strides[3] from there.
   [[nodiscard]] __device__ __forceinline__ const T* row(std::int64_t b, std::int64_t head,
                                                         std::int64_t row) const {
     return data + b * strides[0] + head * strides[1] + row * strides[2];

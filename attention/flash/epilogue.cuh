@@ -11,8 +11,8 @@
 
 namespace annulus::flash {
 
-/// Which of a tile's elements a thread has: rows `row` and row + 8, and of every 8 columns two from
-/// `column` on. Recomputed where needed, since registers are scarce in between.
+/// A thread's elements of a tile: rows `row` and row + 8, and of every 8 columns the two from
+/// `column` on. It is recomputed at each use, since registers are scarce in between.
 struct OwnPart {
   std::int32_t row;
   std::int32_t column;

@@ -29,7 +29,7 @@ constexpr std::int64_t kTallTile = 192;
 constexpr std::int64_t kTallValueDim = 64;
 constexpr std::int64_t kMaximumPositions = std::int64_t{1} << 28;  // see flash::KeySegment::kFar
 
-// Not measured: general at 192 and 256, and float32 at 256.
+// The rates of the general class at 192 and 256, and of float32 at 256, were not measured.
 constexpr std::array kHalfRates{
     H200Rates{64, 64, kInLongRuns * 577e12, kInLongRuns * 548e12, 160e12},
     H200Rates{128, 128, kInLongRuns * 728e12, kInLongRuns * 722e12, 300e12},

@@ -2,7 +2,7 @@
 
 #include "flash/item.cuh"
 
-// Where the rows of an item lie in a result.
+// Addresses of an item's rows in a result.
 namespace annulus::flash {
 
 /// A row of the block, of one query head of one batch.

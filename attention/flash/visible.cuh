@@ -12,7 +12,8 @@ struct ColumnSpan {
   std::int32_t last;
 };
 
-/// Where the rows of an item begin in what has an entry for each row, in each batch with lists.
+/// The index of an item's first row in arrays that have an entry for each row, in each batch with
+/// lists.
 __device__ __forceinline__ std::int64_t first_row_of(const Arguments& a, const Item& item) {
   return (a.batch_has_list ? static_cast<std::int64_t>(item.batch) * a.rows : 0) +
          item.tile.first_row;

@@ -22,9 +22,9 @@ struct RowSoftmax {
   bool sees = false;  // any key at all; the caller's to set while the sum is 0
 };
 
-/// Where the weights of a row are written: to `floats`, which may be the logits, or to the `parts`
-/// that are not null. One, two or three parts hold 8, 16 or all 24 bits of a weight as a
-/// sum of bfloat16 values; each part is the rounded remainder of the parts before it.
+/// The destination of a row's weights: `floats`, which may be the logits, or the `parts` that are
+/// not null. One, two or three parts hold 8, 16 or all 24 bits of a weight as a sum of bfloat16
+/// values; each part is the rounded remainder of the parts before it.
 struct WeightRow {
   float* floats = nullptr;
   std::array<std::uint16_t*, 3> parts{};

@@ -77,7 +77,7 @@ TileGradients::TileGradients(const AttentionProblem& problem, const BackwardBloc
   workspace_ =
       memory.allocate(static_cast<std::size_t>(total) * sizeof(float), "the workspace of native");
   auto* next = static_cast<float*>(workspace_.data());
-  std::fill_n(next, total, 0.0F);  // padding is computed with, too
+  std::fill_n(next, total, 0.0F);  // computations read the padding, too
   for (std::size_t i = 0; i < std::size(counts); ++i) {
     *parts[i] = next;
     next += round_up_to_row_alignment(counts[i]);
@@ -159,7 +159,7 @@ void TileGradients::load_rows() {
       continue;
     }
     to_float32(block_.query.address({batch, row, head}), problem_.dtype, query, dim_);
-    // BLAS reads no matrix that it is to multiply by 0, but 0 · NaN is NaN.
+    // BLAS does not read a matrix that it multiplies by 0, but 0 · NaN must be NaN.
     if (scale_ == 0) std::for_each_n(query, dim_, [](float& entry) { entry *= 0; });
     to_float32(block_.grad_output.address({batch, row, head}), problem_.dtype, grad_output,
                value_dim_);

@@ -22,7 +22,7 @@ struct ColumnTile {
   PositionRange columns;
 };
 
-/// Sizes of tiles, at most. Two matrices of rows × columns, and the rows and columns of all
+/// Largest sizes of tiles. Two matrices of rows × columns, and the rows and columns of all
 /// operands, fit a level-2 cache.
 inline constexpr std::int64_t kGradientRows = 256;
 inline constexpr std::int64_t kGradientColumns = 256;
@@ -49,8 +49,8 @@ class TileGradients {
   void add_columns();
 
  private:
-  /// Pairs that the tiles at hand have in common and may see each other: rows [row, row + rows) of
-  /// the row tile, and columns [column, column + columns.length) of the column tile.
+  /// Pairs of the present tiles that may see each other: rows [row, row + rows) of the row tile,
+  /// and columns [column, column + columns.length) of the column tile.
   struct Pairs {
     RowTile tile;
     HeadTile heads;
@@ -59,7 +59,7 @@ class TileGradients {
     std::int64_t column = 0;
     PositionRange columns;
     bool full = false;   // the mask shows every pair
-    bool shown = false;  // the dense mask does
+    bool shown = false;  // the dense mask shows every pair
     [[nodiscard]] std::int64_t stacked() const { return rows * heads.count; }
     // Local indices of a stacked row.
     [[nodiscard]] std::int64_t head(std::int64_t index) const {
@@ -81,8 +81,8 @@ class TileGradients {
   void differentiate_row(std::int64_t index, const RowSight& sight,
                          const std::vector<LocalRange>& hidden);
   void multiply_gradients();
-  /// Both of the above, one by one for the pairs that see each other: a product with the 0 of a
-  /// hidden pair would spread NaN and infinities.
+  /// Does the work of both functions above, one by one for the pairs that see each other: a product
+  /// with the 0 of a hidden pair would spread NaN and infinities.
   void take_pair_by_pair();
   [[nodiscard]] bool sees(std::int64_t index, std::int64_t column) const;
   void add_bias_gradients() const;
@@ -99,19 +99,19 @@ class TileGradients {
   const std::int64_t dim_;
   const std::int64_t value_dim_;
   const float scale_;
-  std::optional<AmxGradients> amx_;  // where the path is amx
+  std::optional<AmxGradients> amx_;  // set if the path is amx
   Buffer workspace_;
   float* keys_ = nullptr;         // [columns, D]
   float* values_ = nullptr;       // [columns, Dv]
   float* grad_keys_ = nullptr;    // as keys
   float* grad_values_ = nullptr;  // as values
-  float* queries_ = nullptr;      // [rows, D], of the pairs only, as all below
+  float* queries_ = nullptr;      // [rows, D]; like all below, only for rows of the pairs
   float* grad_outputs_ = nullptr;
   float* grad_queries_ = nullptr;
   float* weights_ = nullptr;      // logits first; [rows, kGradientStride]
   float* grads_ = nullptr;        // dO Vᵀ first; likewise
   float* grad_logits_ = nullptr;  // likewise, if the gradient of a bias is wanted
-  float* slopes_ = nullptr;       // of a row
+  float* slopes_ = nullptr;       // of one row at a time
   float* keep_ = nullptr;         // likewise
   std::vector<float> lse_, delta_;
   ColumnTile columns_;
@@ -120,7 +120,7 @@ class TileGradients {
   bool amx_rows_ = false;        // … and queries and dO too
   bool finite_columns_ = false;  // all keys and values are
   bool finite_rows_ = false;     // so are queries, dO, LSE and delta, except in empty rows
-  bool empty_rows_ = false;      // there are some: their LSE is −∞
+  bool empty_rows_ = false;      // some rows see no key: their LSE is −∞
 };
 
 }  // namespace annulus

@@ -15,7 +15,7 @@ from .results import OURS, PEERS
 
 
 def write_operands(folder: str, case: Case, batch: int) -> None:
-    """Normally distributed, rounded to bfloat16 by cutting bits off."""
+    """Writes normally distributed values, cut off to bfloat16."""
     random = np.random.default_rng(1)
     for name in OPERANDS:
         heads = case.kv_heads if name in ("key", "value") else case.heads
@@ -47,7 +47,7 @@ def exact_gradients(case: Case, operands: dict[str, np.ndarray]) -> list[np.ndar
 
 
 def errors(found: Sequence[np.ndarray], exact: Sequence[np.ndarray]) -> list[float]:
-    """Relative to the norms of the exact ones (Frobenius)."""
+    """The errors relative to the norms of the exact gradients (Frobenius)."""
     return [float(np.linalg.norm(one - truth) / np.linalg.norm(truth))
             for one, truth in zip(found, exact)]
 
@@ -68,7 +68,7 @@ def _our_start(setup: systems.Setup, case: Case, ranks: int, folder: str) -> sys
 
 def measure(setup: systems.Setup, case: Case,
             log: Callable[[str], None]) -> list[dict[str, Any]]:
-    """One entry a series and number of ranks: its errors, or why there are none."""
+    """One entry for each series and number of ranks: its errors, or why there are none."""
     folder = tempfile.mkdtemp()
     try:
         return _measure_in(folder, setup, case, log)

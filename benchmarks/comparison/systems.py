@@ -63,7 +63,7 @@ class Start:
 
 @dataclass
 class Found:
-    """The measurements of one start; a case that is missing has none."""
+    """The measurements of one start. Cases without a measurement are missing."""
 
     rounds: dict[tuple[str, Case], Round] = field(default_factory=dict)
     environment: Optional[dict[str, Any]] = None
@@ -85,7 +85,7 @@ def shown(words: Sequence[str]) -> str:
 
 
 def our_starts(setup: Setup, cases: Sequence[Case]) -> list[Start]:
-    """Our own program, once for all lengths of a shape; in turns with another build of it."""
+    """Our own program, once for all lengths of a shape, in turns with another build of it if there is one."""
     builds = [(OURS, setup)]
     if setup.against:
         builds.append((BEFORE, replace(setup, annulus=setup.against)))
@@ -156,7 +156,7 @@ def _sweeps(cases: Sequence[Case]) -> list[list[Case]]:
 
 
 def run(start: Start, timeout: float) -> tuple[str, Optional[str]]:
-    """Runs a program to its end: its standard output, and why it failed if it did."""
+    """Runs a program to its end. Returns its standard output, and why it failed if it did."""
     try:
         process = subprocess.Popen(start.words, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                                    text=True, errors="replace", start_new_session=True)
@@ -263,7 +263,7 @@ def _case_of_row(row: dict[str, Any], units: dict[str, str],
 
 def _scaled(row: dict[str, Any], units: dict[str, str], name: str,
             scales: dict[str, float]) -> Optional[float]:
-    """A cell in the unit of scale 1; a unit may go on, as "ms, median" does."""
+    """Converts a cell to the unit of scale 1. Text may follow the unit, as in "ms, median"."""
     unit = units.get(name, "")
     for prefix, scale in scales.items():
         if re.match(re.escape(prefix) + r"(?![A-Za-z])", unit):

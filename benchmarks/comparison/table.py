@@ -25,8 +25,8 @@ _TEXTS = {"forward": "forward", "backward": "backward", "both": "forward and bac
 
 
 def markdown(results: Results) -> str:
-    """One table a pass, one row a case; a series without any result is shown as failed, its reason
-    below."""
+    """One table for each pass, one row for each case. A series without any result is shown as failed;
+    the reason follows below."""
     parts = [_table(results, timed) for timed in results.timed]
     if results.gradients:
         parts.append(_gradients_table(results.gradients["case"], results.gradients["entries"]))
@@ -128,7 +128,7 @@ def _failures(results: Results) -> list[str]:
 
 
 def _gradients_table(case: str, entries: list[dict[str, Any]]) -> str:
-    """A row an entry; the last column compares with our own unsharded run."""
+    """One row for each entry; the last column compares with our own unsharded run."""
     alone = next((entry["errors"] for entry in entries
                   if entry["series"] == OURS and entry["ranks"] == 1 and "errors" in entry), None)
     lines = [f"Errors of the gradients of {case}: distance from a float64 computation with the same "

@@ -4,11 +4,11 @@
     python3 jax_ring.py --gpus 4 --case 64/8:causal:32k
     JAX_COORDINATOR_ADDRESS=localhost:7000 torchrun --nproc-per-node 4 jax_ring.py --annulus --case 64/8:causal:32k
 
-One process drives all GPUs, or one each under torchrun. With --annulus, which needs a process for
-each GPU, annulus.jax is timed in the same way; its two passes only together.
+One process drives all GPUs; under torchrun, each process drives one. With --annulus, which needs a
+process for each GPU, annulus.jax is timed in the same way, but its two passes only together.
 
-Each GPU holds one contiguous chunk of the sequence; key/value chunks go
-round the ring while the one before is computed on, and partial results are merged in float32. Under
+Each GPU holds one contiguous chunk of the sequence. Key/value chunks go round the ring while a GPU
+computes on the chunk before, and partial results are merged in float32. Under
 a causal mask a GPU skips the chunks that lie in its future. In the backward pass, cuDNN gets the
 whole rows' output and log-sum-exp for every chunk, and float32 sums of the key/value gradients
 follow their chunks round the ring. A call ends when every GPU has its part of the results.
@@ -71,21 +71,21 @@ def differentiate(query: jax.Array, key: jax.Array, value: jax.Array, output: ja
 
 
 def merge(first: State, second: State) -> State:
-    """The result over the keys of both; every row sees at least one key in each."""
+    """Merges two results over different keys. Every row must see at least one key of each."""
     lse = jnp.logaddexp(first[1], second[1])
     share = jnp.exp(first[1] - lse).transpose(0, 2, 1)[..., None]
     return share * first[0] + (1 - share) * second[0], lse
 
 
 def onward(arrays: Any, gpus: int) -> Any:
-    """To the next GPU of the ring."""
+    """Sends arrays to the next GPU of the ring."""
     ring = [(gpu, (gpu + 1) % gpus) for gpu in range(gpus)]
     return jax.tree.map(lambda array: lax.ppermute(array, AXIS, ring), arrays)
 
 
 def when_visible(hop: int, causal: bool, compute: Callable[[Any], Any], otherwise: Any) -> Any:
-    """`compute` of `otherwise`, or `otherwise`. After h hops a GPU has the chunk of the GPU h
-    places before it, or a later one, which is hidden."""
+    """compute(otherwise) if the chunk is visible, else `otherwise`. After h hops, a GPU has the chunk
+    of the GPU h places before it, or a later chunk, which is hidden."""
     if not causal:
         return compute(otherwise)
     return lax.cond(lax.axis_index(AXIS) >= hop, compute, lambda before: before, otherwise)
@@ -127,7 +127,7 @@ def ring_gradients(query: jax.Array, key: jax.Array, value: jax.Array, output: j
 
         grad_query, *sums = when_visible(hop, causal, add, (grad_query, *sums))
     if gpus > 1:
-        sums = onward(sums, gpus)  # home
+        sums = onward(sums, gpus)  # the last hop brings each sum home
     return tuple(gradient.astype(query.dtype) for gradient in (grad_query, *sums))
 
 

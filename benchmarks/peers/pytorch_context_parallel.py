@@ -52,15 +52,15 @@ def random_operands(case: Case, options: argparse.Namespace) -> list[torch.Tenso
 
 
 def slowest(milliseconds: list[float]) -> list[float]:
-    """The largest of all ranks."""
+    """The largest value of all ranks."""
     tensor = torch.tensor(milliseconds, device="cuda")
     dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
     return tensor.tolist()
 
 
 def slowest_times(steps: Steps, options: argparse.Namespace) -> Iterator[list[float]]:
-    """Milliseconds of each step of every timed call, and of the whole call, on its slowest rank;
-    the ranks begin each together."""
+    """Milliseconds of each step of every timed call, and of the whole call, on its slowest rank. The
+    ranks begin each call together."""
 
     def timed() -> list[float]:
         events = [torch.cuda.Event(enable_timing=True) for _ in range(len(steps) + 1)]

@@ -63,7 +63,7 @@ void CallWatch::look() {
 // Work of other objects queued behind the silent one would wait next, so all objects are released.
 void CallWatch::fail(const Entry& entry) {
   failure_ = fmt::format("{} (no progress for {:g} s)", entry.calls.describe(), timeout_.count());
-  failed_ = true;  // before threads that wait for the device go on
+  failed_ = true;  // set before threads that wait for the device continue
   for (const Entry& one : entries_) one.calls.release();
 }
 

@@ -46,7 +46,7 @@ namespace {
 // Traced calls on a device, made after the timed ones.
 constexpr int kTracedCalls = 3;
 
-// The traced calls of one case, on a row of their own.
+// Traced calls of one case, which get a row of their own.
 void name_case(TraceOfRanks& ranks, const std::string& name) {
   for (std::vector<TraceSpan>& spans : ranks) {
     if (spans.empty()) continue;
@@ -76,8 +76,8 @@ class Bench {
         settled_problem(options_, shape, options_.dtype.value_or(DType::float32), ranks_);
     const AttentionProblem& problem = setup.problem;
     if (cases_ == 0 && mesh_.rank() == 0) print_warnings(setup.warnings);
-    // Three series, the first call and the oracle; four more and a first call of the backward pass.
-    // The few traced calls do not count.
+    // Three series, the first call and the oracle; with the backward pass, four more series and its
+    // first call. The few traced calls do not count.
     const int series_of_calls = options_.once ? 0 : options_.warmup + options_.iterations;
     const int backward = wants_backward() ? 4 * series_of_calls + 1 : 0;
     const bool compares = problem.in_global_order() && !options_.once;
@@ -183,9 +183,9 @@ class Bench {
   // Tracing would keep a device from replaying, so series of its calls are not traced.
   [[nodiscard]] bool traces_apart() const { return !device_.place().is_host() && !options_.once; }
 
-  // Sets the times of a pass. With --once that is `first`, the time of the first call, which has
-  // been made. Otherwise a series of calls is timed, and before and after it the kernels alone, for
-  // as many calls each time. Returns the trace of calls. Collective, as are the next four.
+  // Sets the times of a pass. With --once, the time is `first`, that of the first call, which has
+  // been made. Otherwise it times a series of calls, and the kernels alone before and after it,
+  // each time for as many calls. Returns the trace of calls. Collective, as are the next four.
   template <class Call, class RunKernels>
   std::vector<TraceSpan> measure(PassMeasurement& measured, const Timing& first, Rest& rest,
                                  Tracer& tracer, TraceCollector& collector, const Call& call,
@@ -269,7 +269,8 @@ class Bench {
     return measured;
   }
 
-  // Collective. The same calls where bits may depend on the number of ranks, as `auto` plans them.
+  // Collective. Times the same calls as `auto` plans them if bits may depend on the number of
+  // ranks.
   void measure_unrestricted(AttentionOptions options, const ring::LocalTensors& forward,
                             BenchMeasurement& measured, TraceCollector& collector, Rest& rest) {
     options.reproducible.reset();
@@ -291,7 +292,7 @@ class Bench {
     measured.backward->unrestricted = median_of([&] { attention.backward_and_wait(tensors); });
   }
 
-  // Brings together what the ranks saw of the traced calls.
+  // Merges the events that the ranks recorded in the traced calls.
   void account(PassMeasurement& measured, const TraceSummary& summary, const ring::RankPlan& plan,
                std::size_t extra_bytes) {
     const auto call = static_cast<double>(summary.call);

@@ -94,9 +94,9 @@ std::string command_help(Command command) {
   out << "\nEvery option can also come from the environment (ANNULUS_WINDOW=100,0) or the --config "
          "file\n"
          "(window = 100,0); the command line overrides the environment, which overrides the "
-         "file.\nA flag can be switched off: --causal=false. An option on the command line is an "
-         "error if\nthe other options leave it without effect; in the environment or the file it "
-         "is not.\nAn option that needs another one is taken with any value of that one: "
+         "file.\nA flag can be switched off: --causal=false. If the other options leave an option "
+         "without\neffect, it is an error on the command line, but not in the environment or the "
+         "file.\nAn option that needs another option accepts any value of the other one: "
          "--dropout 0 --seed 7.\n";
   return out.str();
 }

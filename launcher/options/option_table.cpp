@@ -100,7 +100,7 @@ OptionUses drawn(OptionUses uses, OptionUses::HasDefault has_default = {}) {
   return uses;
 }
 
-// True of options in which all of the fields have their defaults.
+// True if all of these fields have their defaults.
 template <class... Fields>
 OptionUses::HasDefault same(Fields Options::*... fields) {
   return [=](const Options& options) {
@@ -153,17 +153,19 @@ const OptionUses kAll{
 
 void add_sharding(TableBuilder& table) {
   table.group("Mesh and sharding");
-  table.add("mesh", "AXES", with_hops(drawn(kPlanned)),
-            parsed_into(&Options::mesh, [](const auto&, const auto& text) { return text; }),
-            "named axes with sizes, the last one fastest: dp=1,sp=4,tp=1; one size may be -1 where "
-            "the number of ranks is known (default: all ranks on sp)");
+  table.add(
+      "mesh", "AXES", with_hops(drawn(kPlanned)),
+      parsed_into(&Options::mesh, [](const auto&, const auto& text) { return text; }),
+      "named axes with sizes, the last one fastest: dp=1,sp=4,tp=1; one size may be -1 if the "
+      "number of ranks is known (default: all ranks on sp)");
   table.add(
       "query-spec", "SPEC", without_calibrate(drawn(kPlanned)),
       parsed_into(&Options::query_spec, parse_spec),
       "axes of each dimension of query and output, B,T,N,D: an axis, a+b for a tuple (a major), "
       "- for none (default: fsdp+dp,sp,tp,- without the axes that the mesh lacks)");
   table.add("kv-spec", "SPEC", without_calibrate(drawn(kPlanned)),
-            parsed_into(&Options::kv_spec, parse_spec), "likewise for key and value, B,S,K,D");
+            parsed_into(&Options::kv_spec, parse_spec),
+            "axes of each dimension of key and value, B,S,K,D, as in --query-spec");
   table.add(
       "sequence-layout", "LAYOUTS",
       without_calibrate(
@@ -188,7 +190,8 @@ void add_sharding(TableBuilder& table) {
       int_into(&Options::ulysses_degree, 1),
       "ranks that exchange heads in the schedule hybrid; it divides the ranks along the "
       "sequence (default: with auto, the one that is predicted to be fastest; with hybrid, the "
-      "size of the last of several sequence axes or, over a single one, the largest common divisor "
+      "size of the last of several sequence axes or, over a single axis, the largest common "
+      "divisor "
       "of its size and K)");
   table.add("inner-size", "N", without_calibrate(drawn(kPlanned)),
             int_into(&Options::inner_size, 1),
@@ -291,10 +294,11 @@ void add_problem(TableBuilder& table) {
             "factor on the product of query and key (default: 1/sqrt(D))");
   table.add("soft-cap", "X", drawn(kPlanned), parsed_into(&Options::soft_cap, parse_positive),
             "logits become X tanh(logit / X) (default: no cap)");
-  table.add(
-      "dropout", "P", drawn(kPlanned, same(&Options::dropout)),
-      parsed_into(&Options::dropout, parse_dropout),
-      "probability of dropping an attention weight; --seed and its position decide (default: 0)");
+  table.add("dropout", "P", drawn(kPlanned, same(&Options::dropout)),
+            parsed_into(&Options::dropout, parse_dropout),
+            "probability of dropping an attention weight; --seed and the weight's position decide "
+            "whether "
+            "it drops (default: 0)");
   table.add("softmax-dtype", "DTYPE", drawn(kPlanned, same(&Options::softmax_dtype)),
             dtype_into(&Options::softmax_dtype, {DType::float32, DType::float64}),
             "dtype of the softmax's weights and sums: float32, or float64, which only vanilla has "
@@ -324,17 +328,18 @@ void add_input(TableBuilder& table) {
             "order of dimensions in the files of query, key, value and output: bthd or bhtd "
             "(default: bthd)");
   table.add("q-segments", "FILE", drawn(kPlanned), text_into(&Options::query_segments),
-            "int32 [B,T], -1 is padding: a query sees the keys of its segment");
+            "int32 [B,T]: the segments of the queries; a query sees the keys of its segment; -1 is "
+            "padding");
   table.add("kv-segments", "FILE", drawn(kPlanned), text_into(&Options::kv_segments),
-            "int32 [B,S]");
+            "int32 [B,S]: likewise, the segments of the keys");
   table.add(
       "cu-seqlens", "FILE", drawn(kPlanned), text_into(&Options::cu_seqlens),
-      "int32 [documents + 1] from 0 to T = S: ends of the documents packed into the sequence, "
-      "the same for every batch row");
-  table.add("cu-seqlens-q", "FILE", drawn(kPlanned), text_into(&Options::query_cu_seqlens),
-            "int32 [documents + 1] from 0 to T: documents of the queries, each of which sees the "
-            "document "
-            "of the same number in --cu-seqlens-kv; positions then count inside the documents");
+      "int32 [documents + 1] from 0 to T = S: prefix sums of the lengths of the documents that are "
+      "packed into the sequence, the same for every batch row");
+  table.add(
+      "cu-seqlens-q", "FILE", drawn(kPlanned), text_into(&Options::query_cu_seqlens),
+      "int32 [documents + 1] from 0 to T: documents of the queries; each sees the document of "
+      "the same number in --cu-seqlens-kv; positions then count inside the documents");
   table.add("cu-seqlens-kv", "FILE", drawn(kPlanned), text_into(&Options::kv_cu_seqlens),
             "int32 [documents + 1] from 0 to S: documents of the keys");
   table.add("block-mask", "FILE", drawn(kPlanned), text_into(&Options::block_mask),
@@ -347,7 +352,7 @@ void add_input(TableBuilder& table) {
   table.add("q-lengths", "FILE", drawn(kPlanned), text_into(&Options::query_lengths),
             "int32 [B]: queries at or past the length are padding");
   table.add("kv-lengths", "FILE", drawn(kPlanned), text_into(&Options::kv_lengths),
-            "int32 [B]: likewise for keys");
+            "int32 [B]: keys at or past the length are padding");
   table.add("sinks", "FILE", drawn(kPlanned), text_into(&Options::sinks),
             "float32 [N,M] or [M]: M extra logits per head in the softmax's denominator; random:M "
             "draws them");
@@ -401,9 +406,9 @@ void add_output(TableBuilder& table) {
             "gradient of the query, of its shape and dtype (tensor grad_query); gradients may "
             "share one .safetensors file");
   table.add("grad-key", "FILE", writing(Writes::gradient, run), text_into(&Options::grad_key),
-            "likewise (tensor grad_key)");
+            "gradient of the key, likewise (tensor grad_key)");
   table.add("grad-value", "FILE", writing(Writes::gradient, run), text_into(&Options::grad_value),
-            "likewise (tensor grad_value)");
+            "gradient of the value, likewise (tensor grad_value)");
   table.add("grad-sinks", "FILE", writing(Writes::gradient, run), text_into(&Options::grad_sinks),
             "gradient of the sinks, float32, of their shape (tensor grad_sinks; needs --sinks)");
   table.add("grad-bias", "FILE", writing(Writes::gradient, run), text_into(&Options::grad_bias),
@@ -471,7 +476,7 @@ void add_running(TableBuilder& table) {
             fmt::format("calls before the timing starts (default: {})", defaults.warmup));
   table.add("warm-seconds", "SECONDS", without_calibrate({{Command::bench}}),
             parsed_into(&Options::warm_seconds, parse_seconds),
-            "shortest duration of the calls before the timing, since a rested GPU is faster");
+            "least duration of the calls before the timing starts, since a rested GPU is faster");
   table.add("iters", "N", with_hops({{Command::bench}}), int_into(&Options::iterations, 1),
             fmt::format("calls that are timed (default: {})", defaults.iterations));
   table.add(
@@ -505,7 +510,8 @@ void add_running(TableBuilder& table) {
             "with --simulate: each rank computes longer by a random share between 0 and X % "
             "(default: 0)");
   table.add("straggler-seed", "N", {{Command::plan}},
-            parsed_into(&Options::straggler_seed, parse_seed), "seed of these shares (default: 0)");
+            parsed_into(&Options::straggler_seed, parse_seed),
+            "seed of the shares of --straggler-percent (default: 0)");
   table.add(
       "recommend", "", {{Command::plan}}, flag_into(&Options::recommend),
       "find out what to run: compare meshes, sequence layouts and schedules for the problem on "

@@ -212,7 +212,7 @@ void draw_segments(Draws& draws, const AttentionShape& shape, Mask& mask) {
   mask.set_segments(shape.batch, std::move(query_ids), std::move(kv_ids));
 }
 
-// Where packed documents end, some of them empty.
+// Draws the ends of packed documents, some of them empty.
 std::vector<std::int32_t> draw_cu_seqlens(Draws& draws, std::int64_t documents,
                                           std::int64_t length) {
   std::vector<std::int32_t> cu_seqlens{0, static_cast<std::int32_t>(length)};

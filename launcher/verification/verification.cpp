@@ -96,8 +96,8 @@ OracleOutput oracle_of_rank(AttentionProblem problem, const ring::ShardedOperand
   return whole;
 }
 
-// The same case with all keys and values on every rank, computed by the chosen implementation; with
-// the whole problem on every rank if bits are compared. An implementation name that implies a
+// The same case, computed by the chosen implementation with all keys and values on every rank; if
+// bits are compared, with the whole problem on every rank. An implementation name that implies a
 // schedule becomes `auto`.
 ShardedCase unsharded_case(const ShardedCase& sharded_case, const Selection& selection,
                            const std::string& preferred, Place place) {
@@ -275,8 +275,8 @@ Verification verify_sharded(const ShardedCase& sharded_case, Context& context, c
   const Attention& attention = sharded_run.attention;
   const ring::ShardedOperands& operands = attention.operands();
   const CaseShards& shards = sharded_run.shards;
-  // No run may profit from leftovers of the previous one, so a call with other keys, values and
-  // call values comes between.
+  // No run may use results that the previous run has left, so a call with other keys, values and
+  // call values comes between them.
   const auto run_others = [&] {
     const std::vector<std::byte> key = bytes_of(shards.key);
     const std::vector<std::byte> value = bytes_of(shards.value);

@@ -60,8 +60,8 @@ class Flag {
 /// The flags of a group, in device memory that is allocated as flags are taken.
 class FlagBlock {
  public:
-  /// Also tests that the device can write and wait for flags in stream order; throws LibraryError
-  /// if it cannot.
+  /// Tests that the device can write and wait for flags in stream order. Throws LibraryError if it
+  /// cannot.
   FlagBlock(MemoryPool& pool, const Watchdog& watchdog);
 
   /// Throws LibraryError if there is no memory for another flag.
@@ -81,9 +81,9 @@ class FlagBlock {
 
   MemoryPool& pool_;
   CudaStream stream_;  // of its own, so that it never waits behind what waits for a flag
-  std::mutex mutex_;  // of memory_, since a watching thread may give the group up
+  std::mutex mutex_;   // of memory_, since a watching thread may give the group up
   std::vector<Buffer> memory_;
-  std::vector<FlagWords*> free_;        // with room for all
+  std::vector<FlagWords*> free_;  // with room for all
   std::atomic<bool> unusable_ = false;
 };
 

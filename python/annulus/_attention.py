@@ -34,7 +34,7 @@ class Gradients(NamedTuple):
 
 
 def _rows(sinks: Any) -> Any:
-    """Sinks [n] (one per head) or [n,M] as [n,M]."""
+    """Returns sinks [n] (one per head) or [n,M] as [n,M]."""
     return sinks[:, None] if sinks.ndim == 1 else sinks
 
 
@@ -280,7 +280,7 @@ class Attention:
         return Gradients(**found)
 
     def check_bias_gradient(self) -> None:
-        """Refuses the gradient of a bias that all ranks may share, or may not."""
+        """Refuses the gradient of a bias if its shape does not tell whether all ranks share it."""
         held = ([self.positions("bias", rank) for rank in range(self.mesh.size)] if self.unsaid else [])
         if any(len({tuple(of_rank[d]) for of_rank in held}) > 1 for d in self.unsaid):
             raise argument_error("bias_shape", None, "the shape [B,N,T,S] of the whole bias: one entry on "
@@ -301,7 +301,8 @@ def _operand(name: str) -> int:
 def _scores(array: Any, name: str, local: Sequence[int], whole: Any = None) -> tuple[int, ...]:
     """The dimensions of [B,N,T,S] that a bias or a mask has.
 
-    Without its whole shape it has those in which the rank's part and the query are 1.
+    Without the shape of the whole bias or mask, a dimension counts as broadcast if the rank's part has
+    size 1 in it and the query does not.
     """
     if array.ndim != 4:
         raise argument_error(name, f"{array.ndim} dimensions", "[b,n,t,S], 1 where broadcast")
@@ -318,7 +319,7 @@ _PLAIN = frozenset({int, float, bool, str, type(None)})
 
 
 def _cheap(options: Mapping[str, Any]) -> tuple[Any, ...] | None:
-    """A key that is made quickly; None if the values may be mutable or long."""
+    """Makes a key quickly; None if the values may be mutable or long."""
     for value in options.values():
         kind = type(value)
         if kind not in _PLAIN and not (
@@ -332,7 +333,7 @@ def attention_for(query: Any, key: Any, value: Any, *, mesh: "AnyMesh" = None, s
                   **options: Any) -> Attention:
     """The cached object for calls with such shards and options; collective when it is made.
 
-    known: a key that stands for the options, if the caller has one.
+    known: a key in place of the options, if the caller has one.
     """
     on = mesh_of(mesh)
     error: Exception | None = None
@@ -353,7 +354,7 @@ def attention_for(query: Any, key: Any, value: Any, *, mesh: "AnyMesh" = None, s
                 if found is not None:
                     return found
             except AttributeError:
-                pass  # what is no array is named below
+                pass  # a later check names an operand that is no array
         operands = {"query": query, "key": key, "value": value, "sinks": sinks, "bias": bias,
                     "mask": mask}
         for name, array in operands.items():
@@ -362,7 +363,7 @@ def attention_for(query: Any, key: Any, value: Any, *, mesh: "AnyMesh" = None, s
             if name in ("query", "key", "value") and array.ndim != 4:
                 raise argument_error(name, f"{array.ndim} dimensions",
                                      "[batch, sequence, heads, dim]")
-        # All that an object may refuse in its first call, where ranks agree on errors.
+        # An object may refuse all of this in its first call, where ranks agree on errors.
         kinds = tuple(array if array is None else (tuple(array.shape), dtype_name(array))
                       for array in operands.values())
         (b, t, n, d), (_, s, k, _), (*_, dv) = query.shape, key.shape, value.shape
@@ -409,7 +410,7 @@ def call_values(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _refuse_gradients(**arrays: Any) -> None:
-    """TypeError for a tensor whose gradients would be lost silently."""
+    """Raises TypeError for a tensor whose gradients would be lost silently."""
     for name, array in arrays.items():
         if getattr(array, "requires_grad", False) and sys.modules["torch"].is_grad_enabled():
             raise TypeError(f"{name}: a tensor that requires gradients, which only "
@@ -481,7 +482,7 @@ def positions(shape: Sequence[int], spec: str, *, mesh: "AnyMesh" = None,
 
 def shard(whole: np.ndarray, spec: str, *, mesh: "AnyMesh" = None, layout: str = "contiguous",
           sequence: int = 1, granule: int = 1) -> np.ndarray:
-    """The rank's shard of a whole array; as positions()."""
+    """The rank's shard of a whole array. Arguments as in positions()."""
     check_array(whole, "whole")
     return whole[np.ix_(*positions(whole.shape, spec, mesh=mesh, layout=layout, sequence=sequence,
                                    granule=granule))]
@@ -489,7 +490,7 @@ def shard(whole: np.ndarray, spec: str, *, mesh: "AnyMesh" = None, layout: str =
 
 def unshard(local: np.ndarray, spec: str, shape: Sequence[int], *, mesh: "AnyMesh" = None,
             layout: str = "contiguous", sequence: int = 1, granule: int = 1) -> np.ndarray:
-    """The whole array of this shape, on every rank. Collective; as positions()."""
+    """The whole array of this shape, on every rank. Collective. Arguments as in positions()."""
     on = mesh_of(mesh)
     return on.gather(local, shape, lambda rank: on.positions(
         shape, spec, layout=layout, sequence=sequence, granule=granule, rank=rank))

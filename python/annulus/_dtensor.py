@@ -36,7 +36,7 @@ def _coordinates(mesh: Mesh) -> dict[str, int]:
 
 
 def _mesh_like(device_mesh: "DeviceMesh", given: "AnyMesh") -> Mesh:
-    """Our mesh for a DeviceMesh, which may be a part of it. Collective for new ones."""
+    """Our mesh for a DeviceMesh, which may be a part of our mesh. Collective for a new DeviceMesh."""
     names = device_mesh.mesh_dim_names
     if names is None:
         raise refused("mesh", "a DeviceMesh without names", "one with mesh_dim_names")

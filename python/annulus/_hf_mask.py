@@ -35,7 +35,7 @@ class Mask:
 
     @property
     def sliding_window(self) -> int | None:
-        """As the layers of transformers count it."""
+        """The window as the layers of transformers count it."""
         if self.left < 0:
             return None
         return self.left + 1 if self.right < 0 else self.left
@@ -96,7 +96,7 @@ def _mask_of(function: Callable[..., Any]) -> Mask:
 def read(batch_size: int, q_length: int, kv_length: int, q_offset: int = 0, kv_offset: int = 0,
          mask_function: Callable[..., Any] = masking_utils.causal_mask_function,
          attention_mask: torch.Tensor | None = None, **_others: Any) -> Mask:
-    """The mask of a layer. _others says how to make a mask tensor, which is not needed."""
+    """The mask of a layer. Nothing needs _others, which say how to make a mask tensor."""
     if attention_mask is not None:
         raise refused("attention_mask", "one in a model's call", "padding in shard_batch")
     if kv_length != q_length or kv_offset != 0 or int(q_offset) != 0:

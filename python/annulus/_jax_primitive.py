@@ -41,7 +41,7 @@ close_at_exit()  # before JAX's own exit function
 class _Order(effects.Effect):  # type: ignore[misc]
     """Calls on CPUs run in the order of the program on every rank.
 
-    XLA runs independent calls in any order, and at the same time, but ranks must call alike.
+    XLA runs independent calls in any order, or at the same time, but all ranks must call in the same order.
     """
 
     def __str__(self) -> str:
@@ -85,8 +85,8 @@ def keep(key: str, attention: Attention) -> None:
 
 
 def _wait_or_forget(wait: Callable[[], Any]) -> None:
-    """Waits for earlier calls. The error of one, which its results have too, would be that of all later
-    calls."""
+    """Waits for earlier calls, and drops the error of a failed call. Otherwise all later calls would fail
+    with it; the failed call's results have the error too."""
     try:
         wait()
     except jax.errors.JaxRuntimeError:
@@ -94,7 +94,7 @@ def _wait_or_forget(wait: Callable[[], Any]) -> None:
 
 
 def forget_failure() -> None:
-    """Lets calls go on after one that has failed."""
+    """Lets later calls run after a call has failed."""
     token = dispatch.runtime_tokens.current_tokens.get(_order)
     if token is not None and token._buf.is_ready():
         _wait_or_forget(token.block_until_ready)

@@ -21,7 +21,7 @@ class UserError(Error):
 
 
 class ArgumentError(UserError, ValueError):
-    """One named argument is wrong: see `argument`."""
+    """The argument named by `argument` is wrong."""
 
     argument: str = ""
 
@@ -236,7 +236,7 @@ _with_lock.annulus_python_raise.restype = None
 
 
 def function(name: str) -> Any:
-    """The C function; one that returns a status raises an exception instead."""
+    """The C function. If it returns a status, the Python function raises an exception instead."""
     return getattr(_library, "annulus_" + name)
 
 
@@ -266,5 +266,5 @@ def mpi_library() -> str:
 
 
 def launcher() -> int:
-    """1 if a launcher of MPI has started this process as one of several, 2 if another one has, else 0."""
+    """1 if an MPI launcher has started this process as one of several, 2 if another launcher has, else 0."""
     return _library.annulus_is_launched()

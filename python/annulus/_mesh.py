@@ -19,7 +19,7 @@ from ._store import Store
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-# The most bytes that go through a store to be summed.
+# The most bytes that are summed through a store.
 _LONGEST_SUM = 2**20
 
 # The most attention objects that a mesh keeps; the least recently used one is dropped first.
@@ -29,7 +29,7 @@ _MAXIMUM_KEPT = 64
 def _check_same_mpi(theirs: str) -> None:
     ours = _library.mpi_library()
     first_line = theirs.strip("\0\n ").splitlines()[0].strip()
-    if ours and first_line != ours:  # if ours cannot be loaded, making the mesh says why
+    if ours and first_line != ours:  # if ours cannot be loaded, the mesh's constructor says why
         raise UserError(f"MPI of mpi4py: got {first_line}, expected annulus's MPI, {ours}: build "
                         "one of the two again with the other's MPI")
 
@@ -142,7 +142,7 @@ class Mesh:
             raise error
 
     def find_quickly(self, quick: Any) -> Any:
-        """As find(), by another key of the same attention, which callers make more quickly."""
+        """Like find(), by a second key of the same attention, which callers make more quickly."""
         key = self._quick.get(quick)
         return None if key is None else self.find(key)
 
@@ -167,7 +167,7 @@ class Mesh:
         if quick is not None:
             if len(self._quick) >= 4 * _MAXIMUM_KEPT:
                 self._quick.clear()
-            self._quick[quick] = key  # the same object as in _kept, so that long keys compare fast
+            self._quick[quick] = key  # the key object of _kept itself, so that long keys compare fast
 
     def positions(self, shape: Sequence[int], spec: str, *, layout: str = "contiguous",
                   sequence: int = 1, granule: int = 1,
@@ -279,10 +279,10 @@ def init(comm: "MPI.Comm | Any | None" = None, *, rank: int | None = None, size:
          share_gpus: bool = False, transport: str = "auto") -> None:
     """Sets the ranks that compute, and their devices; closes earlier meshes. Collective.
 
-    comm: a communicator of mpi4py, or a key-value store: torch.distributed's, jax.distributed's client, or
-        an object with set(key, value), get(key), wait(keys, timeout) and delete_key(key). Without MPI, ranks
-        exchange data between GPUs only. None: all ranks that mpirun has started, that torch.distributed or
-        jax.distributed has connected, or that torchrun has started, asked in this order; else this process alone.
+    comm: a communicator of mpi4py, or a key-value store. A store is torch.distributed's, jax.distributed's
+        client, or an object with set(key, value), get(key), wait(keys, timeout) and delete_key(key). Without
+        MPI, ranks exchange data between GPUs only. None: the first of these that has several processes: mpirun,
+        torch.distributed, jax.distributed, torchrun; if none has, this process alone.
     rank, size: the rank of this process on a store and the number of ranks, if torch.distributed,
         jax.distributed and the environment do not have them.
     device: "cpu" or "cuda:N". None: the CUDA device that is current, or the CPU where there is none.
@@ -302,7 +302,7 @@ def mesh(axes: "Mapping[str, int] | str | None" = None) -> Mesh:
     """Ranks on named axes, the last one fastest: {"dp": 2, "sp": 4}, or "dp=2,sp=4".
 
     One size may be -1. None: {"sp": -1}, all ranks share the sequence. Collective for new axes; the
-    same mesh comes back for the same ones.
+    same axes return the same mesh.
     """
     if _settings is None:
         init()
@@ -334,7 +334,7 @@ def _at_exit() -> None:
 
 
 def close_at_exit() -> None:
-    """Ends all meshes at exit, before what has been imported or initialised so far ends."""
+    """Ends all meshes at exit, before the modules that have been imported so far end."""
     atexit.unregister(_at_exit)
     atexit.register(_at_exit)
 

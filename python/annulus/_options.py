@@ -84,7 +84,7 @@ def int32(values: Any, name: str) -> np.ndarray:
 
 
 def _number(name: str, value: Any, kind: type) -> Any:
-    """The value as a number of Python; TypeError for a text, None and the like."""
+    """Converts the value to a number of Python; TypeError for a string, None and the like."""
     if not isinstance(value, str):
         try:
             return kind(value)
@@ -102,7 +102,7 @@ def _is_pair(value: Any) -> bool:
 
 
 def unknown(names: Iterable[str]) -> None:
-    """TypeError if one of the keywords is not in Options."""
+    """Raises TypeError if one of the keywords is not in Options."""
     for name in names:
         if name not in Options.__annotations__:
             raise TypeError(f"unknown keyword {name!r}; expected one of "
@@ -110,7 +110,7 @@ def unknown(names: Iterable[str]) -> None:
 
 
 def calls_of(options: dict[str, Any]) -> list[Call]:
-    """The setters to be called; TypeError or ValueError for values that no setter takes."""
+    """The setters to call; raises TypeError or ValueError for values that no setter takes."""
     unknown(options)
     given = {name: value for name, value in options.items() if value is not None}
     calls: list[Call] = []

@@ -18,8 +18,8 @@ _LAST_WAIT = 5.0  # seconds that rank 0 waits for the others at exit
 
 
 class _Torch:
-    """torch's Store (TCPStore, PrefixStore, …), or any object with these methods: set(key, value), get(key)
-    that returns bytes, wait(keys, timeout) that raises TimeoutError, delete_key(key) and, if it has it, check(keys)."""
+    """torch's Store (TCPStore, PrefixStore, …), or any object with these methods: set(key, value); get(key),
+    which returns bytes; wait(keys, timeout), which raises TimeoutError; delete_key(key). check(keys) is optional."""
 
     def __init__(self, store: Any) -> None:
         self._store = store
@@ -131,7 +131,7 @@ class Store:
     def leave(self) -> None:
         """Lets rank 0, whose process may be that of the store, end after the others' last messages.
 
-        To be called at exit. Rank 0 waits for a few seconds at most: a rank may be lost.
+        Call it at exit. Rank 0 waits only for a few seconds, since a rank may be lost.
         """
         try:
             if self.rank > 0:
@@ -151,7 +151,7 @@ _stores: dict[tuple[int, int, int], tuple[Any, Store]] = {}
 
 
 def store_of(store: Any, rank: int | None, size: int | None) -> Store:
-    """One object for each store, so that all ranks number the meshes on it alike."""
+    """Returns the one object of a store, so that all ranks number the meshes on the store alike."""
     for name in () if _is_jax(store) else ("set", "get", "wait", "delete_key"):
         if not hasattr(store, name):
             raise TypeError(f"comm: got {type(store).__name__}, expected a communicator of mpi4py, a store "
@@ -205,7 +205,7 @@ def torch_size() -> int:
 
 
 def of_torch() -> Store:
-    """The processes of torchrun, which may have initialised torch.distributed or not."""
+    """The processes of torchrun, whether or not they have initialised torch.distributed."""
     try:
         import torch.distributed as dist
     except ImportError as error:

@@ -31,7 +31,7 @@ def dtype_number(name: str) -> int:
 
 
 def float_number(name: str, operand: str) -> int:
-    """The number of a dtype that attention computes in; TypeError for another, which names the operand."""
+    """The number of a dtype that attention computes in; for any other, a TypeError that names the operand."""
     if name not in ("float16", "bfloat16", "float32", "float64"):
         raise TypeError(f"{operand}: got {name}, expected float16, bfloat16, float32 or float64")
     return _DTYPES[name]
@@ -55,7 +55,7 @@ def dtype_name(array: Any) -> str:
 
 
 def check_array(array: Any, name: str) -> None:
-    """TypeError unless it is an array or a tensor."""
+    """Raises TypeError unless the value is an array or a tensor."""
     if not isinstance(array, np.ndarray) and not hasattr(array, "data_ptr"):
         raise TypeError(f"{name}: got {type(array).__name__}, expected a NumPy array or a torch "
                         "tensor")
@@ -75,7 +75,7 @@ def stream_of(array: Any) -> int | None:
     if place == HOST:
         return None
     torch = sys.modules["torch"]
-    # The public function makes objects, which takes longer than handling all arguments of a call.
+    # The public function makes objects, which takes longer than handling all other arguments.
     raw = getattr(torch._C, "_cuda_getCurrentRawStream", None)
     return torch.cuda.current_stream(place).cuda_stream if raw is None else raw(place)
 
@@ -90,7 +90,7 @@ def empty(like: Any, shape: tuple[int, ...], dtype: str | None = None) -> Any:
 
 
 def _strides(array: Any, name: str) -> tuple[int, ...] | None:
-    """In elements; None: contiguous."""
+    """Strides in elements; None: contiguous."""
     if not isinstance(array, np.ndarray):
         return None if array.is_contiguous() else array.stride()
     if array.flags.c_contiguous:
@@ -139,7 +139,7 @@ class Tensors:
              None if strides is None else _library.int64s(strides))
 
     def set_seed(self, seed: Any) -> None:
-        """A number, or a tensor of one integer, which is read when the call is computed."""
+        """Sets a number, or a tensor of one integer, which is read when the call is computed."""
         if isinstance(seed, (int, np.integer)):
             _set_seed(self.handle, int(seed))
             return

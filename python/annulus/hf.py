@@ -6,7 +6,7 @@
     loss.backward()
     annulus.hf.sum_gradients(model, mesh={"sp": -1})
 
-A layer gets what a model asks for, exactly, or an exception that names the keyword.
+A layer computes exactly what the model asks for, or raises an exception that names the keyword.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Sharding:
         self._texts: dict[Any, str] = {}
 
     def check_positions(self, position_ids: Tensor) -> None:
-        """ArgumentError unless the positions are the batch's, which rotary embeddings need."""
+        """Raises ArgumentError unless the positions are the batch's, as rotary embeddings need."""
         if position_ids is self._checked:
             return
         expected = self.position_ids.to(position_ids.device)
@@ -191,14 +191,14 @@ def shard_batch(input_ids: Any, labels: Any = None, *, mesh: "AnyMesh" = None,
                 dropout_seed: int | None = None, choices: Options | None = None) -> dict[str, Any]:
     """The rank's part of a batch, as keywords of a model. Collective.
 
-    Takes what transformers' collators return, of the whole batch [B,T], the same on all ranks.
-    Documents follow from cu_seq_lens_*, seq_idx or position_ids that start anew, padding from
-    attention_mask. labels belong to the tokens themselves and come back shifted, as
-    "shift_labels", with "num_items_in_batch", the number of tokens with a loss in the whole batch.
+    Takes what transformers' collators return: the whole batch [B,T], the same on all ranks.
+    Documents follow from cu_seq_lens_*, seq_idx or position_ids that start anew; padding follows from
+    attention_mask. `labels` are the tokens' own labels; the result has them shifted, as "shift_labels",
+    and "num_items_in_batch", the number of tokens with a loss in the whole batch.
 
     spec: the mesh axes of batch and sequence, by default "fsdp+dp,sp" as far as the mesh has them;
     heads lie on "tp". layout: "contiguous", "zigzag" or "striped".
-    dropout_seed: another for every step, the same on all ranks; needed by models with dropout.
+    dropout_seed: a new one for every step, the same on all ranks; models with dropout need it.
     choices: schedule, implementation and the like, as in `annulus.Options`.
     """
     on = mesh_of(mesh)
@@ -266,7 +266,7 @@ def loss(logits: Tensor, batch: Mapping[str, Any]) -> Tensor:
 def sum_over_ranks(tensors: Iterable[Tensor], mesh: "AnyMesh" = None) -> None:
     """Sums tensors over all ranks of the mesh, in place. Collective.
 
-    Without MPI, torch.distributed sums them if it connects the ranks; else they must be small.
+    Without MPI, torch.distributed sums them if it connects the ranks; otherwise, the tensors must be small.
     """
     on = mesh_of(mesh)
     if on.comm is None:
@@ -286,8 +286,8 @@ def sum_over_ranks(tensors: Iterable[Tensor], mesh: "AnyMesh" = None) -> None:
 def sum_gradients(model: torch.nn.Module, mesh: "AnyMesh" = None) -> None:
     """Sums the gradients of a model that all ranks hold whole, in place. Collective.
 
-    For models without DDP or FSDP, which average gradients: with them, multiply the loss by the
-    number of their ranks.
+    Only for models without DDP or FSDP, which average gradients themselves: under DDP or FSDP, multiply
+    the loss by the number of their ranks instead.
     """
     on = mesh_of(mesh)
     if on.axes.get("tp", 1) > 1:
@@ -337,7 +337,7 @@ def attention_forward(module: torch.nn.Module, query: Tensor, key: Tensor, value
         seed = (annulus.seed * 1_000_003 + (getattr(module, "layer_idx", None) or 0)) % 2**63
     sinks = None
     if s_aux is not None:
-        # The library sums this gradient over the ranks, and the trainer will sum it once more.
+        # The library sums this gradient over the ranks, and the trainer will sum it again.
         sinks = s_aux.float().view_as(s_aux)
         if sinks.requires_grad:
             holders = annulus.holders()

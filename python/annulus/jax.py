@@ -93,7 +93,7 @@ def _mesh(given: "AnyMesh") -> Mesh:
 
 
 def _text(value: Any) -> str:
-    """A text that tells values apart, and is the same in every process."""
+    """A text that differs between different values, and is the same in every process."""
     if isinstance(value, (np.ndarray, jax.Array)):
         array = np.asarray(value)
         return f"{array.dtype}{array.shape}{hashlib.sha256(array.tobytes()).hexdigest()}"
@@ -154,7 +154,7 @@ def _copies(made: Attention, operand: str, axes: Sequence[str]) -> dict[str, int
     on = made.mesh
 
     def part(rank: int) -> list[np.ndarray]:
-        if operand == "sinks":  # of the rank's heads
+        if operand == "sinks":  # the sinks of the rank's heads
             return made.positions("query", rank)[2:3]
         return made.positions(operand, rank)
 
@@ -213,7 +213,7 @@ def _differentiate(call: _Call, residuals: Any, gradients: Any) -> tuple[Any]:
                             else whole(grad_output))
     if not isinstance(grad_lse, zero):
         given["grad_lse"] = whole(grad_lse)
-    if "bias" in wanted.names and not call.manual:  # jax.shard_map knows what ranks share
+    if "bias" in wanted.names and not call.manual:  # jax.shard_map knows which ranks share a bias
         made.check_bias_gradient()
     names = [name for name in _DIFFERENTIABLE
              if name in ("query", "key", "value") or name in wanted.names]
@@ -278,11 +278,11 @@ def attention(query: jax.Array, key: jax.Array, value: jax.Array, *, mesh: "AnyM
               **options: "Unpack[Options]") -> tuple[jax.Array, jax.Array]:
     """annulus.attention() in JAX, with gradients: output [b,t,n,Dv] and LSE [b,n,t].
 
-    Each process calls it on its own arrays, or all call it in one jax.shard_map, whose mesh is the
-    default. Collective where it is traced for new shapes or options, and where it runs; all ranks
+    Each process calls it on its own arrays, or all processes call it in one jax.shard_map, whose mesh is
+    then the default. Tracing it for new shapes or options is collective, and so is running it. All ranks
     run the same programs in the same order.
 
-    layout: "contiguous" unless named otherwise, as arrays of jax.shard_map are.
+    layout: "contiguous" by default, like the arrays of jax.shard_map.
     query_lengths, kv_lengths, offset: a jax.Array ([b] for the rank's batches, or one number for
     all) may change from call to call; other values are part of the plan.
     seed: an integer or a key, the same on all ranks.

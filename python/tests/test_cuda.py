@@ -232,7 +232,7 @@ def test_opcheck(sequence):
 
 @pytest.mark.parametrize("captured", [False, True])
 def test_the_end_of_a_mesh_waits_for_the_gpu(sequence, captured):
-    """Whoever has launched the call, and though its object is gone."""
+    """It waits for calls whoever has launched them, even if their object has ended."""
     q, k, v, _ = on_gpu(sequence, whole(64, torch.bfloat16))
     mesh = annulus.Mesh("sp=-1", sequence.comm, device=sequence.device, share_gpus=True)
     made = annulus.Attention((BATCH, LENGTH, LENGTH, HEADS, KV_HEADS, 64, 64), "bfloat16", mesh=mesh,

@@ -136,7 +136,7 @@ double seconds_of_gradients(const RankPlan& plan, const Tile& tile, const Prices
 double seconds_of(const RankPlan& plan, const BackwardBlock& block, const Prices& prices) {
   double added = 0;
   if (block.grad_bias.buffer >= 0) {
-    // Each batch and head adds to an entry that they share.
+    // All batches and heads that share an entry add to it.
     const Region into = plan.scores_of(block, block.grad_bias.buffer);
     const auto times = [](std::int64_t whole, std::int64_t part) {
       return static_cast<double>(whole) / static_cast<double>(part);

@@ -221,7 +221,7 @@ class Attention::Impl {
     sharded_.prepare(tensors);
   }
 
-  // In a later call the other ranks may have begun, so the ranks cannot agree on an error.
+  // In a later call, other ranks may have begun to send, so the ranks cannot agree on an error.
   template <class Body>
   void alone(const Body& body) const {
     try {
@@ -391,7 +391,7 @@ class Attention::Impl {
   BiasPolicy policy_;
   bool drops_mask_;                        // the policy ignores a dense mask
   Tensor bias_;                            // made by init_bias
-  std::unique_ptr<ForeignStream> caller_;  // the caller's stream of the last call
+  std::unique_ptr<ForeignStream> caller_;  // the stream that the caller passed to the last call
   void* raw_caller_ = nullptr;
   ring::ShardedAttention sharded_;
   BackwardCalls backward_;
@@ -405,8 +405,8 @@ Attention::Attention(Context& context, const AttentionOptions& options)
 Attention::Attention(Context& context, const AttentionProblem& problem)
     : Attention(context, AttentionOptions{problem, {}, {}}) {}
 Attention::~Attention() {
-  // A graph needs all of it: kernels, memory, exchanges, a bias of its own. The caller may free his
-  // tensors all the same, so calls under way end first.
+  // A graph needs everything in the object: kernels, memory, exchanges, a bias of its own. But the
+  // caller may free his tensors, so calls under way end first.
   Context& context = impl_->context();
   try {
     impl_->wait();

@@ -27,8 +27,8 @@ Watchdog start_watchdog(double timeout) {
   return Watchdog(timeout > 0 ? Watchdog::Seconds(timeout) : Watchdog::kDefault);
 }
 
-// A caller who names a transport between GPUs does not want to compute on the CPU. Neither does one
-// who has GPUs, unless he asks for the CPU.
+// A caller who names a transport between GPUs does not want to compute on the CPU. A caller who has
+// GPUs does not want it either, unless he asks for the CPU.
 void check_cpu_is_meant(const ContextOptions& options, const GpuBinding& gpus) {
   if (options.share_gpus) {
     throw UnsupportedError("share-gpus: needs GPU ranks: " + gpus.obstacle);
@@ -134,14 +134,14 @@ struct Context::Impl {
         threads(base.threads) {}
 
   std::shared_ptr<OneAtATime> calls;
-  std::shared_ptr<Device> device;  // outlives what other ranks have mapped of it
+  std::shared_ptr<Device> device;  // outlives the memory that other ranks have mapped
   Mesh mesh;
   std::shared_ptr<Registry> registry;
   Transport transport;
   int threads = 1;
   ring::TuningCache tuning_cache;
   std::vector<const Overlay*> overlays;       // the innermost last
-  std::vector<std::function<bool()>> in_use;  // each holds what it is asked about
+  std::vector<std::function<bool()>> in_use;  // each owns the resources that it is asked about
 };
 
 static_assert(ContextOptions::kDefaultTimeout == Watchdog::kDefault.count());

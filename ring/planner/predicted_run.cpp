@@ -21,7 +21,8 @@
 namespace annulus::ring {
 namespace {
 
-// All ranks of such a mesh take so long to simulate that it pays to look at a sample first.
+// From this number of ranks on, simulating all of them takes so long that a sample is simulated
+// first.
 constexpr int kLargeMesh = 257;
 
 void add_traffic(PredictedRun& run, const RankPlan& rank, const Prices& prices) {
@@ -47,7 +48,7 @@ void add_memory(PredictedRun& run, const RankPlan& rank) {
 }
 
 // The peer extent of ranks that exchange keys and values, assuming that the ranks of a node reach
-// each other. For real ranks, Mesh finds it out.
+// each other. For real ranks, Mesh knows it.
 PeerExtent extent_inside_nodes(const NamedSharding& key, const std::vector<int>& node_of_rank) {
   std::vector<PeerExtent> extents;
   for (int rank = 0; rank < key.mesh().ranks(); ++rank) {
@@ -113,7 +114,7 @@ struct Predictor::Impl {
   KvGroups groups;
   std::vector<int> ranks;
   int busiest;
-  std::vector<int> sample = {};  // of a mesh of which all ranks are simulated, if it is large
+  std::vector<int> sample = {};  // ranks that are simulated first; only for a large mesh
 
   std::optional<PredictedRun> run(const PlanInput& input, const ScheduleVariant& variant,
                                   const std::vector<int>& of, double limit) {

@@ -83,7 +83,7 @@ void PlanMemory::allocate(std::span<Group* const> groups, Device& device) {
   }
   std::vector<CallMemory::Request> requests;
   for (Group* group : groups) requests.push_back({group->exchange_memory(device.memory()), 0});
-  requests.push_back({device.memory(), 0});  // for buffers that are not exchanged
+  requests.push_back({device.memory(), 0});  // one for all buffers that are not exchanged
   std::vector<std::map<std::size_t, int>> pieces(requests.size());  // the largest come last
   std::map<int, std::size_t> offsets;
   const auto index_of = [&](int memory) {

@@ -38,7 +38,7 @@ class PlanMemory {
   /// Bias and dense mask for a block's batches, heads and rows. They cover all `kv_length` keys of
   /// the problem or the block's columns, as its buffers do.
   [[nodiscard]] ScoreTensors scores(const Tile& block, std::int64_t kv_length) const;
-  /// The address of the first of these tokens of an exchange buffer.
+  /// The address of the first token of a range in an exchange buffer.
   [[nodiscard]] void* address(int buffer, LocalRange tokens) const;
   /// Bytes beyond the caller's tensors.
   [[nodiscard]] std::size_t bytes() const noexcept;

@@ -83,7 +83,7 @@ class PlanRunner final : public Runner {
     }
   }
 
-  // Waits, since calls under way still use memory that goes back to the pool.
+  // Calls under way still use memory that goes back to the pool.
   ~PlanRunner() override {
     if (gave_up_) return;
     try {
@@ -159,8 +159,8 @@ class PlanRunner final : public Runner {
       memory_.bind(tensors);
       if (captured) kernels_.hold_for(graph);
       begin_call(caller);
-      // A waiting kernel depends on transfers that run at the same time. In a recording, its branch
-      // may run before theirs.
+      // A waiting kernel depends on transfers that run at the same time. In a recording, the
+      // kernel's branch may run before the transfers' branch.
       const bool records = !captured && !arrivals_.any();
       Recording* const recording =
           records ? recording_for(recordings_, tensors, [this] { submit_tasks(); }) : nullptr;
@@ -283,7 +283,7 @@ class PlanRunner final : public Runner {
     return ready_ && std::ranges::equal(tensors, memory_.bound(), lie_alike);
   }
 
-  // Throws the watch's error: streams that it has released end as if all were well, or with the
+  // Throws the watch's error. Streams that the watch has released end without an error, or with the
   // transport's error.
   void check_watch() const {
     if (options_.watch != nullptr) options_.watch->check();
@@ -399,7 +399,8 @@ class PlanRunner final : public Runner {
     if (arrivals_.any()) device_.awaiting_calls().last = computing_->record();
   }
 
-  // Announces before any kernel runs, so that none is left waiting if a later one fails.
+  // Announces columns before any kernel runs, so that no kernel is left waiting if a later kernel
+  // fails.
   void announce_all() {
     for (std::size_t t = 0; t < plan_.tasks.size(); ++t) {
       if (!std::holds_alternative<Exchange>(plan_.tasks[t].work)) continue;
@@ -539,8 +540,8 @@ class PlanRunner final : public Runner {
     for (Group* group : groups_) group->give_up();
   }
 
-  // A copy, since graphs may hold calls longer than the planning lives. Its call arguments are the
-  // last call's.
+  // A copy of the problem, since graphs may outlive the planning. Its call arguments are the last
+  // call's.
   AttentionProblem problem_;
   CallValues values_;  // of the call being submitted, in device memory
   const RankPlan plan_;
@@ -557,8 +558,8 @@ class PlanRunner final : public Runner {
   bool refuses_capture_ = false;
   bool rehearsing_ = false;           // computes without exchanges
   std::vector<bool> awaited_;         // by task: others wait for it to be done
-  std::vector<std::size_t> ordinal_;  // by task: of an exchange, in its queue
-  // Some queue has nothing to wait for but the call's beginning, which is this event.
+  std::vector<std::size_t> ordinal_;  // by task: the place of an exchange in its queue
+  // The call's beginning. Some queue waits for nothing else.
   bool begins_with_an_exchange_ = false;
   std::shared_ptr<Event> begun_;
   std::vector<std::shared_ptr<Event>> done_;

@@ -145,7 +145,7 @@ class Decoder {
     asm volatile("bar.sync %0, %1;" ::"r"(1 + warp / team_warps), "r"(32 * team_warps) : "memory");
   }
 
-  // Where a vector of a row lies in a tile. Vectors trade places inside 128 bytes, so that eight
+  // The place of a row's vector in a tile. Vectors trade places inside 128 bytes, so that eight
   // rows are read from different banks.
   template <int kDims>
   __device__ __forceinline__ static int place(int row, int vector) {

@@ -60,7 +60,7 @@ struct KeySplit {
   }
 
   [[nodiscard]] ANNULUS_BOTH constexpr std::int64_t pairs() const { return batches * kv_heads; }
-  /// Where a pair and a block end together, a number is left out.
+  /// The range of numbers of parts. If a pair and a block end together, one number is not used.
   [[nodiscard]] ANNULUS_BOTH constexpr std::int64_t parts() const { return blocks + pairs() - 1; }
 
   [[nodiscard]] ANNULUS_BOTH constexpr std::int64_t tiles_of(std::int64_t batch) const {

@@ -10,12 +10,13 @@ namespace annulus::flash::float32 {
 /// fewer bits. Logits are in units of log 2.
 ///
 /// The copies of a tile's values run beside its first product, and the copies of the next tile's
-/// keys beside the softmax and the second product. What hides their waits, and the barriers, is
-/// that several thread blocks share a multiprocessor.
+/// keys run beside the softmax and the second product. Several thread blocks share a
+/// multiprocessor, which hides the waits for copies and barriers.
 template <int kDims>
 class Attention {
   static constexpr int kParts = kDims / 64;  // of the output: 64 dimensions each
-  // That are summed at a time: two take fewer loads for each product, if registers suffice.
+  // Parts that are summed at a time. Two parts take fewer loads for each product, if registers
+  // suffice.
   static constexpr int kPartsAtOnce = kDims == 128 ? 2 : 1;
   static constexpr unsigned kAll = 0xffffffff;
 
@@ -49,7 +50,7 @@ class Attention {
     if (lse == -kInfinity) return;
     shift[i] = static_cast<float>(lse);
     const float weight = exp2f(static_cast<float>(lse - shift[i]));
-    if (own == 0) sum[i] = weight;  // of the threads that share the row
+    if (own == 0) sum[i] = weight;  // one of the threads that share the row adds it
     const float* const from =
         static_cast<const float*>(a.state.output) + output_offset(a.state, result_row(item, row));
 #pragma unroll
@@ -64,7 +65,7 @@ class Attention {
     }
   }
 
-  // Adds what the item's key tiles give, of which there are some.
+  // Adds the contributions of the item's key tiles. There is at least one.
   __device__ __forceinline__ void attend() {
     const KeySegment* segment = a.segments + item.tile.first_segment;
     const KeySegment* const end = segment + item.tile.segments;
@@ -74,12 +75,12 @@ class Attention {
     async_commit();
     do {
       async_wait<0>();
-      __syncthreads();  // the keys are here, and the values of the tile before are done with
+      __syncthreads();  // the keys have arrived; no thread reads the last tile's values any more
       copy_values(segment->first_column + begin);
       async_commit();
       Scores scores;
       multiply_keys(scores);
-      __syncthreads();  // the keys are done with
+      __syncthreads();  // no thread reads the keys any more
       const KeySegment& at = *segment;
       const std::int32_t at_begin = begin;
       begin -= kTileRows;
@@ -102,7 +103,7 @@ class Attention {
   }
 
   __device__ __forceinline__ static void values_arrive() {
-    async_wait<1>();  // not for the keys behind them
+    async_wait<1>();  // does not wait for the next tile's keys
     __syncthreads();
   }
 
@@ -154,12 +155,12 @@ class Attention {
     }
   }
 
-  // Makes −∞ of what rows must not see of the tile that begins at column `begin` of a masked
-  // segment. Bit kOtherRows · i + j of the result says it of scores[i][j].
+  // Sets the scores of hidden pairs to −∞, in the tile that begins at column `begin` of a masked
+  // segment. Bit kOtherRows · i + j of the result: scores[i][j] is hidden.
   [[nodiscard]] __device__ __forceinline__ std::uint32_t hide(Scores& scores,
                                                               const KeySegment& segment,
                                                               std::int32_t begin) const {
-    // Each of the threads that share rows finds out for one row.
+    // The threads that share rows find the visible columns of one row each.
     const std::int32_t row = first_row + own % kOwnRows;
     const ColumnSpan span = visible_columns(a, item, segment, row);
     const bool asks_ids = a.row_ids != nullptr;
@@ -183,13 +184,13 @@ class Attention {
     return hidden;
   }
 
-  // The lane that answers for row i, among the lanes that share it.
+  // The lane that has found the visible columns of row i, among the lanes that share the row.
   [[nodiscard]] __device__ __forceinline__ int lane_of_row(int i) const {
     return 2 * i + half;
   }
 
-  // Writes the weights of the scores relative to the new maximum. Returns in `factor` what earlier
-  // results must be multiplied by (Milakov & Gimelshein 2018).
+  // Writes the weights of the scores relative to the new maximum. Earlier results must be
+  // multiplied by `factor` (Milakov & Gimelshein 2018).
   template <bool kMasked>
   __device__ __forceinline__ void weigh(const Scores& scores, std::uint32_t hidden,
                                         float (&factor)[kOwnRows]) {
@@ -218,8 +219,8 @@ class Attention {
     }
   }
 
-  // output = output · factor + weights·V. The tile's sum is made apart, since rounding grows with
-  // the number of terms.
+  // output = output · factor + weights·V. The tile's products are added up separately first, since
+  // rounding grows with the number of terms.
   template <bool kMasked>
   __device__ __forceinline__ void multiply_values(const float (&factor)[kOwnRows]) {
 #pragma unroll
@@ -246,7 +247,7 @@ class Attention {
     float own_shift = 0;
 #pragma unroll
     for (int i = 0; i < kOwnRows; ++i) {
-      // Full tiles gave something to rows past a length too.
+      // Full tiles also added to rows past a length.
       if (first_row + i >= item.tile.live_rows) load_row(i);
 #pragma unroll
       for (int distance = 2; distance < 32; distance *= 2) {
@@ -257,7 +258,7 @@ class Attention {
         own_shift = shift[i];
       }
     }
-    __syncwarp();  // the state may lie where the result does, also below
+    __syncwarp();  // state and result may share memory, here and below
     // Each of the threads that share rows finishes one row.
     const std::int32_t own_row = first_row + own;
     float own_factor = 0;
@@ -295,12 +296,12 @@ class Attention {
   const Operands& t;
   Shared<kDims>& shared;
   const Item& item;
-  int half;       // which of the two groups of rows that a warp has
-  int own;        // which of the threads that share rows
-  int first_row;  // of the tile
+  int half;       // 0 or 1: the thread's group of rows, of the warp's two
+  int own;        // the thread's number among the threads that share rows
+  int first_row;  // the thread's first row in the tile
   float output[kOwnRows][4 * kParts];
   float shift[kOwnRows];  // the largest logit so far
-  float sum[kOwnRows];    // this thread's share of the row's weights beside it
+  float sum[kOwnRows];    // this thread's share of the row's weights, relative to shift
 };
 
 }  // namespace annulus::flash::float32

@@ -4,9 +4,9 @@
 
 #include "flash/async_copy.cuh"
 
-// Products of tiles of 64 rows in plain float32, for both passes. A thread has 8 own rows: their
-// products with 4 other rows (scores), and the sums of those in 4 of every 64 dims. The 16 threads
-// that share own rows are every other lane of a warp.
+// Products of tiles of 64 rows in plain float32, for both passes. A thread has 8 own rows. It
+// computes their products with 4 other rows (scores), and their sums in 4 of every 64 dims. The 16
+// threads that share own rows are every other lane of a warp.
 namespace annulus::flash::float32 {
 
 inline constexpr int kTileRows = 64;
@@ -14,7 +14,7 @@ inline constexpr int kOwnRows = 8;
 inline constexpr int kOtherRows = 4;
 using Scores = float[kOwnRows][kOtherRows];
 
-/// The weight of a hidden pair is −0, and no other weight is.
+/// The weight of a hidden pair is −0. No other weight is −0.
 inline constexpr float kHiddenWeight = -0.0F;
 [[nodiscard]] __device__ __forceinline__ bool is_hidden(float weight) {
   return __float_as_uint(weight) == 0x80000000U;
@@ -26,7 +26,7 @@ inline constexpr float kHiddenWeight = -0.0F;
 __device__ __forceinline__ void store_quad(float* to, float x, float y, float z, float w) {
   *reinterpret_cast<float4*>(to) = make_float4(x, y, z, w);
 }
-/// Element i, which is known at compile time where loops are unrolled.
+/// Element i. Unrolled loops know i at compile time.
 [[nodiscard]] __device__ __forceinline__ float part(const float4& quad, int i) {
   return i == 0 ? quad.x : i == 1 ? quad.y : i == 2 ? quad.z : quad.w;
 }
@@ -108,9 +108,9 @@ __device__ __forceinline__ void multiply_rows(Scores& product, const float* own,
   }
 }
 
-/// sums += weights·values, in kParts quads of dims, 64 dims apart. `weights`: of the first own row;
-/// values(row): the thread's first quad, the same for four rows at a time but for their distance.
-/// kMasked: values of hidden pairs are not touched, since 0 · NaN would be NaN.
+/// sums += weights·values, in kParts quads of dims, 64 dims apart. `weights` are those of the first
+/// own row. values(row) is the thread's first quad of a row; four rows at a time lie at equal
+/// distances. kMasked: values of hidden pairs are not read, since 0 · NaN would be NaN.
 template <int kDims, bool kMasked, int kParts, class Values>
 __device__ __forceinline__ void add_weighted_rows(float (&sums)[kOwnRows][kParts][4],
                                                   const float* weights, const Values& values) {

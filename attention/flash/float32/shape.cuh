@@ -23,8 +23,7 @@ struct Shared {
   Item item;
 };
 
-/// The shared memory that a block may take, of the 228 KiB of a multiprocessor and 1 KiB less for
-/// each.
+/// The shared memory that a block may take: its share of a multiprocessor's 228 KiB, less 1 KiB.
 template <int kDims>
 inline constexpr int kMaximumShared = 228 * 1024 / kBlocks<kDims> - 1024;
 

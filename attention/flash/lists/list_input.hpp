@@ -18,7 +18,7 @@ struct RowTile {
   std::int32_t stride = 1;
 };
 
-/// Likewise a range of columns.
+/// A range of columns: local columns from first_column on, at positions start, start + stride, …
 struct ColumnRange {
   std::int32_t first_column = 0;
   std::int32_t columns = 0;
@@ -93,7 +93,7 @@ struct ListInput {
   std::int32_t key_block = kWhole;
 };
 
-/// Where the segments of a query tile lie, counted from the first segment of its thread block.
+/// The place of a query tile's segments, counted from the first segment of its thread block.
 struct TilePlace {
   std::int32_t first_segment = 0;
   std::int32_t segments = 0;

@@ -61,7 +61,7 @@ class ListPlan {
   }
 
  private:
-  // Where an array of the input begins in numbers().
+  // The index in numbers() at which an array of the input begins.
   struct Place {
     static constexpr std::size_t kNone = static_cast<std::size_t>(-1);
     std::size_t first = kNone;

@@ -77,7 +77,7 @@ Json json_of(const std::optional<T>& value) {
 
 using UnknownKey = UnknownMetadataKey;
 
-/// Where a value was found, and the unknown keys so far.
+/// The source of a value, for messages, and the unknown keys so far.
 struct Reader {
   std::string key;  // of the field; empty for sharding rules alone
   const std::string& source;

@@ -48,8 +48,8 @@ const char* annulus_mpi_library(void);
  * that MPI does not connect (torchrun, or the variables RANK, WORLD_SIZE and MASTER_ADDR); 0 if it
  * is alone. */
 int annulus_is_launched(void);
-/* ANNULUS_LIBRARY_ERROR if MPI, whose world has this many ranks, connects none of the processes that
- * its launcher has started, so that each would run alone. */
+/* Returns ANNULUS_LIBRARY_ERROR if a launcher has started several processes, but MPI, whose world
+ * has `ranks` ranks, does not connect them, so that each would run alone. */
 annulus_status annulus_check_connected(int ranks);
 /* Sets a function for the whole process. Every long wait for another rank or a device calls it, on
  * the waiting thread, about 50 times a second; if it returns a number other than 0, the call fails
@@ -117,9 +117,9 @@ typedef struct annulus_store_calls {
  * ANNULUS_STORE_NO_VALUE; the message of the ANNULUS_LIBRARY_ERROR that follows contains it. */
 void annulus_store_set_error(const char* reason);
 
-/* Rank `rank` of `size` ranks on a store, for all its contexts there. All keys begin with "annulus/":
- * the calls put a prefix before it if other groups of ranks or other jobs use the store.
- * Communicates with nobody. */
+/* Rank `rank` of `size` ranks on a store, for all its contexts there. All keys begin with
+ * "annulus/". If other groups of ranks or other jobs use the store, `calls` must put a prefix
+ * before every key. Communicates with nobody. */
 annulus_status annulus_store_create(const annulus_store_calls* calls, int rank, int size,
                                     annulus_store** store);
 /* To be called after the contexts on the store have been destroyed. Null: does nothing. */
@@ -142,17 +142,17 @@ annulus_status annulus_context_axis_size(const annulus_context* context, const c
 /* Collective: if a rank passes the text of an error, all ranks get it as ANNULUS_USER_ERROR. Null:
  * no error. */
 annulus_status annulus_context_agree(annulus_context* context, const char* error);
-/* Gathers `bytes` bytes of every rank, the same number on all, into `all`, in order of rank. They
- * travel as control messages, so they should be few. Collective. */
+/* Gathers `bytes` bytes of every rank, the same number on all, into `all`, in order of rank.
+ * Collective. For small amounts, since control messages carry them. */
 annulus_status annulus_context_gather(annulus_context* context, const void* data, size_t bytes,
                                       void* all);
-/* Sums `count` numbers over the ranks, in place: every rank gets the same bits. They travel as
- * control messages: for small amounts. Collective. */
+/* Sums `count` numbers over the ranks, in place: every rank gets the same bits. Collective. For
+ * small amounts, since control messages carry them. */
 annulus_status annulus_context_sum(annulus_context* context, double* values, size_t count);
 /* The global positions, in local order, that `rank` holds of dimension `dimension` of an array of
- * `shape`, sharded by `spec` ("dp,sp,tp,-"). `sequence`: the dimension that `layout` ("contiguous",
- * "zigzag", "striped") with its granule distributes; -1: none. Writes as many positions as
- * `capacity` allows, and always their number to `count`. Communicates with nobody. */
+ * `shape`, sharded by `spec` ("dp,sp,tp,-"). `layout` ("contiguous", "zigzag" or "striped") and
+ * `granule` distribute the dimension `sequence`; -1: none. Writes up to `capacity` positions, and
+ * their whole number to `count`. Communicates with nobody. */
 annulus_status annulus_context_positions(const annulus_context* context, const char* spec,
                                          int dimensions, const int64_t* shape, int sequence,
                                          const char* layout, int64_t granule, int rank,

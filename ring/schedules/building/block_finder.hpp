@@ -49,7 +49,7 @@ class BlockFinder {
     std::string obstacle;  ///< why no candidate takes it
   };
 
-  /// Which candidates are asked, and for what.
+  /// The candidates that are asked, and the gradients that they are asked for.
   struct Asked {
     bool awaiting = false;  ///< only candidates that can await columns
     GradientSides gradients = {};

@@ -21,9 +21,9 @@ struct GatherMessage {
   [[nodiscard]] LocalRange columns() const;
 };
 
-/// Who sends what to whom so that every member of a group gets all columns that it needs.
+/// The messages that bring every member of a group all columns that it needs.
 ///
-/// Where links are alike, columns come straight from their owners, all in one step. Otherwise the
+/// If all links are alike, columns come straight from their owners, all in one step. Otherwise the
 /// member of another node that needs most of an owner's columns gets them from the owner, and
 /// passes them on to its node in the next step. Of several that need as much, it is the first one
 /// from the place that the owner has in its own node, so that the members of a node share what

@@ -39,7 +39,7 @@ struct Backend {
   Blocks blocks = Blocks::also;        ///< whether its problems have block masks
   std::vector<DType> confines;     ///< dtypes for which a hidden entry changes no bit of a result
   double largest_logit = 1e38;     ///< of bfloat16
-  bool skips_masks = true;         ///< in blocks whose pairs are all visible
+  bool skips_masks = true;         ///< tests no mask in blocks whose pairs are all visible
   std::int64_t gradient_rows = 0;  ///< likewise, for gradients; 0: they have tests of their own
   std::int64_t gradient_columns = 0;
 };

@@ -202,7 +202,7 @@ TEST_P(NonFiniteForward, ProductsBeyondFloat32ShowAsNan) {
   }
 }
 
-// Later launches go on from earlier ones.
+// Later launches continue from the results of earlier ones.
 TEST_P(NonFiniteForward, RowsOfNoWeightInManyRanges) {
   const WholeAttention whole = weightless_attention(DType::float32, 64);
   AttentionBlock block = whole.block();

@@ -57,7 +57,7 @@ class TileGradients {
     for (int at = 0; !last; at ^= 1) {
       const Step(&steps)[kPassing] = memory.step[at];
       const Step(&next)[kPassing] = memory.step[at ^ 1];
-      async_wait<kOfKeys ? 1 : 0>();  // for the first tensor, which is copied second for dQ
+      async_wait<kOfKeys ? 1 : 0>();  // waits for the first tensor; for dQ, it is copied second
       __syncthreads();
       fetch(memory.step[at ^ 1]);
       const std::uint32_t masked = masked_tiles(steps);
@@ -259,7 +259,7 @@ class TileGradients {
 #pragma unroll
         for (int j = 0; j < kOtherRows; ++j) {
           const float x = scores[i][j] * a.tanh_scale;
-          // 1/cosh² is precise also where 1 − tanh² is small.
+          // 1/cosh² is precise even where 1 − tanh² is small.
           const float e = exp2_fast(-2 * kLog2E * fabsf(x));
           derived[i][j] = 4 * e / ((1 + e) * (1 + e));
           scores[i][j] = tanhf(x);
@@ -278,7 +278,7 @@ class TileGradients {
     for (int i = 0; i < kOwnRows; ++i) {
 #pragma unroll
       for (int j = 0; j < kOtherRows; ++j) {
-        // The LSE is natural: in units of log 2 it would have been rounded once more.
+        // The LSE is natural: in units of log 2, it would be rounded once more.
         scores[i][j] = exp2_fast(fmaf(scores[i][j], unit, -lse[kOfKeys ? j : i]) * kLog2E);
         derived[i][j] *= scores[i][j];
       }

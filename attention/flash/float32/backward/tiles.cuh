@@ -13,8 +13,8 @@
 // tiles pass by.
 namespace annulus::flash::backward {
 
-/// One tile passes at a time for every 64 dims. A group of 128 threads computes the scores of one
-/// passing tile, and sums 64 dims of the gradients.
+/// As many tiles pass at a time as there are 64 dims. Each group of 128 threads computes the scores
+/// of one passing tile, and sums 64 dims of the gradients.
 template <int kDims_>
 struct Float32Tiles {
   static constexpr int kDims = kDims_;
@@ -47,7 +47,7 @@ struct OwnRows {
 template <class Tiles>
 class PassingQueries {
  public:
-  /// One thread walks.
+  /// Called by one thread.
   __device__ __forceinline__ PassingQueries(const Arguments& arguments, const Work<Tiles>& work,
                                             ListPlace& place)
       : a(arguments),
@@ -95,7 +95,7 @@ struct Float32Memory {
   /// LSE and delta of the passing queries, or in place 0 of the own queries.
   alignas(16) float lse[kPassing][kFloat32Tile + kFlagValues];
   alignas(16) float delta[kPassing][kFloat32Tile];
-  Step step[2][kPassing];  ///< this one and the next; tile < 0: there are no more
+  Step step[2][kPassing];  ///< this step and the next; tile < 0: there are no more
   Work<Tiles> work;        ///< of a block that owns keys
   ListPlace list_place;    ///< likewise
   OwnRows rows;            ///< of a block that owns queries

@@ -35,7 +35,7 @@ inline constexpr double kRowErrorFactor = 4;
 
 /// The largest permitted ratio of a sharded run's output error to that of the same implementation
 /// unsharded (docs/semantics.md §6). It depends on the number of output rows: errors within a row
-/// are correlated, so with few rows the ratio is luck.
+/// are correlated, so with few rows chance dominates the ratio.
 [[nodiscard]] double sharded_error_factor(std::int64_t output_rows);
 
 }  // namespace annulus

@@ -184,10 +184,10 @@ struct BackwardDeclaration {
   bool takes_grad_lse = true;  ///< delta need not be rowsum(dO ∘ O): an LSE may have a gradient
   /// True if one multiprocessor computes a tile of keys for all query heads of a key/value head.
   bool joins_query_heads = false;
-  /// As Declaration::reproducible_rows, for gradients: the gradients of a column are computed alike
-  /// if columns are cut only at multiples of this, and rows are not cut. 0: never. The gradients of
-  /// a block's rows are then the same without the gradients of its columns, and the other way
-  /// round.
+  /// Like Declaration::reproducible_rows, for gradients: the gradients of a column have the same
+  /// bits if columns are cut only at multiples of this, and rows are not cut. 0: never. The
+  /// gradients of a block's rows then do not depend on whether the gradients of its columns are
+  /// computed too, and vice versa.
   std::int64_t reproducible_columns = 0;
 };
 
@@ -210,9 +210,9 @@ struct Declaration {
 
 /// The blocks that an implementation gives to a kernel for few query rows. All columns must have
 /// arrived, and all pairs must be visible, unless `banded`. Other kernels give a tile of rows of
-/// one head to one multiprocessor. This one computes the rows of all query heads of a key/value
-/// head together and spreads their keys over the whole device, so it mostly takes as long as
-/// reading the keys.
+/// one head to one multiprocessor. The kernel for few rows computes the rows of all query heads of
+/// a key/value head together and spreads their keys over the whole device, so it mostly takes as
+/// long as reading the keys.
 struct FewRows {
   std::int64_t most = 0;    ///< query rows times query heads of a key/value head; 0: no such kernel
   std::int64_t always = 0;  ///< more rows than this count as few only if there are few tiles:

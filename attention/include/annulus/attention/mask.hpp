@@ -52,8 +52,8 @@ class BlockMask {
   /// `stride`-th one (Child et al. 2019).
   static BlockMask strided(std::int64_t query_length, std::int64_t kv_length, std::int64_t local,
                            std::int64_t stride, BlockSize size = {});
-  /// Every block independently with probability `density`; a seed gives the same mask on every
-  /// machine.
+  /// Shows every block independently with probability `density`. A seed gives the same mask on
+  /// every machine.
   static BlockMask random(std::int64_t query_length, std::int64_t kv_length, std::int64_t heads,
                           double density, std::uint64_t seed, BlockSize size = {});
 
@@ -78,9 +78,9 @@ class BlockMask {
   /// Here and below, indices are global and refer to the broadcast mask.
   [[nodiscard]] bool visible(std::int64_t batch, std::int64_t head, GlobalPosition row,
                              GlobalPosition column) const;
-  /// For kernels: rows before this one see the same keys as `row` …
+  /// For kernels: the end of the rows from `row` on that see the same keys as `row`.
   [[nodiscard]] GlobalPosition end_of_rows(GlobalPosition row) const;
-  /// … namely the first run of visible keys in [from, ∞), empty if there is none. It may reach
+  /// The first run of keys in [from, ∞) that `row` sees; empty if there is none. It may reach
   /// beyond the last key.
   struct Run {
     GlobalPosition begin;
@@ -94,10 +94,10 @@ class BlockMask {
   [[nodiscard]] std::span<const std::uint64_t> words() const noexcept { return entries_->words; }
   [[nodiscard]] std::int64_t words_per_row() const noexcept { return entries_->words_per_row; }
 
-  /// For counting: the number of keys per entry; more than any S if one entry holds all …
+  /// For counting: the number of keys per entry; more than any S if one entry holds all keys.
   [[nodiscard]] std::int64_t keys_per_entry() const;
-  /// … and for each key block, and after the last one, the number of earlier blocks that `row`
-  /// sees, summed over the heads.
+  /// For counting: entry i is the number of key blocks before block i that `row` sees, summed over
+  /// the heads. There is one more entry than key blocks.
   [[nodiscard]] std::span<const std::uint32_t> shown_before(std::int64_t batch,
                                                             GlobalPosition row) const;
 
@@ -162,22 +162,23 @@ class Mask {
   /// Shifts the diagonal of causal, window and chunk: S − T aligns it with the bottom right.
   /// Throws ArgumentError beyond ±2^48.
   void set_offset(std::int64_t offset);
-  /// The same with an offset for each batch, [B]. It replaces set_offset(), and the other way
-  /// round.
+  /// Sets an offset for each batch, [B]. It replaces the value of set_offset(), and set_offset()
+  /// replaces the offsets.
   void set_offsets(std::vector<std::int32_t> offsets);
   /// i sees j only if i + offset − left ≤ j ≤ i + offset + right; −1 is unlimited.
   /// Throws ArgumentError("window", …) for values below −1.
   void set_window(std::int64_t left, std::int64_t right);
   /// Every row sees the keys j < prefix despite causal, window and chunk; 0: none. Throws
-  /// ArgumentError("prefix", …) for a negative one, or one beyond 2^48.
+  /// ArgumentError("prefix", …) for a negative prefix, or one beyond 2^48.
   void set_prefix(std::int64_t prefix);
-  /// The same with a prefix for each batch, [B]. It replaces set_prefix(), and the other way round.
+  /// Sets a prefix for each batch, [B]. It replaces the value of set_prefix(), and set_prefix()
+  /// replaces the prefixes.
   void set_prefixes(std::vector<std::int32_t> prefixes);
   /// Rows see the keys j < tokens that causal shows, despite window and chunk; 0: none. Throws
   /// ArgumentError("sink tokens", …) for a negative number, or one beyond 2^48.
   void set_sink_tokens(std::int64_t tokens);
-  /// i sees j only if ⌊(i + offset) / chunk⌋ = ⌊j / chunk⌋; 0: no chunks.
-  /// Throws ArgumentError("chunk", …) for a negative one, or one beyond 2^48.
+  /// i sees j only if ⌊(i + offset) / chunk⌋ = ⌊j / chunk⌋; 0: no chunks. Throws
+  /// ArgumentError("chunk", …) for a negative chunk, or one beyond 2^48.
   void set_chunk(std::int64_t chunk);
   /// i sees j only if both ids are equal and ≥ 0. Row-major [batch, T] and [batch, S].
   /// Throws ArgumentError("segment ids", …) when sizes do not fit `batch`.
@@ -229,7 +230,7 @@ class Mask {
   [[nodiscard]] bool one_band() const;
   /// Causal and window together, where one_band() holds.
   [[nodiscard]] Band band() const;
-  /// The parts that compare positions, for one row, which must not be padding of a packing.
+  /// The parts that compare positions, for one row. The row must not be padding of a packing.
   [[nodiscard]] PositionRule position_rule(std::int64_t batch, GlobalPosition row) const;
   /// True if visibility can differ between batches, or between query heads.
   [[nodiscard]] bool depends_on_batch() const {
@@ -238,8 +239,8 @@ class Mask {
   }
   [[nodiscard]] bool depends_on_head() const { return block_mask_ && block_mask_->heads() != 1; }
   /// Throws ArgumentError unless segments and lengths fit [batch, T] and [batch, S], offsets and
-  /// prefixes [batch], the block mask [batch, heads, T, S], and unless packings have an alignment
-  /// if positions matter.
+  /// prefixes fit [batch], and the block mask fits [batch, heads, T, S]. Also throws it for
+  /// packings without an alignment if positions matter.
   void validate(std::int64_t batch, std::int64_t heads, std::int64_t query_length,
                 std::int64_t kv_length) const;
 
@@ -253,9 +254,9 @@ class Mask {
   /// The visible part of a tile in batches [batch, batch + batches). Pairs and `full` are exact,
   /// except that with very many short segments or chunks `pairs` is an upper bound and `full` is
   /// false. The hulls are exact for one batch of unstrided ranges; otherwise they may be too wide.
-  /// The cost is linear in the documents that rows and columns share if ids ascend with the
-  /// position, as in packed sequences; otherwise in all documents of the rows. With a block mask,
-  /// each document costs its query blocks and the key blocks at its edges, for any number of heads.
+  /// If ids ascend with the position, as in packed sequences, the cost is linear in the documents
+  /// that rows and columns share; otherwise, in all documents of the rows. With a block mask, each
+  /// document costs its query blocks and the key blocks at its edges, for any number of heads.
   ///
   /// If heads differ, `pairs` is the mean over all heads, rounded up in each batch (and then not
   /// `exact`); `full` means in all heads; the hulls cover all heads.
@@ -270,23 +271,24 @@ class Mask {
   [[nodiscard]] Visibility examine_without_band(std::int64_t batch, const PositionRange& rows,
                                                 const PositionRange& columns) const;
 
-  /// For kernels, one row at a time: columns outside both intervals are hidden (disjoint and in
-  /// order, each possibly empty) …
+  /// For kernels, one row at a time: two intervals, disjoint and in order, each possibly empty.
+  /// Columns outside both are hidden. Inside, columns in hidden blocks are hidden, and columns
+  /// whose segment id is negative or differs from the row's.
   struct Interval {
     GlobalPosition begin;
     GlobalPosition end;
   };
   [[nodiscard]] std::array<Interval, 2> row_intervals(std::int64_t batch, GlobalPosition row) const;
-  /// … and, inside, columns whose segment id differs from the row's or is negative (by global
-  /// position; empty without segments), and columns in hidden blocks.
+  /// Segment ids by global position; empty without segments.
   [[nodiscard]] std::span<const std::int32_t> query_segments(std::int64_t batch) const;
   [[nodiscard]] std::span<const std::int32_t> kv_segments(std::int64_t batch) const;
 
   /// For planners, one document at a time: the runs of a batch that overlap [begin, end) of the
-  /// queries, in order of position; empty without segments …
+  /// queries, in order of position; empty without segments.
   [[nodiscard]] std::span<const SegmentRun> query_runs(std::int64_t batch, GlobalPosition begin,
                                                        GlobalPosition end) const;
-  /// … and all runs of keys: with this id, in order of position, or of all ids, in order of id.
+  /// The runs of keys in a batch: with this id, in order of position; or with any id, in order of
+  /// id.
   [[nodiscard]] std::span<const SegmentRun> kv_runs(std::int64_t batch, std::int32_t id) const;
   [[nodiscard]] std::span<const SegmentRun> kv_runs(std::int64_t batch) const;
 
@@ -340,9 +342,9 @@ class Mask {
   std::optional<BlockMask> block_mask_;
 };
 
-/// Segment ids 0, 1, … of packed documents from their prefix sum (docs/semantics.md §1): starts at
-/// 0, never falls (a document may be empty), ends at `length`. Throws ArgumentError(name, …), by
-/// default "cu_seqlens", naming the first wrong entry.
+/// Makes segment ids 0, 1, … of packed documents from their prefix sum (docs/semantics.md §1). The
+/// prefix sum starts at 0, never decreases (a document may be empty) and ends at `length`. Throws
+/// ArgumentError(name, …), naming the first wrong entry.
 [[nodiscard]] std::vector<std::int32_t> segments_from_cu_seqlens(
     std::span<const std::int32_t> cu_seqlens, std::int64_t length, const char* name = "cu_seqlens");
 

@@ -30,10 +30,10 @@ struct OracleOutput {
   std::vector<RowTerms> terms = {};  ///< [B, N, rows]
 };
 
-/// Attention of some query rows over some columns; its output is as problem.normalize_output says.
-/// The tensors lie on the host, have the problem's dtype, and the stride of their last dimension is
-/// 1. query [b,rows,n,D] holds the rows at global positions `rows`, of the batches from
-/// `first_batch` on and the heads from `first_head` on. key [b,columns,k,D] and value
+/// Attention of some query rows over some columns; problem.normalize_output says whether the output
+/// is normalised. The tensors lie on the host, have the problem's dtype, and the stride of their
+/// last dimension is 1. query [b,rows,n,D] holds the rows at global positions `rows`, of the
+/// batches from `first_batch` on and the heads from `first_head` on. key [b,columns,k,D] and value
 /// [b,columns,k,Dv] hold the columns from `first_column` on (mostly the whole sequence) and the
 /// heads that the n query heads read; n is a multiple of k. `scores` holds bias and dense mask of
 /// these batches, heads and rows, if the problem has them.

@@ -29,7 +29,7 @@ struct KeySpans {
 
 /// The parts of a mask that compare positions, applied to global positions: a row sees the keys
 /// before `prefix_end`, the keys before `sink_end` that causal shows, and the keys in its band and
-/// its chunk. For the host and for device code.
+/// its chunk. Host and device code use it.
 struct PositionRule {
   Band band;                               ///< causal and window
   std::int64_t causal = Band::kUnlimited;  ///< causal alone: j − i ≤ causal
@@ -104,7 +104,8 @@ struct PositionParts {
   }
 };
 
-/// Documents start at cu_seqlens[d] of queries and of keys.
+/// The frame of a document. Document d starts at entry d of the queries' and of the keys'
+/// cu_seqlens.
 [[nodiscard]] ANNULUS_HOST_DEVICE inline PositionFrame frame_of_document(
     const std::int32_t* query_cu_seqlens, const std::int32_t* kv_cu_seqlens, std::int64_t document,
     bool bottom_right, std::int64_t prefix) {

@@ -30,7 +30,7 @@ class Sinks {
   /// [N,M] row-major, or [M] for all heads alike. Throws ArgumentError("sinks", …) for another
   /// rank, for sizes below 1 and for logits that are NaN or +∞; −∞ has no weight.
   Sinks(const Extents& shape, std::vector<float> logits);
-  /// Drawn uniformly from [−2, 2). A seed gives the same values on every machine.
+  /// Draws logits uniformly from [−2, 2). A seed gives the same values on every machine.
   static Sinks random(std::int64_t heads, std::int64_t per_head, std::uint64_t seed);
 
   /// [N,M] or [M].
@@ -59,9 +59,9 @@ class Sinks {
 /// "sinks [8, 2]".
 [[nodiscard]] std::string to_string(const Sinks& sinks);
 
-/// Dropout of attention probabilities (docs/semantics.md §1). An entry's drop is a pure function of
-/// the seed and the global batch, query head, query position and key position, so it is the same
-/// for every sharding, schedule, kernel and block size.
+/// Dropout of attention probabilities (docs/semantics.md §1). The seed and an entry's global batch,
+/// query head, query position and key position alone decide whether it drops. So the same entries
+/// drop under every sharding, schedule, kernel and block size.
 ///
 /// One call of Philox 4x32-10 decides eight keys, with sixteen bits each. The eight are chosen so
 /// that a thread of a tensor-core tile uses all the bits of a call: key j has half j mod 2 of word
@@ -96,7 +96,7 @@ class Dropout {
   static constexpr std::int64_t kMaximumIndices = std::int64_t{1} << 32;
 
  private:
-  static constexpr std::uint32_t kDropoutStream = 0x64726f70;  // apart from a seed's other uses
+  static constexpr std::uint32_t kDropoutStream = 0x64726f70;  // no other use of a seed has it
   std::uint32_t threshold_;
   std::uint64_t seed_;
 };
@@ -117,8 +117,8 @@ struct AttentionShape {
 
   [[nodiscard]] std::int64_t heads_per_kv_head() const { return heads / kv_heads; }
   bool operator==(const AttentionShape&) const = default;
-  /// Throws ArgumentError, naming the field, for sizes below 0 (heads and dims: below 1) and if N
-  /// is not a multiple of K; naming the shape, for a tensor of 2^60 elements or more and for 2^62
+  /// Throws ArgumentError. It names the field for sizes below 0 (heads and dims: below 1) and if N
+  /// is not a multiple of K. It names the shape for a tensor of 2^60 elements or more and for 2^62
   /// (query, key) pairs or more. Elements, bytes and pairs of a valid shape can be counted in 64
   /// bits.
   void validate() const;
@@ -145,8 +145,8 @@ struct CallArguments {
 
 /// The calls that must give the same bits, of results and of gradients.
 enum class Reproducible : std::uint8_t {
-  /// None: gradients may be added in a varying order. The forward pass still repeats its bits,
-  /// unless a kernel that does not is named.
+  /// No calls: gradients may be added in a varying order. The forward pass still repeats its bits,
+  /// unless the caller names a kernel that does not.
   no,
   run,  ///< repeated calls
   /// Calls on any number of ranks, too. A row's result then depends only on its keys, summed in
@@ -168,7 +168,7 @@ struct AttentionProblem {
   DType dtype = DType::float32;         ///< of query, key, value and output
   std::optional<double> scale = {};     ///< 1/√D if absent
   std::optional<double> soft_cap = {};  ///< none if absent
-  Mask mask = {};                       ///< nothing is hidden if not given
+  Mask mask = {};                       ///< hides nothing by default
   std::optional<Sinks> sinks = {};      ///< none if absent
   std::optional<Dropout> dropout = {};  ///< likewise
   /// The dtype of weights and sums. Tensors in float64 always use float64.

@@ -48,7 +48,7 @@ class Registry {
 
   /// Adds an implementation, which `auto` may choose too. Throws ArgumentError if a name is taken.
   void add(std::unique_ptr<Implementation> implementation);
-  /// Throws like the above.
+  /// Throws as add() above does.
   void add(Strategy strategy);
 
   /// A local kernel by name or alias. Throws ArgumentError, for an unknown name with a list of the

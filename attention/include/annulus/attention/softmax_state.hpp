@@ -16,8 +16,8 @@ namespace annulus {
 /// gives the same bits.
 ///
 /// A row may see keys and still have only logits of −∞, from the input or from products beyond
-/// float32. It has no weight, and alone it is 0/0. Its element is (NaN, −∞): it disappears in a
-/// merge with anything of weight, and stays otherwise.
+/// float32. Such a row has no weight, and its output alone is 0/0. Its element is (NaN, −∞): a
+/// merge with any element that has weight removes it; otherwise it stays.
 ///
 /// The absolute error of an LSE becomes the relative error of a weight. A float32 LSE near 10 is
 /// good to 5e-7 only, as much as all other errors of a float32 run together. States that will be

@@ -6,11 +6,11 @@
 #include <annulus/core/stream.hpp>
 #include <annulus/core/tensor.hpp>
 
-/// As softmax_state.hpp, for tensors on the stream's device; only in builds with CUDA. Everything
-/// is ordered by the stream and nothing waits. The output of a state [b,t,n,Dv], Dv innermost with
-/// stride 1, is float32, float16 or bfloat16, as kernels return it; its LSE [b,n,t] has any
-/// strides, float32 or float64; its maximum, if any, has any strides. Throws InternalError for
-/// anything else.
+/// The functions of softmax_state.hpp for tensors on the stream's device; only in builds with CUDA.
+/// The stream orders all work, and no function waits. The output of a state [b,t,n,Dv], Dv
+/// innermost with stride 1, is float32, float16 or bfloat16, as kernels return it; its LSE [b,n,t]
+/// has any strides, float32 or float64; its maximum, if any, has any strides. Throws InternalError
+/// for anything else.
 namespace annulus::cuda {
 
 /// Makes every row the empty element.
@@ -20,7 +20,7 @@ void reset(const SoftmaxState& state, Stream& stream);
 void reset_beyond(const ConstTensorView& lengths, const SoftmaxState& state, Stream& stream);
 /// See annulus::combine. The weights and sums are float32, and every row is rounded once. The
 /// outputs that are not float32 share one dtype; with a maximum, the outputs of the parts are
-/// float32. A part that is in place and has no part to merge with is not touched.
+/// float32. A part that lies in the result's memory and has no part to merge with is not touched.
 void combine(std::span<const PartialState> parts, const SoftmaxState& result, Stream& stream,
              SoftmaxForm form = SoftmaxForm::normalised);
 

@@ -8,10 +8,10 @@
 
 namespace annulus {
 
-/// The calls on one GPU whose kernels wait for other ranks. They run one at a time, in the order of
-/// submission, which is the same on all ranks: two at once could deadlock, as each could occupy a
-/// GPU on which the other has yet to begin. All devices that this process opens on a GPU share one
-/// object.
+/// The calls on one GPU whose kernels wait for other ranks. The calls run one at a time, in the
+/// order of submission, which is the same on all ranks. Two calls at once could deadlock: each
+/// could occupy a GPU on which the other call has yet to begin. All devices that this process opens
+/// on a GPU share one object.
 struct AwaitingCalls {
   std::mutex mutex;             ///< held while a call is submitted
   std::shared_ptr<Event> last;  ///< the end of the last submitted call; null before the first

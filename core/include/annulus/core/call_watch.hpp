@@ -14,11 +14,11 @@
 
 namespace annulus {
 
-/// Watches calls on a device that no thread waits for through this library: a caller who
+/// Watches calls on a device for callers who do not wait through this library: a caller who
 /// synchronises his own stream would wait for a lost rank for ever. A thread reads marks that the
-/// device writes into host memory, so calls cost nothing more. When a call makes no progress for
-/// the timeout, the thread releases the work that waits for other ranks, on all objects that are
-/// watched here, and check() throws from then on.
+/// device writes into host memory, so watching adds no time to calls. When a call makes no progress
+/// for the timeout, the thread releases the work that waits for other ranks, on all watched
+/// objects; check() throws from then on.
 ///
 /// The thread does not communicate, because MPI may permit only one thread at a time. So it
 /// receives no heartbeats, and the timeout counts from the last progress of this rank's own device.
@@ -38,7 +38,7 @@ class CallWatch {
   struct Entry {
     Calls calls;
     std::uint64_t moved = 0;
-    Clock::time_point since;      // the last progress
+    Clock::time_point since;      // the time of the last progress
     std::atomic<int> paused = 0;  // a thread waits under its own watchdog
   };
 

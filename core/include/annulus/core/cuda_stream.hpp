@@ -64,15 +64,15 @@ class CudaStream final : public Stream {
   /// devices. Such operations are collected, since a call to the driver costs as much for one of
   /// them as for many: they reach the device before the next work of another kind.
   void write_word(const void* word, std::uint32_t value);
-  /// Later work waits until these 64 bits are at least `value`. Collected likewise.
+  /// Later work waits until these 64 bits are at least `value`. Waits are collected like writes.
   void await_word(const void* word, std::uint64_t value);
-  /// Work that is being captured stays: nothing runs before the capture has ended.
+  /// Keeps work that is being captured, since nothing runs before the capture has ended.
   void flush() override;
   void discard() noexcept override;
   [[nodiscard]] bool is_captured() const override;
 
-  /// For work of other kinds, submitted at once: a later operation on a word asks for another
-  /// raw(). Hands over what was collected.
+  /// The CUDA stream, for work of other kinds that is submitted at once. Hands over the collected
+  /// operations first. After a later operation on a word, call raw() again.
   [[nodiscard]] cudaStream_t raw();
   /// The CUDA stream behind `stream`; throws InternalError for another kind.
   static CudaStream& of(Stream& stream);

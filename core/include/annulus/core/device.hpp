@@ -34,7 +34,8 @@ struct TensorCopy {
 class Device {
  public:
   virtual ~Device() = default;
-  /// For callers that launch their own kernels. Null if no device has to be current.
+  /// Makes the device current, for callers that launch their own kernels. Null if no device has to
+  /// be current.
   [[nodiscard]] virtual std::unique_ptr<CurrentDevice> make_current() const { return nullptr; }
   [[nodiscard]] virtual Place place() const noexcept = 0;
   [[nodiscard]] virtual MemoryPool& memory() noexcept = 0;
@@ -59,8 +60,7 @@ class Device {
   [[nodiscard]] AwaitingCalls& awaiting_calls();
   /// Memory that the calls on this device use one after the other.
   [[nodiscard]] CallMemory& call_memory();
-  /// Likewise, for what kernels need while they run (see Workspace), apart from the memory of their
-  /// call.
+  /// Memory that kernels use while they run (see Workspace), apart from the memory of their call.
   [[nodiscard]] CallMemory& kernel_memory();
   /// Orders a call after `caller`, the caller's stream, which may be null: work submitted to
   /// `stream` from now on starts after the present work of the caller's stream. It also starts

@@ -11,7 +11,8 @@ enum class DType : std::uint8_t { boolean, uint8, int32, float16, bfloat16, floa
 
 [[nodiscard]] std::size_t size_of(DType dtype) noexcept;
 [[nodiscard]] std::string_view name_of(DType dtype) noexcept;
-/// By its name, or as bf16, fp16, fp32 or fp64. Throws ArgumentError("dtype", …) for any other.
+/// Reads a dtype's name, or bf16, fp16, fp32 or fp64. Throws ArgumentError("dtype", …) for any
+/// other text.
 [[nodiscard]] DType parse_dtype(std::string_view name);
 [[nodiscard]] bool is_floating(DType dtype) noexcept;
 /// Unit roundoff: half the distance between 1 and the next larger value.

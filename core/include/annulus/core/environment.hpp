@@ -22,7 +22,7 @@ struct EnvironmentVariable {
 /// a name that is not in the table.
 [[nodiscard]] std::string environment(std::string_view name);
 
-/// As environment(), for on/off variables: 0, off, false, no or empty are off; 1, on, true, yes are
+/// The value of an on/off variable: 0, off, false, no and empty are off; 1, on, true and yes are
 /// on. Throws ArgumentError for anything else.
 [[nodiscard]] bool environment_flag(std::string_view name);
 

@@ -10,7 +10,7 @@ namespace annulus {
 enum class ExitCode : int {
   success = 0,
   usage = 2,    ///< the caller's input is wrong
-  failure = 3,  ///< while running
+  failure = 3,  ///< the job failed while running
   wrong_numbers = 4
 };
 

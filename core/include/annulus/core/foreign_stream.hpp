@@ -7,8 +7,8 @@
 
 namespace annulus {
 
-/// A device stream that belongs to the caller, with which our streams are ordered. The host does
-/// not wait.
+/// A device stream of the caller. It orders our streams with the caller's work, without a wait of
+/// the host.
 class ForeignStream {
  public:
   virtual ~ForeignStream() = default;

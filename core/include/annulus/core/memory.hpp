@@ -91,7 +91,7 @@ class MemoryPool {
   [[nodiscard]] virtual bool may_free(const void* /*data*/) const noexcept { return true; }
   /// "3.2 GiB of 139.8 GiB are free": for the error when there is no memory; may be empty.
   [[nodiscard]] virtual std::string system_state() const { return {}; }
-  /// As trim(), for the destructors of derived pools.
+  /// Does what trim() does, for the destructors of derived pools.
   void release() noexcept;
 
  private:

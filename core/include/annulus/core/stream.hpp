@@ -27,8 +27,8 @@ struct Waiting {
   std::function<std::uint64_t()> moved;   ///< changes with progress; marked(), if empty
 };
 
-/// While a device computes, moved() may stay the same for this many timeouts; then its kernel
-/// counts as hung.
+/// While a device computes, moved() may stay the same for this many timeouts. After that, its
+/// kernel counts as hung.
 inline constexpr int kComputingTimeouts = 20;
 
 /// An ordered queue of work. Work submitted to one stream runs in order; two streams are ordered
@@ -54,11 +54,11 @@ class Stream {
   /// nothing on a stream that advances by itself.
   virtual void progress() = 0;
 
-  /// Hands the device what the stream has collected, if it collects anything. Call it before the
-  /// calling thread may block while another rank needs what was submitted. record(), wait() and
-  /// synchronize() do it too.
+  /// Hands the collected operations to the device, if the stream collects any. Call it before the
+  /// calling thread may block while another rank needs the submitted work. record(), wait() and
+  /// synchronize() flush too.
   virtual void flush() {}
-  /// Forgets what was collected and is not handed over: a call has failed half-way.
+  /// Forgets collected operations that were not handed over, after a call has failed half-way.
   virtual void discard() noexcept {}
 
   /// True while submitted work is captured into a graph instead of executed.

@@ -10,10 +10,10 @@ namespace annulus::files {
 /// A file that takes its target's name when it is complete, and disappears if it never is. Not
 /// collective: one rank has it.
 ///
-/// If the file system allows (O_TMPFILE), it has no name until then, so nothing is left however the
-/// process ends. Otherwise it is TARGET.PID-N.tmp beside the target. A killed process cannot remove
-/// that file, but the next TemporaryFile of the same target does: a lock (flock) tells if the
-/// writer is alive.
+/// If the file system allows (O_TMPFILE), the file has no name until it is complete, so nothing is
+/// left however the process ends. Otherwise its name is TARGET.PID-N.tmp, beside the target. A
+/// killed process cannot remove that file, but the next TemporaryFile of the same target does: a
+/// lock (flock) tells if the writer is alive.
 class TemporaryFile {
  public:
   enum class Naming : std::uint8_t { when_complete, at_once };
@@ -34,12 +34,12 @@ class TemporaryFile {
   /// Throws SystemError.
   void give_name();
   /// Brings the complete file to disk under a temporary name, so that little can fail in commit().
-  /// Once. Throws SystemError.
+  /// Call it once. Throws SystemError.
   void complete();
-  /// Gives the file the target's name, after complete() if that was not called. Once. Throws
-  /// SystemError.
+  /// Gives the file the target's name. Calls complete() first if nobody has called it. Call it
+  /// once. Throws SystemError.
   void commit();
-  /// The same if no file has the target's name; else returns false and leaves that file.
+  /// Like commit() if no file has the target's name. Otherwise returns false and leaves that file.
   [[nodiscard]] bool commit_if_new();
 
  private:

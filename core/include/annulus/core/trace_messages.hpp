@@ -33,7 +33,7 @@ struct TraceFlow {
 /// message that was sent into a buffer before its receiver was ready is not changed.
 void begin_when_moving(TraceOfRanks& ranks);
 
-/// Spans as bytes, to be sent to another rank.
+/// Writes spans as bytes, to be sent to another rank.
 [[nodiscard]] std::string pack_spans(const std::vector<TraceSpan>& spans);
 /// Throws InternalError for bytes that are not spans.
 [[nodiscard]] std::vector<TraceSpan> unpack_spans(const std::string& bytes);

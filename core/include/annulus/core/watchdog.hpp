@@ -52,7 +52,7 @@ class Computing {
 class Watchdog {
  public:
   using Seconds = std::chrono::duration<double>;
-  /// The default; thousands of ranks take long to start.
+  /// The default timeout, long enough for thousands of ranks to start.
   static constexpr Seconds kDefault{300};
   /// A year: longer timeouts, even infinite ones, are cut to this, which clocks can still add.
   static constexpr Seconds kLongest{365.0 * 24 * 3600};
@@ -62,7 +62,7 @@ class Watchdog {
 
   [[nodiscard]] Seconds timeout() const noexcept { return timeout_; }
 
-  /// To be called now and then by a computing rank.
+  /// A computing rank calls it now and then.
   void beat(Heartbeats::State state = Heartbeats::State::computing) const {
     if (heartbeats_) heartbeats_->beat(state);
   }
@@ -79,8 +79,8 @@ class Watchdog {
   using Peers = Heartbeats::Peers;
   /// Polls `done` until it returns true. Throws TimeoutError with the text of `describe` ("step 2:
   /// waiting for …") when neither the end nor a heartbeat of a computing rank came within the
-  /// timeout, or when one of `peers`, the ranks that it waits for, has been silent for as long.
-  /// Throws InterruptedError as set_interruption() says.
+  /// timeout, or when one of `peers`, the ranks that the wait is for, has been silent for the whole
+  /// timeout. Throws InterruptedError as set_interruption() says.
   void wait(const std::function<bool()>& done, const std::function<std::string()>& describe,
             const Peers& peers = {}) const;
 

@@ -15,8 +15,8 @@ class Workspace {
  public:
   /// `device` must outlive it.
   explicit Workspace(Device& device) noexcept : device_(device) {}
-  /// Makes it at least this large. Earlier memory is kept, as work under way and recordings may use
-  /// it. Throws LibraryError if there is no memory.
+  /// Makes the workspace at least this large. Earlier memory is kept, as work under way and
+  /// recordings may use it. Throws LibraryError if there is no memory.
   void reserve(std::size_t bytes);
   /// Null before anything was reserved.
   [[nodiscard]] void* data() const noexcept {

@@ -22,11 +22,12 @@ class AgreedFailure : public LibraryError {
 /// The text of an error, improved where the standard library does not say that memory has run out.
 [[nodiscard]] std::string text_of(const std::exception& error);
 
-/// Collective over `ranks`. If any rank passes an error, every rank throws: an AgreedFailure unless
-/// all are UserErrors; then its own ArgumentError, FileError or UnsupportedError if all ranks have
-/// the same, else a UserError. The message is that of the lowest rank that failed, after "rank r: "
-/// unless all have the same UserError, and it counts the other ranks whose message differs.
-/// `what` says what may have failed; a timeout names it, and it must be the same on all ranks.
+/// Collective over `ranks`. If any rank passes an error, every rank throws. If any error is not a
+/// UserError, they throw an AgreedFailure. If all ranks have the same ArgumentError, FileError or
+/// UnsupportedError, each throws its own. Otherwise they throw a UserError. The message is that of
+/// the lowest rank that failed, after "rank r: " unless all have the same UserError, and it counts
+/// the other ranks whose message differs. `what` says what may have failed; a timeout names it, and
+/// it must be the same on all ranks.
 void agree(Control& ranks, const Error* error, std::string_view what = {});
 
 /// Runs `body` on every rank and agrees on its outcome: either all ranks return, or all throw.

@@ -25,9 +25,9 @@ class Bootstrap {
                                                             const Watchdog& watchdog) = 0;
   /// Control calls of all ranks.
   [[nodiscard]] virtual std::shared_ptr<Control> control(const Watchdog& watchdog) = 0;
-  /// Makes a group of the ranks `members` of the mesh, in this order. Ranks may make different
-  /// groups in one call, which have no rank in common. `axes` names the groups of a call, so it
-  /// differs in every call.
+  /// Makes a group of the ranks `members` of the mesh, in this order. In one call, ranks may make
+  /// different groups that have no rank in common. `axes` names the groups of a call, so it differs
+  /// in every call.
   [[nodiscard]] virtual std::unique_ptr<Group> group(std::vector<int> members,
                                                      const std::string& axes,
                                                      const Watchdog& watchdog) = 0;

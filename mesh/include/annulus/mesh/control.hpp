@@ -39,8 +39,8 @@ class Control {
   /// Adds the text of later ranks to that of earlier ranks; must be associative. May throw
   /// InternalError, which all ranks then throw.
   using Merge = std::function<void(std::string& whole, const std::string& later)>;
-  /// The texts of all ranks, merged in order of rank, on every rank. Cheap if merged texts stay
-  /// short.
+  /// The texts of all ranks, merged in order of rank, on every rank. It is cheap if merged texts
+  /// stay short.
   [[nodiscard]] std::string merge_text(std::string text, const Merge& merge, std::string_view what);
   /// The text of rank 0, on every rank; other ranks' texts are ignored.
   [[nodiscard]] std::string broadcast(std::string text, std::string_view what);
@@ -62,7 +62,8 @@ class Control {
   /// texts of neighbours are sent once. Prefer one of the calls above.
   [[nodiscard]] std::vector<std::string> gather_text(const std::string& text,
                                                      std::string_view what = "gather_text");
-  /// The same on rank 0 only; empty on the others, which do not wait for it.
+  /// Every rank's text, on rank 0 only. The result is empty on the other ranks, which do not wait
+  /// for rank 0.
   [[nodiscard]] std::vector<std::string> collect_text(const std::string& text,
                                                       std::string_view what);
   /// Elementwise sum or maximum of a few numbers over the ranks. The order of operations depends

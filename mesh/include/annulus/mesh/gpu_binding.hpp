@@ -31,7 +31,7 @@ struct GpuBinding {
 /// on the arguments alone, so all ranks decide the same.
 [[nodiscard]] GpuBinding bind_gpus(const Topology& topology,
                                    const std::vector<VisibleGpus>& visible, bool share);
-/// The same for the GPUs of this job's machines. Ranks on one machine take different ones even if
+/// Gives every rank a GPU of this job's machines. Ranks on one machine take different ones even if
 /// ANNULUS_NODE splits it into nodes. Collective over `ranks`.
 [[nodiscard]] GpuBinding bind_gpus(Control& ranks, bool share);
 

@@ -47,7 +47,7 @@ class PreparedExchange {
   PreparedExchange() = default;
   PreparedExchange(const PreparedExchange&) = delete;
   PreparedExchange& operator=(const PreparedExchange&) = delete;
-  /// As Group::exchange. The parts of it may leave work that Stream::flush() hands over.
+  /// Does what Group::exchange does. Its parts may leave work that Stream::flush() hands over.
   void post(Stream& stream) {
     offer(stream);
     take(stream);

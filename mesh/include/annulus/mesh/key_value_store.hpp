@@ -13,11 +13,11 @@ namespace annulus {
 /// time. They throw LibraryError if the store fails.
 ///
 /// A mesh of P ranks keeps P + 1 short values on the store until all ranks make the next mesh. It
-/// also keeps each message until it is received: of control calls, at most kAhead from one rank to
-/// another.
+/// also keeps each message until it is received. At most kAhead messages of control calls wait from
+/// one rank to another.
 ///
 /// All keys begin with "annulus/". Each group of ranks, and each job on a store that outlives it,
-/// needs a prefix of its own before this, and each rank one object for all its meshes.
+/// must put a prefix of its own before the keys. Each rank uses one object for all its meshes.
 class KeyValueStore {
  public:
   /// The longest value.
@@ -32,7 +32,7 @@ class KeyValueStore {
 
   /// Stores a value of any bytes, in place of an earlier one.
   virtual void set(const std::string& key, const std::string& value) = 0;
-  /// Waits at most `seconds` for a value and returns it; nothing if there is none.
+  /// Waits at most `seconds` for a value and returns it; returns nothing if none came.
   [[nodiscard]] virtual std::optional<std::string> get(const std::string& key, double seconds) = 0;
   /// Does nothing if there is no value.
   virtual void remove(const std::string& key) = 0;
@@ -47,9 +47,9 @@ class KeyValueStore {
     return "annulus/" + std::to_string(meshes_++) + '/';
   }
 
-  /// Leaves a key that other ranks may still read, as their mesh may end later, to remove_now().
+  /// Leaves a key to remove_now(), since other ranks, whose mesh may end later, may still read it.
   void remove_later(std::string key) { to_remove_.push_back(std::move(key)); }
-  /// Removes the keys of remove_later(). To be called when all ranks have begun another mesh.
+  /// Removes the keys of remove_later(). Call it when all ranks have begun another mesh.
   void remove_now() {
     for (const std::string& key : to_remove_) remove(key);
     to_remove_.clear();

@@ -36,7 +36,7 @@ class Mesh {
   /// Ranks connected by `watchdog` get this rank's heartbeats too. Throws ArgumentError on all
   /// ranks if the shape's product is not the communicator's size, or if they have different shapes.
   Mesh(const MeshShape& shape, MPI_Comm communicator, const Watchdog& watchdog);
-  /// The same with a text for MeshShape::parse(). If it is wrong on one rank, all throw
+  /// The same with a text for MeshShape::parse(). If the text is wrong on one rank, all ranks throw
   /// ArgumentError.
   Mesh(const std::string& shape, MPI_Comm communicator, const Watchdog& watchdog);
   /// The same over the ranks that `bootstrap` connects; null: one rank alone.
@@ -59,8 +59,8 @@ class Mesh {
 
   /// Coordinates all ranks of the mesh.
   [[nodiscard]] Control& world() noexcept { return *world_; }
-  /// All ranks of the mesh, for exchanging host memory; short messages only where a key-value store
-  /// connects them (bootstrap.hpp). The first call is collective over the mesh.
+  /// All ranks of the mesh, for exchanging host memory. If a key-value store connects them
+  /// (bootstrap.hpp), messages must be short. The first call is collective over the mesh.
   [[nodiscard]] Group& group();
   /// The ranks that differ from this one only along `axes`, in row-major order of those axes (first
   /// = major). The first request for a tuple is collective over the mesh; later ones return the
@@ -82,11 +82,11 @@ class Mesh {
   /// composite if only some can; and NCCL. A listed transport may still fail to start. Empty for
   /// host memory and for groups of one rank. Collective like group().
   [[nodiscard]] std::vector<Transport> transports(std::span<const std::string> axes, Place place);
-  /// Two ranks of the mesh that compute on the same GPU, if there are any, where this rank computes
-  /// at `place`, a CUDA device. The first call is collective over the mesh; later ones repeat its
+  /// Two ranks of the mesh that compute on the same GPU, if there are any. This rank computes at
+  /// `place`, a CUDA device. The first call is collective over the mesh; later ones repeat its
   /// result.
   [[nodiscard]] std::optional<std::pair<int, int>> ranks_on_one_gpu(Place place);
-  /// As the free function, for this mesh.
+  /// Like the free function, for this mesh.
   [[nodiscard]] bool crosses_nodes(const std::string& axis) const {
     return annulus::crosses_nodes(shape_, topology_, axis);
   }

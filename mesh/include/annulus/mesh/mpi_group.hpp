@@ -20,14 +20,14 @@ inline constexpr std::size_t kMpiChunkBytes = std::size_t{64} << 20;
 /// before the group is destroyed. `chunk_bytes` (1 … 2³¹−1) is the same on every rank.
 ///
 /// Exchanges need a host stream. A trace shows each as one transfer span: its peer is the first
-/// rank received from, its bytes are all that other ranks send and get.
+/// rank received from, and its bytes are all bytes that this rank exchanges with other ranks.
 [[nodiscard]] std::unique_ptr<Group> make_mpi_group(Communicator communicator,
                                                     std::vector<int> members, Watchdog watchdog,
                                                     std::size_t chunk_bytes = kMpiChunkBytes);
 /// All ranks of `communicator`.
 [[nodiscard]] std::unique_ptr<Group> make_mpi_group(Communicator communicator, Watchdog watchdog,
                                                     std::size_t chunk_bytes = kMpiChunkBytes);
-/// Likewise, for control calls only.
+/// Connects all ranks of `communicator` for control calls only.
 [[nodiscard]] std::shared_ptr<Control> make_mpi_control(Communicator communicator,
                                                         Watchdog watchdog);
 

@@ -6,7 +6,7 @@
 
 namespace annulus {
 
-/// The carrier of data between the GPUs of a group. Host memory always goes by MPI.
+/// The carrier of data between the GPUs of a group. MPI always carries data in host memory.
 enum class Transport : std::uint8_t {
   automatic,  ///< the first of Mesh::transports()
   nccl,

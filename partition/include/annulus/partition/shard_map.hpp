@@ -18,7 +18,7 @@ class ShardedTensor {
   /// Throws ArgumentError unless `local` has the shape that `sharding` gives `rank`. Not
   /// collective.
   ShardedTensor(NamedSharding sharding, int rank, Tensor local);
-  /// The shard comes from `pool`, uninitialised.
+  /// Takes memory for the shard from `pool`, uninitialised.
   ShardedTensor(NamedSharding sharding, int rank, DType dtype, MemoryPool& pool);
 
   [[nodiscard]] const NamedSharding& sharding() const noexcept { return sharding_; }

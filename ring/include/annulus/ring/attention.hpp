@@ -35,7 +35,7 @@ class ShardedAttention;
 struct InitBias {
   Extents shape;  ///< of the whole bias: each dimension is 1 or that of [B,N,T,S]
   /// Fills a rank's part, a contiguous float32 host tensor. `index` gives the global positions that
-  /// the part holds along each dimension. It must not call MPI.
+  /// the part holds along each dimension. The function must not call MPI.
   std::function<void(const TensorView& part, std::span<const PositionRanges> index)> fill;
 };
 
@@ -55,14 +55,14 @@ struct BackwardChoice {
 ///                              {.layout = LayoutKind::zigzag},
 ///                              {.schedule = "ring"}};
 struct AttentionOptions : AttentionProblem, ring::LayoutOptions, ring::Choice {
-  /// Which parts of the mask apply if there is a bias; also for later masks (set_mask()).
+  /// The parts of the mask that apply if there is a bias; of later masks too (set_mask()).
   BiasPolicy bias_policy = BiasPolicy::combine;
-  /// Makes the bias of all calls, once, in the constructor of Attention; only if there is neither a
-  /// bias nor a mask: dense mask, blocks, segments or lengths. Causal and window do not count; they
-  /// apply beside the bias as `bias_policy` says. Calls then must not pass a bias.
+  /// Makes the bias of all calls, once, in the constructor of Attention. It is used only if there
+  /// is neither a bias nor a mask: dense mask, blocks, segments or lengths. Causal and window do
+  /// not count as a mask here; `bias_policy` says whether they apply beside the bias. Calls must
+  /// not pass another bias.
   std::optional<InitBias> init_bias = {};
-  /// Who decides what Choice leaves open. Its cache in memory is the context's unless it names
-  /// another.
+  /// Decides what Choice leaves open. Without `tuning.cache`, the cache in memory is the context's.
   ring::TuningOptions tuning = {};
   /// How plans are made; Choice overrides its members. ring::PlanOptions::for_place() if absent.
   std::optional<ring::PlanOptions> plan = {};
@@ -140,8 +140,9 @@ struct BackwardTensors {
 class Attention {
  public:
   /// Collective over the context: either all ranks get the object, or all throw the same error. If
-  /// a kernel refuses a block when it is prepared, all ranks replan it for another one. A choice of
-  /// the tuning chain that fails passes to the next link; an error then says what was tried.
+  /// a kernel refuses a block when it is prepared, all ranks replan the block for another kernel.
+  /// If a choice of the tuning chain fails, the next link decides; an error then says what was
+  /// tried.
   Attention(Context& context, const AttentionOptions& options);
   /// The library chooses the layout and everything else.
   Attention(Context& context, const AttentionProblem& problem);
@@ -178,23 +179,23 @@ class Attention {
   /// on all of them). A later failure is thrown by the next call or by wait(), as LibraryError; the
   /// job can then only be aborted. Calls of a context run one after the other, on any streams.
   ///
-  /// A first call cannot be captured into a CUDA graph, nor can the first one after set_mask() has
-  /// planned again; later ones can, under schedules other than allgather. A graph computes what was
-  /// captured, whatever prepare() and set_mask() do later, even if this object has ended: what it
-  /// needs is kept until the graph has been destroyed, or the context ends. It takes its turn among
-  /// the calls of the context: in the order of launches and calls, which must be the same on all
-  /// ranks. Calls of one capture run in the order of capture, on whatever streams it has. wait()
-  /// and the destructor wait for launched graphs too; wait(), prepare() and set_mask() are refused
-  /// (UnsupportedError) while calls of the object are being captured. A call that cannot be
-  /// captured leaves the object as good as before.
+  /// The first call cannot be captured into a CUDA graph, nor can the first call after set_mask()
+  /// has planned again. Later calls can, under schedules other than allgather. A graph computes
+  /// what was captured, whatever prepare() and set_mask() do later, even after this object has
+  /// ended: its resources are kept until the graph is destroyed or the context ends. Graphs and
+  /// calls of a context run in the order in which they are launched, which must be the same on all
+  /// ranks. The calls inside a graph run in the order of capture, on any streams. wait() and the
+  /// destructor also wait for launched graphs. While calls of the object are being captured,
+  /// wait(), prepare() and set_mask() throw UnsupportedError. A call that cannot be captured leaves
+  /// the object usable as before.
   void run(const AttentionTensors& tensors, void* stream = nullptr);
   /// Like run(), but returns new tensors: weights if the options ask for them, and the LSE if
   /// `with_lse`, or maximum and sum if the options ask for an unnormalised output. The result
   /// pointers in `inputs` are ignored. On a GPU the tensors belong to `stream`, which must outlive
-  /// them: they may be dropped as soon as the work that reads them has been enqueued there, as
-  /// their memory is used again only by results of later calls on the same stream. Work on other
-  /// streams that reads them must end, or be ordered before later work of `stream`, first. Results
-  /// of a call that is captured must live as long as its graph.
+  /// them. Drop them as soon as the work that reads them has been enqueued on `stream`: only
+  /// results of later calls on the same stream use their memory again. If work on other streams
+  /// reads them, it must first end, or be ordered before later work of `stream`. Results of a
+  /// captured call must live as long as its graph.
   [[nodiscard]] AttentionOutput compute(const AttentionTensors& inputs, bool with_lse = true,
                                         void* stream = nullptr);
   /// Like run() above, for tensors with any strides. An LSE or weights without memory are not
@@ -205,9 +206,9 @@ class Attention {
   void run_and_wait(const ring::LocalTensors& tensors);
   /// Prepares for tensors of these strides, with a new plan if kernels refuse them. Collective over
   /// the context. All ranks throw the same error if the tensors of one do not fit (UserError) or
-  /// one lacks memory (AgreedFailure); the object then stays usable as before. Calls with other
-  /// strides work without it, but then each rank prepares by itself, and tensors that do not fit
-  /// are a failure of that rank alone.
+  /// one lacks memory (AgreedFailure); the object then stays usable as before. Without prepare(),
+  /// calls with other strides work too, but each rank prepares by itself, and tensors that do not
+  /// fit make that rank alone fail.
   void prepare(const ring::LocalTensors& tensors);
   /// Computes the gradients of query, key and value, and of the sinks and the bias on request, from
   /// the output, its LSE and their gradients (docs/semantics.md §1, "Gradients"). Collective over
@@ -263,7 +264,7 @@ class Attention {
   /// Names of the implementations that compute blocks on any rank, joined by "+"; "none" without
   /// blocks. Collective over the context.
   [[nodiscard]] std::string implementations_of_ranks() const;
-  /// The transport of the transfers: "mpi", "nccl", "peer", "composite", "self".
+  /// "mpi", "nccl", "peer", "composite" or "self".
   [[nodiscard]] const std::string& transport() const noexcept;
   /// Bytes of memory besides the caller's tensors, without the workspace of kernels. Objects of a
   /// context share memory where they need nearly as much, so together they take less than the sum.

@@ -31,7 +31,7 @@ struct CallArgumentWrite {
   const std::uint64_t* device_seed = nullptr;  ///< null: `seed`
   std::uint64_t seed = 0;
 
-  /// Writes one number. For the host and for device code.
+  /// Writes one number. Host and device code call it.
   ANNULUS_HOST_DEVICE void write(const Numbers& numbers, int batch) const {
     if (numbers.to == nullptr) return;
     std::int32_t number =
@@ -46,7 +46,7 @@ struct CallArgumentWrite {
   ANNULUS_HOST_DEVICE void write_key() const {
     if (dropout_key == nullptr) return;
     const std::uint64_t words = device_seed == nullptr ? seed : *device_seed;
-    dropout_key[0] = static_cast<std::uint32_t>(words);  // as philox_key() has them
+    dropout_key[0] = static_cast<std::uint32_t>(words);  // in the order of philox_key()
     dropout_key[1] = static_cast<std::uint32_t>(words >> 32U);
   }
 };

@@ -45,10 +45,11 @@ struct ContextOptions {
   bool share_gpus = false;
   /// The carrier of data between GPUs.
   Transport transport = Transport::automatic;
-  /// Seconds of silence after which a wait for other ranks fails. Ranks may differ in it.
+  /// Seconds of silence after which a wait for other ranks fails. Ranks may have different
+  /// timeouts.
   double timeout = kDefaultTimeout;
   /// CPU threads of this rank's kernels; 0: its share of the cores that the ranks of its node have.
-  /// Ranks may differ in it.
+  /// Ranks may have different numbers of threads.
   int threads = 0;
 };
 
@@ -91,7 +92,7 @@ class Context {
   [[nodiscard]] MemoryPool& memory() noexcept;
   [[nodiscard]] Transport transport() const noexcept;
   [[nodiscard]] int threads() const noexcept;
-  /// The results of tuning on this context.
+  /// The cache in memory of tuning on this context.
   [[nodiscard]] ring::TuningCache& tuning_cache() noexcept;
   /// The combined choices of the overlays that are alive.
   [[nodiscard]] ring::Choice overlay() const;
@@ -107,8 +108,8 @@ class Context {
   [[nodiscard]] Registry& registry() noexcept;
   /// Guards every call on the context against overlapping ones.
   [[nodiscard]] OneAtATime& calls() noexcept;
-  /// Keeps resources that graphs of the caller use until `is_used` returns false, or until the
-  /// context ends. `is_used` is called whenever attention ends.
+  /// Keeps the resources that `is_used` owns, which graphs of the caller use, until it returns
+  /// false or the context ends. `is_used` is called whenever an Attention object ends.
   void keep(std::function<bool()> is_used);
 
  private:
@@ -140,12 +141,12 @@ class Overlay {
   ring::Choice choice_;
 };
 
-/// The ranks of `communicator`, node by node: nodes in order of their first rank, ranks of a node
-/// in ascending order, so that the fast axes of a mesh over them lie inside nodes however the
-/// launcher has distributed the ranks. A rank's number changes, and with it the shard that the rank
-/// holds; rank 0 stays first. The caller frees the result. Collective, at any thread level of MPI.
-/// MPI_COMM_NULL gives MPI_COMM_NULL. Throws TimeoutError, naming missing ranks; ArgumentError on
-/// all ranks for a bad ANNULUS_NODE on one.
+/// Returns a communicator that numbers the ranks of `communicator` node by node: nodes in order of
+/// their first rank, ranks of a node in ascending order. The fast axes of a mesh over these ranks
+/// then lie inside nodes, however the launcher has distributed the ranks. A rank's number may
+/// change, and with it the shard that the rank holds; rank 0 stays first. The caller frees the
+/// result. Collective, at any thread level of MPI. MPI_COMM_NULL gives MPI_COMM_NULL. Throws
+/// TimeoutError, naming missing ranks; ArgumentError on all ranks for a bad ANNULUS_NODE on one.
 [[nodiscard]] MPI_Comm in_node_order(MPI_Comm communicator);
 
 /// Runs a function shard by shard, as JAX's shard_map does. Arguments that are not sharded as

@@ -23,15 +23,14 @@ class CostCurve {
 
   /// Below the first point and beyond the last one, the value is theirs.
   [[nodiscard]] double clamped(double size) const noexcept;
-  /// Below the first point, the value is the first point's. Past the last point, it goes on rising:
-  /// as in the last segment, or as from the first point to the last, whichever is steeper; in
-  /// proportion to the size if neither rises. Thus no size is free because of noise. A single point
-  /// holds for every size.
+  /// Below the first point, the value is the first point's. Past the last point, the value goes on
+  /// rising with the slope of the last segment, or with that from the first point to the last,
+  /// whichever is steeper. If neither rises, it grows in proportion to the size. Thus noise makes
+  /// no size free. A single point holds for every size.
   [[nodiscard]] double extended(double size) const noexcept;
   /// The first segment extended to size 0, but neither below 0 nor above the first value.
   [[nodiscard]] double at_zero() const noexcept;
-  /// The same curve where it rises, and level where noise makes it fall: each value is the largest
-  /// up to its size.
+  /// The same curve, but level where noise makes it fall: each value is the largest up to its size.
   [[nodiscard]] CostCurve rising() const;
   /// The same curve with every value multiplied. Throws ArgumentError as the constructor does.
   [[nodiscard]] CostCurve scaled(double factor) const;

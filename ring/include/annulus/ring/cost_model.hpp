@@ -28,7 +28,7 @@ enum class Knowledge : std::uint8_t { measured, nearest, assumed };
 struct KernelCost {
   std::string source;       ///< the problem that it was measured on, or why it is assumed
   CostCurve rate;           ///< operations per second of the whole device, by the rows of a block
-  double call_latency = 0;  ///< seconds that a call takes besides
+  double call_latency = 0;  ///< seconds that each call takes in addition
   Knowledge knowledge = Knowledge::measured;
   std::int64_t row_tile = 1;       ///< see Declaration
   bool joins_query_heads = false;  ///< see BackwardDeclaration
@@ -62,8 +62,8 @@ struct CostModel {
   /// The share of its computing speed that a rank loses while messages move, if the transport runs
   /// on multiprocessors.
   double transfer_share = 0;
-  /// Seconds of a message to another node, while the rank sends one and receives one and the others
-  /// of its node send none. More bytes never take less time.
+  /// Seconds of a message to another node, while the rank sends one and receives one, and the other
+  /// ranks of its node send none. More bytes never take less time.
   CostCurve network = CostCurve::transfer(20e-6, 45e9);
   /// The most that all ranks of a node together send to other nodes; they receive as much.
   double node_bytes_per_second = 360e9;

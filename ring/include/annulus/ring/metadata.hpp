@@ -23,7 +23,7 @@ enum class Backend : std::uint8_t { automatic, cpu, cuda };
 [[nodiscard]] Backend parse_backend(std::string_view name);
 
 /// The fields of AttentionMetadata that one source sets; the others are absent. In a nested
-/// optional, an inner absence is an explicit none.
+/// optional, an empty inner optional is an explicit none.
 struct MetadataFields {
   std::optional<DType> runtime_dtype = {};
   std::optional<DType> runtime_softmax_dtype = {};
@@ -127,9 +127,9 @@ struct ParsedMetadata {
 /// unknown key is ignored, with a warning that names it.
 [[nodiscard]] ParsedMetadata parse_metadata(std::string_view text, const std::string& source);
 
-/// Sharding rules alone, on one line, in the form of the field sharding_rules; and the inverse,
-/// which throws ArgumentError("<source>", …) or ArgumentError("<source>, entry 'head.train'", …),
-/// also for an unknown key.
+/// Writes sharding rules alone, on one line, in the form of the field sharding_rules.
+/// parse_sharding_rules() reads them back. It throws ArgumentError("<source>", …) or
+/// ArgumentError("<source>, entry 'head.train'", …), also for an unknown key.
 [[nodiscard]] std::string to_json(const ShardingRules& rules);
 [[nodiscard]] ShardingRules parse_sharding_rules(std::string_view text, const std::string& source);
 

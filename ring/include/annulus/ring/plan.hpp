@@ -53,9 +53,9 @@ struct PlanOptions {
   /// the ring runs once per group of key/value heads. 0: all heads at once, and results are
   /// combined as soon as there are two.
   std::int64_t result_bytes = 0;
-  /// In a ring, columns come straight from their owners instead of from neighbour to neighbour, if
-  /// that sends no more bytes between nodes: if all ranks of the ring are on one node, or each is
-  /// on a node of its own.
+  /// In a ring, owners send columns straight to every rank, instead of from neighbour to neighbour,
+  /// if that sends no more bytes between nodes: if all ranks of the ring are on one node, or each
+  /// is on a node of its own.
   bool direct = false;
   /// If all receive buffers fit in this, each hop of the ring has its own, and transfers run ahead
   /// of the computation. Otherwise two buffers alternate. In allgather, kernels can await their
@@ -95,7 +95,7 @@ struct PlanOptions {
 struct ScheduleChoice : ScheduleVariant {
   struct PassedOver : ScheduleVariant {
     std::string reason;
-    double seconds = 0;  ///< predicted; 0 if it was not
+    double seconds = 0;  ///< predicted; 0 if it was not predicted
   };
   double seconds = 0;  ///< predicted; 0 if it was not needed
   std::vector<PassedOver> passed_over;
@@ -292,8 +292,8 @@ struct Delta {
   int delta = -1;
 };
 
-/// The part of the sinks' gradient that the rank's own rows have: −Σ exp(sink − LSE) · delta. Where
-/// bits are not to depend on the ranks, in several tokens, float64: see
+/// The part of the sinks' gradient that comes from the rank's own rows: −Σ exp(sink − LSE) · delta.
+/// If bits must not depend on the number of ranks, it is kept in several tokens, in float64: see
 /// LocalOperations::sink_gradient().
 struct SinkGradient {
   Region delta;  ///< all rows, heads and batches
@@ -399,8 +399,8 @@ struct RankPlan {
 
   /// Visible pairs times query heads.
   [[nodiscard]] double work() const;
-  /// Operations of one of its blocks for every visible pair and query head: 2 (D + Dv) forward,
-  /// 2 (3 D + 2 Dv) backward, of which each side of the gradients needs the first two products.
+  /// Operations of a block, for every visible pair and query head: 2 (D + Dv) forward and 2 (3 D +
+  /// 2 Dv) backward. Each side of the gradients needs the first two products of the backward pass.
   [[nodiscard]] double flops(const Block& block) const;
   [[nodiscard]] double backward_flops(const Tile& block) const;
   [[nodiscard]] std::int64_t bytes_received() const;

@@ -94,8 +94,8 @@ struct ConsideredVariant {
 
 /// The variant of variants_for() with the shortest predicted time. If several differ by less than 1
 /// %, which is noise, the one that needs least memory; of equals, the first. A variant is not
-/// simulated if one rank alone takes so long (least_seconds()), or a sample of a large mesh
-/// (Predictor::estimate()), that it cannot win. Throws the errors of parse_schedule(), and
+/// simulated if it cannot win because one rank alone takes too long (least_seconds()), or a sample
+/// of a large mesh does (Predictor::estimate()). Throws the errors of parse_schedule(), and
 /// UnsupportedError when a named schedule cannot run: local, with a sharded key/value sequence; any
 /// other, if the sequence has no axis, not even one of a single rank. Predictor predicts the times.
 [[nodiscard]] ScheduleChoice choose_schedule(const PlanInput& input, std::string_view name);
@@ -112,13 +112,14 @@ void check_schedule(const PlanInput& input, std::string_view name);
                              const std::vector<int>& ranks);
 /// The plans of all ranks.
 [[nodiscard]] Plan make_plan(const PlanInput& input, Schedule schedule);
-/// The plans of these ranks one after another, where all of them would take too much memory.
+/// Makes the plans of these ranks one after another, since all of them at once could take too much
+/// memory.
 void plan_each(const PlanInput& input, Schedule schedule, const std::vector<int>& ranks,
                const std::function<void(RankPlan)>& take);
 
-/// The number of ranks that follow each other along the key/value sequence on one node, if it is
-/// the same on every node and divides the number of all ranks along the sequence; otherwise that
-/// number. `node_of_rank`: by rank of the mesh.
+/// The number of consecutive ranks along the key/value sequence on one node, if it is the same on
+/// every node and divides the number of all ranks along the sequence. Otherwise, the number of all
+/// these ranks. `node_of_rank`: by rank of the mesh.
 [[nodiscard]] int ranks_per_row(const NamedSharding& key, const std::vector<int>& node_of_rank);
 
 /// The rank among `ranks` with most work: visible pairs times query heads.

@@ -14,7 +14,7 @@ namespace annulus::ring {
 inline constexpr int kAllSimulated = 512;
 /// The most ranks that stand for a larger mesh.
 inline constexpr int kSampledRanks = 24;
-/// All ranks may take longer or less long than a sample of them by this factor.
+/// The time of all ranks may be this factor longer or shorter than that of a sample.
 inline constexpr double kSampleError = 1.15;
 
 /// The ranks that every prediction simulates, in ascending order. In a mesh of up to `all` ranks,
@@ -42,9 +42,9 @@ class Predictor {
   /// same problem, operands and nodes, and the options of the variant (with_variant()). Throws
   /// UnsupportedError when kernels refuse its blocks.
   [[nodiscard]] PredictedRun least(const PlanInput& input, const ScheduleVariant& variant);
-  /// A rough prediction, to simulate the most promising variants first: the run of a sample of the
-  /// ranks or, unless all ranks of a large mesh would be simulated, `least`. The time is infinite
-  /// if the sample takes more than kSampleError times `limit` seconds.
+  /// A rough prediction, by which the most promising variants are simulated first. If all ranks of
+  /// a large mesh would be simulated, it is the run of a sample of them; otherwise it is `least`.
+  /// The time is infinite if the sample takes more than kSampleError times `limit` seconds.
   [[nodiscard]] PredictedRun estimate(const PlanInput& input, const ScheduleVariant& variant,
                                       const PredictedRun& least, double limit);
   /// The run of a variant; nothing as soon as it is certain to take more than `limit` seconds.

@@ -40,12 +40,12 @@ struct RunnerOptions {
 /// Executes the plan of one rank, any number of times. All memory is allocated by prepare(); calls
 /// allocate nothing as long as the strides stay the same.
 ///
-/// Computation goes to the stream "compute", the exchanges of each group to a stream of their own;
-/// streams wait for each other where the plan says so. A CPU kernel advances transfers while it
-/// computes. A device records a call whose tensors it has seen before and replays it from then on,
-/// so the host submits one graph. If the transport needs uniform calls on all ranks, only the first
-/// call is not recorded. While a tracer is enabled, calls are not replayed; all ranks must enable
-/// theirs for the same calls.
+/// Computing tasks run on the stream "compute", and the exchanges of each group on a stream of
+/// their own. Streams wait for each other where the plan says so. A CPU kernel advances transfers
+/// while it computes. A device records a call whose tensors it has seen before and replays it from
+/// then on, so the host submits one graph. If the transport needs uniform calls on all ranks, only
+/// the first call is not recorded. While a tracer is enabled, calls are not replayed; all ranks
+/// must enable theirs for the same calls.
 class Runner {
  public:
   /// Waits for calls under way, as wait() does, unless one has failed.
@@ -54,30 +54,31 @@ class Runner {
   Runner(const Runner&) = delete;
   Runner& operator=(const Runner&) = delete;
 
-  /// Prepares the transfers. Collective over the groups, once, before any call. Throws
-  /// AgreedFailure on ranks whose transfers could not be prepared, after all ranks have tried the
-  /// others.
+  /// Prepares the transfers. Collective over the groups, once, before any call. Every rank tries to
+  /// prepare all its transfers; then the ranks whose transfers could not be prepared throw
+  /// AgreedFailure.
   virtual void connect() = 0;
 
   /// The shapes that the caller's tensors must have: contiguous, without memory.
   [[nodiscard]] virtual std::vector<CallTensor> expected() const = 0;
   /// Throws ArgumentError naming a tensor whose shape, dtype, place or strides do not fit the plan.
   virtual void check(CallTensors tensors) const = 0;
-  /// True if it is ready for tensors with this layout.
+  /// True if the runner is ready for tensors with this layout.
   [[nodiscard]] virtual bool is_ready_for(CallTensors tensors) const = 0;
-  /// Prepares for tensors of these strides, and of addresses that are at least as well aligned;
-  /// tensors without memory count as aligned. Waits for calls under way. Returns the blocks that a
-  /// kernel refuses; the runner is ready only if there are none. Does not communicate, but if the
-  /// transport needs the same calls on all ranks, all ranks must call it alike.
+  /// Prepares for tensors with these strides, and with addresses that are at least as well aligned
+  /// as these; tensors without memory count as aligned. Waits for calls under way. Returns the
+  /// blocks that a kernel refuses; the runner is ready only if there are none. Does not
+  /// communicate, but if the transport needs the same calls on all ranks, all ranks must call it
+  /// alike.
   [[nodiscard]] virtual std::vector<Refusal> prepare(CallTensors tensors) = 0;
 
   /// Computes what a call computes, on tensors that the runner is ready for, and waits for it.
   /// Sends and receives nothing, so buffers for other ranks' shards hold arbitrary values. Not
   /// collective. Throws what a kernel throws, after which the runner can only be destroyed.
   virtual void rehearse(CallTensors tensors) = 0;
-  /// Runs the kernels of a call and nothing else, one after the other, and waits for them: without
-  /// transfers, copies and reductions. They read what the last call left in the buffers, and write
-  /// over its results. Not collective. Throws like rehearse().
+  /// Runs only the kernels of a call, one after the other, without transfers, copies and
+  /// reductions, and waits for them. The kernels read the data that the last call left in the
+  /// buffers, and overwrite its results. Not collective. Throws like rehearse().
   virtual void run_kernels(CallTensors tensors) = 0;
 
   /// Sets the call arguments of later calls: see apply_values(). `planned` is the problem that the
@@ -97,8 +98,8 @@ class Runner {
   /// bounds; the runner stays usable.
   virtual void wait() = 0;
 
-  /// True if kernels of this rank wait for what other ranks send. A caller cannot capture such
-  /// calls.
+  /// True if kernels of this rank wait for data that other ranks send. A caller cannot capture
+  /// calls with such kernels.
   [[nodiscard]] virtual bool awaits_arrivals() const noexcept = 0;
   /// Later calls refuse to be captured, like calls of a rank whose kernels wait.
   virtual void refuse_capture() noexcept = 0;

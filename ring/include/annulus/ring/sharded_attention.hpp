@@ -21,7 +21,7 @@ namespace annulus::ring {
 
 struct ShardedAttentionOptions {
   std::string implementation = "auto";
-  std::string schedule = "auto";        ///< or a name of docs/semantics.md §5
+  std::string schedule = "auto";        ///< "auto" or a name of docs/semantics.md §5
   std::optional<PlanOptions> plan;      ///< PlanOptions::for_place(device.place()) if not given
   std::optional<CostModel> cost_model;  ///< CostModel::for_place(device.place()) if not given
   RunnerOptions runner;
@@ -45,8 +45,8 @@ class ShardedAttention {
  public:
   /// Collective over the mesh: either all ranks get the object, or all throw the same error. The
   /// references must outlive it. If a kernel refuses a block when it is prepared, all ranks replan
-  /// it for another one. A choice of the tuning chain that fails passes to the next link; an error
-  /// then says what was tried. The decision stays under other strides and masks.
+  /// the block for another kernel. If a choice of the tuning chain fails, the next link decides; an
+  /// error then says what was tried. Other strides and masks do not change the decision.
   ShardedAttention(const AttentionProblem& problem, const ShardedOperands& operands, Mesh& mesh,
                    const Registry& registry, Device& device,
                    const ShardedAttentionOptions& options);
@@ -60,10 +60,11 @@ class ShardedAttention {
   /// This and submit() and run() take BackwardLocalTensors if the backward pass was planned.
   template <class Tensors = LocalTensors>
   void prepare(const Tensors& tensors);
-  /// prepare(), then all computation of a call on this rank, without any transfer, so that failures
-  /// show while the ranks can still agree on them. Collective over the mesh. The outputs are
-  /// undefined, as are the values that stand for other ranks' shards. All ranks throw the same
-  /// error (UserError or AgreedFailure), after which the object can only be destroyed.
+  /// Calls prepare(), then computes everything that a call computes on this rank, without any
+  /// transfer, so that failures show while the ranks can still agree on them. Collective over the
+  /// mesh. The outputs are undefined, as are the values that stand for other ranks' shards. All
+  /// ranks throw the same error (UserError or AgreedFailure), after which the object can only be
+  /// destroyed.
   void rehearse(const LocalTensors& tensors);
   /// See Runner::run_kernels. Only after a call with tensors of the same strides.
   template <class Tensors = LocalTensors>
@@ -72,9 +73,9 @@ class ShardedAttention {
     runner_->run_kernels(views_of(tensors));
   }
   /// Replaces the mask for later calls: other lengths, other documents. If set_values() is enough,
-  /// does that and returns false. Otherwise it is collective over the mesh. Waits for earlier calls
-  /// and replans, with the same shardings; compiled kernels are kept. All ranks throw the same
-  /// UserError for a mask that does not fit or that no implementation accepts (with a kept
+  /// calls it and returns false. Otherwise the call is collective over the mesh. It waits for
+  /// earlier calls and replans, with the same shardings; compiled kernels are kept. All ranks throw
+  /// the same UserError for a mask that does not fit or that no implementation accepts (with a kept
   /// schedule, in this schedule); the object then stays usable as before.
   bool set_mask(const Mask& mask, NextSchedule next = NextSchedule::chosen);
   /// Replaces lengths and offsets that are call arguments. Does nothing and returns false if the

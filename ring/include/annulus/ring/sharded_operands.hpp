@@ -71,19 +71,19 @@ struct LayoutOptions {
 /// has. The default sequence layout of a sharded sequence under a causal mask is zigzag, which
 /// gives all ranks the same work if nothing else is masked; it is contiguous otherwise.
 ///
-/// It is balanced instead if that layout would give a rank at least 10 % more visible tiles than
-/// the mean, and balanced rows would at least halve the excess. Packed documents, block masks or
-/// lengths can cause this. Queries and keys must also have the same length and axes, and ranks 256
-/// rows or more.
+/// The layout is balanced instead if the default would give a rank at least 10 % more visible tiles
+/// than the mean, and balanced rows would at least halve the excess. Packed documents, block masks
+/// or lengths can cause this. Queries and keys must also have the same length and axes, and every
+/// rank must have at least 256 rows.
 ///
 /// Throws UnknownAxisError if a rule in `options` names an axis that the mesh lacks, and
 /// DuplicateSpecError if the rules shard two dimensions along one axis.
 [[nodiscard]] OperandLayout default_layout(const AttentionProblem& problem, const MeshShape& mesh,
                                            const LayoutOptions& options = {});
 
-/// Balanced rows follow from the mask (see assign_rows()). Balanced keys have the same layout if
-/// there are as many of them, on the same axes; otherwise they are assigned by the number of rows
-/// that see them.
+/// Shards the tensors of a problem. Balanced rows follow from the mask (see assign_rows()).
+/// Balanced keys have the same layout if there are as many of them, on the same axes; otherwise
+/// they are assigned by the number of rows that see them.
 ///
 /// Throws the spec errors of named_sharding.hpp. Query and key/value must have the same axes for
 /// batch and heads (ArgumentError), the head dimension must not be sharded, and the number of head
@@ -91,8 +91,8 @@ struct LayoutOptions {
 [[nodiscard]] ShardedOperands shard_operands(const AttentionProblem& problem, const MeshShape& mesh,
                                              const OperandLayout& layout);
 
-/// Values of one call, for what AttentionProblem::call_arguments names. Where a view has no
-/// dimensions, or there is no seed, the values of the problem and of set_mask() hold. Views are
+/// The call arguments of one call, as AttentionProblem::call_arguments names them. If a view has no
+/// dimensions, or there is no seed, the values of the problem or of set_mask() hold. Views are
 /// int32, with one number for all batches of the rank, [1], or one for each batch, [b]. Host values
 /// are read before the call returns. Values in the memory of the computing device are read when the
 /// call runs, in the order of the caller's stream: a length out of bounds then counts as the

@@ -13,8 +13,8 @@ namespace annulus::ring {
 
 class TuningCache;
 
-/// The links of the chain that may decide. Results are right under all of them, but only `off`
-/// gives the same bits on every machine and at any time: schedules and kernels round differently.
+/// The links of the chain that may decide. Results are right under every policy, but only `off`
+/// gives the same bits at any time: schedules and kernels round differently.
 enum class TuningPolicy : std::uint8_t {
   off,     ///< the cost model
   cached,  ///< earlier measurements, else the cost model; writes no file
@@ -45,8 +45,8 @@ struct Choice {
 
 struct TuningOptions {
   TuningPolicy policy = TuningPolicy::off;
-  /// The persistent cache, which rank 0 reads and writes: a cache, or a new name in a directory
-  /// that exists. Reading any other file is an ArgumentError and leaves it as it is. "":
+  /// The persistent cache, which rank 0 reads and writes: an existing cache, or a new name in a
+  /// directory that exists. Any other file causes an ArgumentError and stays as it is. "":
   /// default_tuning_file(), whose directories are created.
   std::string file = {};
   std::string shown = "tuning cache";  ///< what messages call it

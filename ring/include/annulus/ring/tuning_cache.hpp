@@ -10,7 +10,7 @@
 
 namespace annulus::ring {
 
-/// All that a measurement depends on, by name: device, versions, shapes, mesh, … in words.
+/// Everything that a measurement depends on, by name: device, versions, shapes, mesh, … as texts.
 using TuningKey = std::map<std::string, std::string>;
 
 /// The result of one measurement.

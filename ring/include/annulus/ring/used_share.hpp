@@ -30,8 +30,8 @@ struct BlockExtent {
 /// The share of a device's rate that a block's visible pairs get from a kernel that computes
 /// `row_tile` rows at a time. The rest is lost: some multiprocessors have no tile, the first to
 /// finish wait for the longest one, and rows that fill up the last tile are wasted. Calibration
-/// divides by this share and prices multiply by it, so a block of the measured size costs what was
-/// measured.
+/// divides by this share and prices multiply by it, so a block of the measured size gets the
+/// measured time.
 [[nodiscard]] double used_share(Place::Kind device, const BlockExtent& block,
                                 std::int64_t row_tile);
 /// The same for the backward pass. Its kernels cut the columns of each head into tiles, and a tile

@@ -1,7 +1,6 @@
 #pragma once
 
 #include <atomic>
-#include <cstddef>
 #include <cstdint>
 #include <cuda_runtime_api.h>
 #include <mutex>
@@ -81,9 +80,9 @@ class FlagBlock {
 
   MemoryPool& pool_;
   CudaStream stream_;  // of its own, so that it never waits behind what waits for a flag
-  std::mutex mutex_;  // of memory_, since a watching thread may give the group up
+  std::mutex mutex_;   // of memory_, since a watching thread may give the group up
   std::vector<Buffer> memory_;
-  std::vector<FlagWords*> free_;        // with room for all
+  std::vector<FlagWords*> free_;  // with room for all
   std::atomic<bool> unusable_ = false;
 };
 

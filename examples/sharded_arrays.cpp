@@ -8,8 +8,6 @@
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
-#include <span>
-#include <utility>
 #include <vector>
 
 #include <mpi.h>

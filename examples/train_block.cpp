@@ -9,7 +9,6 @@
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
-#include <span>
 #include <string_view>
 #include <vector>
 

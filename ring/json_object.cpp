@@ -1,5 +1,7 @@
 #include "json_object.hpp"
 
+#include <utility>
+
 #include <annulus/core/json_nesting.hpp>
 
 namespace annulus::ring {

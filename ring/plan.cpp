@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 
 #include <annulus/attention/softmax_state.hpp>
+#include <annulus/core/division.hpp>
 #include <annulus/ring/plan.hpp>
 
 namespace annulus::ring {
@@ -56,7 +57,7 @@ int RankPlan::memory_of(int buffer) const {
 HeadRange RankPlan::kv_heads_of(HeadRange heads) const {
   const std::int64_t ratio = local.heads_per_kv_head();
   const std::int64_t begin = heads.begin / ratio;
-  return {begin, (heads.end() + ratio - 1) / ratio - begin};
+  return {begin, ceil_divide(heads.end(), ratio) - begin};
 }
 
 std::int64_t RankPlan::width(const Buffer& buffer, Content content) const {

@@ -2,13 +2,12 @@
 
 #include <algorithm>
 #include <limits>
-#include <span>
-#include <utility>
 
 #include <fmt/format.h>
 
 #include <annulus/attention/softmax_state_cuda.hpp>
 #include <annulus/core/cuda_stream.hpp>
+#include <annulus/core/division.hpp>
 #include <annulus/core/error.hpp>
 
 #include "flash/argument_views.hpp"
@@ -42,17 +41,13 @@ KernelInfo pick(const AttentionProblem& problem, bool ids) {
              : pick<kHeadDim, kValueDim, kHalf, MaskClass::position>(cap);
 }
 
-std::int64_t divide_up(std::int64_t a, std::int64_t b) {
-  return (a + b - 1) / b;
-}
-
 // Query heads, over all batches, that are computed at a time: the same number in each section.
 std::int64_t heads_in_section(const AttentionBlock& block) {
   const std::int64_t bytes = block.key.size(1) * (block.key.size(3) + block.value.size(3)) *
                              static_cast<std::int64_t>(size_of(block.key.dtype()));
   const std::int64_t all = block.key.size(0) * block.key.size(2);
   const std::int64_t most = std::max<std::int64_t>(1, kSectionBytes / bytes);
-  return divide_up(all, divide_up(all, most)) * (block.query.size(2) / block.key.size(2));
+  return ceil_divide(all, ceil_divide(all, most)) * (block.query.size(2) / block.key.size(2));
 }
 
 }  // namespace

@@ -2,12 +2,10 @@
 
 #include <algorithm>
 
+#include <annulus/core/division.hpp>
+
 namespace annulus {
 namespace {
-
-std::int64_t ceil_divide(std::int64_t a, std::int64_t b) {
-  return a / b + (a % b > 0 ? 1 : 0);
-}
 
 // Σ floor((a·i + b) / m) over 0 ≤ i < n, for a, b ≥ 0 and m > 0: Euclid's algorithm, each step
 // counting the lattice points under the line that whole multiples of m leave.

@@ -7,6 +7,7 @@
 
 #include <annulus/attention/mask.hpp>
 #include <annulus/attention/philox.hpp>
+#include <annulus/core/division.hpp>
 #include <annulus/core/error.hpp>
 
 namespace annulus {
@@ -16,10 +17,6 @@ constexpr std::int64_t kWordBits = 64;
 
 // Behind every position, with room for sums.
 constexpr std::int64_t kFar = std::int64_t{1} << 60;
-
-std::int64_t divide_up(std::int64_t a, std::int64_t b) {
-  return a / b + (a % b > 0 ? 1 : 0);
-}
 
 void check_size(const BlockSize& size) {
   if (size.query < 1 || size.kv < 1) {
@@ -56,7 +53,7 @@ std::int64_t find_bit(const std::uint64_t* words, bool wanted, std::int64_t from
 Extents grid(std::int64_t batch, std::int64_t heads, std::int64_t query_length,
              std::int64_t kv_length, const BlockSize& size) {
   check_size(size);
-  return {batch, heads, divide_up(query_length, size.query), divide_up(kv_length, size.kv)};
+  return {batch, heads, ceil_divide(query_length, size.query), ceil_divide(kv_length, size.kv)};
 }
 
 }  // namespace
@@ -67,7 +64,7 @@ BlockMask BlockMask::make(const Extents& shape, BlockSize size, const IsVisible&
   auto entries = std::make_shared<Entries>();
   entries->size = size;
   entries->shape = shape;
-  entries->words_per_row = divide_up(shape[3], kWordBits);
+  entries->words_per_row = ceil_divide(shape[3], kWordBits);
   entries->words.resize(
       static_cast<std::size_t>(shape[0] * shape[1] * shape[2] * entries->words_per_row));
   entries->shown_before.resize(static_cast<std::size_t>(shape[0] * shape[2] * (shape[3] + 1)));

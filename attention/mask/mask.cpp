@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <annulus/attention/mask.hpp>
+#include <annulus/core/division.hpp>
 #include <annulus/core/error.hpp>
 
 #include "mask/visible_part.hpp"
@@ -35,10 +36,6 @@ std::span<const SegmentRun> overlapping(std::span<const SegmentRun> runs, Global
 
 std::int64_t value_of(std::int64_t one, const std::vector<std::int32_t>& each, std::int64_t batch) {
   return each.empty() ? one : each[static_cast<std::size_t>(batch)];
-}
-
-std::int64_t floor_divide(std::int64_t a, std::int64_t b) {
-  return a / b - (a % b < 0 ? 1 : 0);
 }
 
 void check_count(const char* name, std::int64_t count) {
@@ -315,7 +312,7 @@ Visibility Mask::examine(std::int64_t batch, std::int64_t batches, const Positio
     Visibility one = examine_one(seen, true, rows, columns);
     const std::int64_t heads = seen.heads();
     one.exact = one.exact && one.pairs % heads == 0;
-    one.pairs = (one.pairs + heads - 1) / heads;
+    one.pairs = ceil_divide(one.pairs, heads);
     return one;
   };
   if (!depends_on_batch()) {

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <span>
 
+#include <annulus/core/division.hpp>
+
 #include "mask/band_pairs.hpp"
 
 namespace annulus {
@@ -10,10 +12,6 @@ namespace {
 
 // Beyond this many chunks, what they show of a part is bounded instead of counted.
 constexpr std::int64_t kMaxChunks = 1 << 16;
-
-std::int64_t floor_divide(std::int64_t a, std::int64_t b) {
-  return a / b - (a % b < 0 ? 1 : 0);
-}
 
 // The entries of `seen` from `low` behind one position to `high` behind the other.
 LocalRange between(const PositionRange& seen, GlobalPosition from, std::int64_t low,

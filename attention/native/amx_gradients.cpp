@@ -46,34 +46,20 @@ AmxGradients::AmxGradients(const Sizes& sizes, MemoryPool& memory)
   const std::int64_t rows = padded(sizes.rows);
   const std::int64_t columns = padded(sizes.columns);
   const std::int64_t largest = std::max(dim_, value_dim_);
-  const std::array counts{rows * dim_,
-                          rows * value_dim_,
-                          dim_ * stride_of(rows),
-                          value_dim_ * stride_of(rows),
-                          columns * dim_,
-                          columns * value_dim_,
-                          columns * dim_,
-                          std::max(rows * stride_of(columns), columns * largest),
-                          rows * columns};
-  const std::array parts{&queries_,     &grad_outputs_,  &queries_by_dim_, &grad_outputs_by_dim_,
-                         &keys_by_dim_, &values_by_dim_, &keys_,           &split_,
-                         &packed_};
-  const std::array float_counts{rows * dim_, dim_ * stride_of(columns),
-                                value_dim_ * stride_of(columns), largest * stride_of(columns)};
-  const std::array floats{&grad_queries_, &grad_keys_, &grad_values_, &product_};
-  std::int64_t bytes = 0;
-  for (const std::int64_t count : counts) bytes += 2 * parts_ * count;
-  for (const std::int64_t count : float_counts) bytes += 4 * count;
-  workspace_ = memory.allocate(static_cast<std::size_t>(bytes), "the workspace of native");
-  auto* next = static_cast<std::byte*>(workspace_.data());
-  for (std::size_t i = 0; i < std::size(counts); ++i) {
-    for (int part = 0; part < parts_; ++part, next += 2 * counts[i]) {
-      parts[i]->of[part] = reinterpret_cast<Bits*>(next);
-    }
-  }
-  for (std::size_t i = 0; i < std::size(float_counts); next += 4 * float_counts[i], ++i) {
-    *floats[i] = reinterpret_cast<float*>(next);
-  }
+  workspace_ = amx::allocate(memory, parts_,
+                             {{&queries_, rows * dim_},
+                              {&grad_outputs_, rows * value_dim_},
+                              {&queries_by_dim_, dim_ * stride_of(rows)},
+                              {&grad_outputs_by_dim_, value_dim_ * stride_of(rows)},
+                              {&keys_by_dim_, columns * dim_},
+                              {&values_by_dim_, columns * value_dim_},
+                              {&keys_, columns * dim_},
+                              {&split_, std::max(rows * stride_of(columns), columns * largest)},
+                              {&packed_, rows * columns}},
+                             {{&grad_queries_, rows * dim_},
+                              {&grad_keys_, dim_ * stride_of(columns)},
+                              {&grad_values_, value_dim_ * stride_of(columns)},
+                              {&product_, largest * stride_of(columns)}});
 }
 
 // Rows up to a multiple of kDepth, and entries up to `padded_dim`, become 0.

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include <annulus/core/convert.hpp>
+#include <annulus/core/division.hpp>
 
 #include "native/amx_kernels.hpp"
 #include "native/amx_parts.hpp"
@@ -26,10 +27,6 @@ constexpr std::int64_t kStripRows = 2 * kRows;
 // Longer than a tile, so that rows do not all map to the same cache set.
 constexpr std::int64_t kStride = kTileColumns + kRowAlignment;
 
-constexpr std::int64_t round_up(std::int64_t count, std::int64_t unit) {
-  return (count + unit - 1) / unit * unit;
-}
-
 bool finite(Bits bfloat16) {
   constexpr Bits kExponent = 0x7f80;
   return (bfloat16 & kExponent) != kExponent;
@@ -46,24 +43,15 @@ class AmxProduct final : public TileProduct {
         query_rows_(static_cast<std::size_t>(sizes.rows)) {
     const std::int64_t rows = sizes.rows + kStripRows;  // a strip reads and writes whole registers
     const std::int64_t columns = round_up(sizes.columns, kDepth);
-    const std::array counts{rows * dim_, columns * dim_, columns * value_dim_, kStripRows * kStride,
-                            kDepth * std::max(dim_, value_dim_)};
-    const std::array parts{&queries_, &keys_, &values_, &weights_, &staged_};
-    const std::array float_counts{kStripRows * kStride, rows * value_dim_, kStripRows * value_dim_};
-    const std::array floats{&logits_, &accumulator_, &product_};
-    std::int64_t bytes = 0;
-    for (const std::int64_t count : counts) bytes += 2 * parts_ * count;
-    for (const std::int64_t count : float_counts) bytes += 4 * count;
-    workspace_ = memory.allocate(static_cast<std::size_t>(bytes), "the workspace of native");
-    auto* next = static_cast<std::byte*>(workspace_.data());
-    for (std::size_t i = 0; i < std::size(counts); ++i) {
-      for (int part = 0; part < parts_; ++part, next += 2 * counts[i]) {
-        parts[i]->of[part] = reinterpret_cast<Bits*>(next);
-      }
-    }
-    for (std::size_t i = 0; i < std::size(float_counts); next += 4 * float_counts[i], ++i) {
-      *floats[i] = reinterpret_cast<float*>(next);
-    }
+    workspace_ = amx::allocate(memory, parts_,
+                               {{&queries_, rows * dim_},
+                                {&keys_, columns * dim_},
+                                {&values_, columns * value_dim_},
+                                {&weights_, kStripRows * kStride},
+                                {&staged_, kDepth * std::max(dim_, value_dim_)}},
+                               {{&logits_, kStripRows * kStride},
+                                {&accumulator_, rows * value_dim_},
+                                {&product_, kStripRows * value_dim_}});
   }
 
   [[nodiscard]] MatrixPath path() const override { return MatrixPath::amx; }

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cmath>
 #include <limits>
 #include <optional>
 #include <utility>
@@ -10,6 +9,7 @@
 
 #include <fmt/format.h>
 
+#include <annulus/core/division.hpp>
 #include <annulus/core/error.hpp>
 #include <annulus/core/parallel.hpp>
 
@@ -93,7 +93,7 @@ std::vector<RowTile> row_tiles(const AttentionProblem& problem, const AttentionB
 std::int64_t tile_length(std::int64_t most, std::int64_t rows, std::int64_t batches_and_heads) {
   constexpr std::int64_t kTasks = 64;
   std::int64_t length = std::max<std::int64_t>(1, most);
-  while (length >= 2 * kLeastRows && (rows + length - 1) / length * batches_and_heads < kTasks) {
+  while (length >= 2 * kLeastRows && ceil_divide(rows, length) * batches_and_heads < kTasks) {
     length /= 2;
   }
   return length;
@@ -243,12 +243,12 @@ class NativeImplementation final : public Implementation {
   Declaration declaration_{
       .features = FeatureSet::all() | FeatureSet::call_arguments(),
       .backward =
-          BackwardDeclaration{.features =
-                                  FeatureSet::positions() | FeatureSet::call_arguments() |
-                                  FeatureSet{Feature::segments, Feature::lengths,
-                                             Feature::block_mask, Feature::soft_cap,
-                                             Feature::dropout, Feature::bias, Feature::dense_mask},
-                              .reproducible_columns = kGradientColumns},
+          BackwardDeclaration{
+              .features = FeatureSet::positions() | FeatureSet::call_arguments() |
+                          FeatureSet{Feature::segments, Feature::lengths, Feature::block_mask,
+                                     Feature::soft_cap, Feature::dropout, Feature::bias,
+                                     Feature::dense_mask},
+              .reproducible_columns = kGradientColumns},
       .reproducible_rows = kLeastRows};
 };
 

@@ -5,13 +5,15 @@
 #include <limits>
 #include <optional>
 
+#include <annulus/core/division.hpp>
+
 namespace annulus {
 
 /// Row buffers start at, and are padded to, a multiple of this many elements.
 inline constexpr std::int64_t kRowAlignment = 32;
 
 constexpr std::int64_t round_up_to_row_alignment(std::int64_t count) {
-  return (count + kRowAlignment - 1) / kRowAlignment * kRowAlignment;
+  return round_up(count, kRowAlignment);
 }
 
 /// Softmax over the part of a row seen so far: its largest logit, and Σ exp(logit − max). The

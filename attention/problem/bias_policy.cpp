@@ -1,6 +1,5 @@
 #include <array>
 #include <string>
-#include <utility>
 
 #include <annulus/attention/problem.hpp>
 #include <annulus/core/error.hpp>

@@ -1,3 +1,4 @@
+#include <deque>
 #include <utility>
 
 #include <annulus/core/error.hpp>

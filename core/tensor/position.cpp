@@ -1,10 +1,10 @@
 #include <algorithm>
 #include <numeric>
-#include <tuple>
 #include <utility>
 
 #include <fmt/format.h>
 
+#include <annulus/core/division.hpp>
 #include <annulus/core/error.hpp>
 #include <annulus/core/position.hpp>
 
@@ -96,7 +96,7 @@ PositionRange common(const PositionRange& a, const PositionRange& b) {
   while ((a.at(i) - b.start) % b.stride != 0) ++i;
   const GlobalPosition low = std::max(a.start, b.start);
   GlobalPosition first = a.at(i);
-  if (first < low) first = first + (low - first + step - 1) / step * step;
+  if (first < low) first = first + round_up(low - first, step);
   const GlobalPosition high = std::min(a.last(), b.last());
   if (first > high) return {};
   return {first, (high - first) / step + 1, step};

@@ -11,7 +11,7 @@
 #include <annulus/ring/cost_curve.hpp>
 
 #include "launcher/bench/timing.hpp"
-#include "launcher/commands/commands.hpp"
+#include "launcher/options/command_context.hpp"
 #include "launcher/options/options.hpp"
 
 namespace annulus::launcher {

@@ -11,7 +11,7 @@
 #include <annulus/verification/comparison.hpp>
 
 #include "launcher/bench/timing.hpp"
-#include "launcher/commands/commands.hpp"
+#include "launcher/options/command_context.hpp"
 #include "launcher/report/report.hpp"
 #include "launcher/setup/problem_setup.hpp"
 

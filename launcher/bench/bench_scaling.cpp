@@ -1,10 +1,8 @@
 #include "launcher/bench/bench_scaling.hpp"
 
-#include <array>
 #include <memory>
 #include <optional>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include <fmt/format.h>

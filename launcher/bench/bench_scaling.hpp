@@ -2,7 +2,7 @@
 
 #include <annulus/core/error.hpp>
 
-#include "launcher/commands/commands.hpp"
+#include "launcher/options/command_context.hpp"
 
 namespace annulus::launcher {
 

@@ -1,6 +1,7 @@
 #include "launcher/commands/plan_json.hpp"
 
 #include <algorithm>
+#include <vector>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>

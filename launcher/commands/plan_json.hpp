@@ -1,7 +1,6 @@
 #pragma once
 
 #include <string>
-#include <vector>
 
 #include <annulus/ring/plan.hpp>
 #include <annulus/ring/planner.hpp>

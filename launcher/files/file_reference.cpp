@@ -2,7 +2,6 @@
 
 #include <array>
 #include <cerrno>
-#include <climits>
 #include <fcntl.h>
 #include <sstream>
 #include <sys/stat.h>

@@ -1,7 +1,5 @@
 #include "launcher/options/file_names.hpp"
 
-#include <algorithm>
-#include <array>
 #include <filesystem>
 #include <string>
 #include <system_error>

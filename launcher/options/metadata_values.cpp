@@ -1,6 +1,5 @@
 #include "launcher/options/metadata_values.hpp"
 
-#include <algorithm>
 #include <cstdint>
 #include <type_traits>
 #include <utility>

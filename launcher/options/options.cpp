@@ -4,6 +4,7 @@
 #include <array>
 #include <cctype>
 #include <initializer_list>
+#include <optional>
 #include <sstream>
 #include <unistd.h>
 #include <utility>

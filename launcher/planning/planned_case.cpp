@@ -1,6 +1,5 @@
 #include "launcher/planning/planned_case.hpp"
 
-#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <utility>

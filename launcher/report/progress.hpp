@@ -2,9 +2,6 @@
 
 #include <chrono>
 #include <condition_variable>
-#include <cstdio>
-#include <functional>
-#include <memory>
 #include <mutex>
 #include <string>
 #include <thread>

@@ -1,7 +1,5 @@
 #include "launcher/setup/cost_model_option.hpp"
 
-#include <string>
-
 #include <annulus/files/text_file.hpp>
 #include <annulus/mesh/transport.hpp>
 

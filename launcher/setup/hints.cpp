@@ -1,7 +1,6 @@
 #include "launcher/setup/hints.hpp"
 
 #include <algorithm>
-#include <cstdint>
 
 #include <fmt/format.h>
 

@@ -1,7 +1,6 @@
 #include "launcher/setup/result_files.hpp"
 
 #include <algorithm>
-#include <array>
 #include <cstdint>
 #include <utility>
 

@@ -1,6 +1,7 @@
 #include "called_values.hpp"
 
 #include <algorithm>
+#include <cstdint>
 #include <cstring>
 #include <utility>
 #include <vector>

@@ -1,9 +1,5 @@
 #pragma once
 
-#include <cstdint>
-#include <memory>
-#include <optional>
-
 #include <annulus/core/device.hpp>
 #include <annulus/ring/context.hpp>
 #include <annulus/ring/sharded_operands.hpp>

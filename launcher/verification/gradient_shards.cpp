@@ -2,6 +2,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <vector>
 
 #include <annulus/core/convert.hpp>
 #include <annulus/mesh/agreement.hpp>

@@ -5,7 +5,6 @@
 #include <future>
 #include <limits>
 #include <map>
-#include <memory>
 #include <optional>
 #include <utility>
 #include <vector>

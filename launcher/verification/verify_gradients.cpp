@@ -10,7 +10,6 @@
 #include <vector>
 
 #include <annulus/attention/accuracy.hpp>
-#include <annulus/core/convert.hpp>
 #include <annulus/core/error.hpp>
 #include <annulus/ring/plan.hpp>
 #include <annulus/ring/sharded_attention.hpp>

@@ -1,7 +1,6 @@
 #include "control/tree_control.hpp"
 
 #include <array>
-#include <cstddef>
 #include <exception>
 #include <utility>
 

@@ -1,7 +1,6 @@
 #include "mpi/mpi_exchange.hpp"
 
 #include <algorithm>
-#include <array>
 #include <cstdint>
 #include <utility>
 

@@ -1,7 +1,5 @@
-#include <cstddef>
 #include <exception>
 #include <list>
-#include <string>
 #include <utility>
 #include <vector>
 

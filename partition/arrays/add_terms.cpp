@@ -2,8 +2,6 @@
 
 #include <cstddef>
 #include <cstring>
-#include <memory>
-#include <type_traits>
 
 #include <annulus/core/convert.hpp>
 #include <annulus/core/host_stream.hpp>

@@ -1,5 +1,3 @@
-#include <utility>
-#include <vector>
 
 #include <annulus/partition/sharding_rules.hpp>
 

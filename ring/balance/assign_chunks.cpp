@@ -7,6 +7,8 @@
 #include <numeric>
 #include <utility>
 
+#include <annulus/core/division.hpp>
+
 namespace annulus::ring {
 namespace {
 
@@ -28,7 +30,7 @@ class Splitter {
  public:
   Splitter(const Chunks& chunks, int ranks)
       : chunks_(chunks),
-        last_((chunks.length + chunks.granule - 1) / chunks.granule - 1),
+        last_(ceil_divide(chunks.length, chunks.granule) - 1),
         ragged_(chunks.length % chunks.granule != 0) {
     for (const auto& work : chunks.work) {
       double total = 0;
@@ -302,7 +304,7 @@ PositionRanges positions_of(const Set& set, const Chunks& chunks) {
 }  // namespace
 
 Assignment assign_chunks(const Chunks& chunks, int ranks) {
-  Set all(static_cast<std::size_t>((chunks.length + chunks.granule - 1) / chunks.granule));
+  Set all(static_cast<std::size_t>(ceil_divide(chunks.length, chunks.granule)));
   for (std::size_t i = 0; i < all.size(); ++i) all[i] = static_cast<std::int64_t>(i);
   const std::int64_t larger = static_cast<std::int64_t>(all.size()) % ranks;
   Splitter splitter(chunks, ranks);

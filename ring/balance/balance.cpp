@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 
 #include <annulus/attention/visible_tiles.hpp>
+#include <annulus/core/division.hpp>
 #include <annulus/core/error.hpp>
 #include <annulus/ring/balance.hpp>
 
@@ -62,7 +63,7 @@ PositionRange chunk(const Chunks& chunks, std::int64_t index) {
 }
 
 std::int64_t count_of(const Chunks& chunks) {
-  return (chunks.length + chunks.granule - 1) / chunks.granule;
+  return ceil_divide(chunks.length, chunks.granule);
 }
 
 // Calls body(first batch, batches) for the batches of each shard; only once if the mask treats all

@@ -1,7 +1,5 @@
 #include "calls/call_tensors.hpp"
 
-#include <string>
-
 #include <annulus/core/error.hpp>
 
 namespace annulus::ring {

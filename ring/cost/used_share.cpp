@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include <annulus/core/division.hpp>
 #include <annulus/ring/used_share.hpp>
 
 namespace annulus::ring {
@@ -16,7 +17,7 @@ constexpr double kRowsOfATile = 550;
 constexpr double kRowsOfAnEdge = 250;
 
 std::int64_t tiles_of(std::int64_t rows, std::int64_t tile) {
-  return (rows + tile - 1) / tile;
+  return ceil_divide(rows, tile);
 }
 
 // The factor by which a kernel takes longer because its multiprocessors do not end together. With

@@ -1,5 +1,4 @@
 #include <array>
-#include <chrono>
 #include <string>
 #include <utility>
 #include <vector>

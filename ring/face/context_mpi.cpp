@@ -1,4 +1,3 @@
-#include <utility>
 
 #include <annulus/mesh/mpi_bootstrap.hpp>
 #include <annulus/mesh/node_order.hpp>

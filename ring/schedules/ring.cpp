@@ -3,6 +3,7 @@
 #include <vector>
 
 #include <annulus/attention/softmax_state.hpp>
+#include <annulus/core/division.hpp>
 
 #include "schedules/building/plan_builder.hpp"
 #include "schedules/building/ring_rounds.hpp"
@@ -31,8 +32,8 @@ std::vector<HeadRange> head_groups(const RankContext& context) {
                             std::min(context.needs.size() - 1, kMaximumParts - 1);
   const std::int64_t heads =
       std::clamp<std::int64_t>(each == 0 ? kv_heads : most / each, 1, kv_heads);
-  const std::int64_t groups = (kv_heads + heads - 1) / heads;
-  const std::int64_t most_heads = (kv_heads + groups - 1) / groups;
+  const std::int64_t groups = ceil_divide(kv_heads, heads);
+  const std::int64_t most_heads = ceil_divide(kv_heads, groups);
   std::vector<HeadRange> result;
   for (std::int64_t begin = 0; begin < kv_heads; begin += most_heads) {
     result.push_back({begin, std::min(most_heads, kv_heads - begin)});

@@ -4,7 +4,6 @@
 #include <array>
 #include <cstdint>
 #include <limits>
-#include <string>
 #include <utility>
 
 #include <fmt/format.h>

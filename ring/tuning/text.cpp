@@ -1,8 +1,5 @@
 #include "tuning/text.hpp"
 
-#include <cmath>
-#include <cstddef>
-#include <cstdint>
 #include <limits>
 #include <set>
 #include <string_view>

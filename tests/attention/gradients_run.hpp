@@ -5,11 +5,7 @@
 #include <cstdint>
 #include <cstring>
 #include <functional>
-#include <limits>
-#include <memory>
-#include <optional>
 #include <random>
-#include <string>
 #include <type_traits>
 #include <utility>
 #include <vector>

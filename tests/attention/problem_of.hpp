@@ -11,6 +11,13 @@ inline AttentionProblem problem_of(const AttentionShape& shape, DType dtype = DT
   return problem;
 }
 
+inline AttentionProblem causal_problem_of(const AttentionShape& shape,
+                                          DType dtype = DType::float32) {
+  AttentionProblem problem = problem_of(shape, dtype);
+  problem.mask.set_causal(true);
+  return problem;
+}
+
 /// A problem of a half type.
 inline AttentionProblem half_problem(const AttentionShape& shape, DType dtype = DType::bfloat16) {
   return problem_of(shape, dtype);

@@ -104,6 +104,7 @@ class CompareTest(unittest.TestCase):
 
     def expect_success(self, result):
         self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
+        return result
 
     def read(self, *names):
         with open(self.path(*names), encoding="utf-8") as file:
@@ -212,8 +213,7 @@ class Runs(CompareTest):
                             "--rounds", "2", "--output-dir", "out", *words)
 
     def test_all_is_recorded(self):
-        result = self.run_stub()
-        self.expect_success(result)
+        result = self.expect_success(self.run_stub())
         data = json.loads(self.read("out", "comparison.json"))
         self.assertEqual(data["schema"], "annulus.comparison")
         self.assertEqual(data["environment"]["annulus"], {"NCCL": "2.28"})
@@ -250,8 +250,7 @@ class Runs(CompareTest):
                 self.assertNotIn("# ", result.stderr)
 
     def test_dry_run(self):
-        result = self.run_stub("--dry-run", "--annulus-options=--schedule ring")
-        self.expect_success(result)
+        result = self.expect_success(self.run_stub("--dry-run", "--annulus-options=--schedule ring"))
         bench, pytorch, jax = result.stdout.splitlines()
         self.assertIn("--sweep 8192:32768:4 --causal", bench)
         self.assertIn("--schedule ring", bench)
@@ -278,8 +277,7 @@ class Runs(CompareTest):
         self.assertEqual(cells(both, 0)["JAX ring"], "failed")
 
     def test_cases_and_warming_of_backward(self):
-        result = self.compare("--dry-run", "--gpus", "2", "--backward")
-        self.expect_success(result)
+        result = self.expect_success(self.compare("--dry-run", "--gpus", "2", "--backward"))
         *ours, pytorch, jax = result.stdout.splitlines()
         self.assertEqual(len(ours), 3)
         for line in result.stdout.splitlines():
@@ -294,8 +292,7 @@ class Runs(CompareTest):
         with open(before, "w", encoding="utf-8") as file:
             file.write(STUB.format(python=sys.executable))
         os.chmod(before, 0o755)
-        result = self.run_stub("--against", before)
-        self.expect_success(result)
+        result = self.expect_success(self.run_stub("--against", before))
         data = json.loads(self.read("out", "comparison.json"))
         self.assertEqual(data["cases"][0]["systems"]["annulus"], [{"ms": 2.0}] * 2)
         self.assertEqual(data["cases"][0]["systems"]["annulus-before"], [{"ms": 1.5}] * 2)
@@ -338,8 +335,7 @@ class Choices(CompareTest):
         self.expect_success(self.choices("--within", "1.01"))
 
     def test_chosen_schedules(self):
-        result = self.choices("--schedules", "ulysses,hybrid", "--transports", "peer")
-        self.expect_success(result)
+        result = self.expect_success(self.choices("--schedules", "ulysses,hybrid", "--transports", "peer"))
         self.assertEqual({name for name in cells(result.stdout, 0) if "," in name},
                          {"ulysses, peer", "hybrid, peer"})
 
@@ -451,8 +447,7 @@ elif "bench" in words:
     def test_dry_run(self):
         for words in ([], ["--gpus", "2"], ["--gpus", "8"], ["--device", "cpu", "--small"]):
             with self.subTest(words):
-                result = self.several("--dry-run", *words)
-                self.expect_success(result)
+                result = self.expect_success(self.several("--dry-run", *words))
                 lines = result.stdout.splitlines()
                 steps = [line.split()[1].rstrip(":") for line in lines if line.startswith("# ")]
                 self.assertEqual(steps, [*self.STEPS, "all"])
@@ -532,8 +527,7 @@ class Predictions(CompareTest):
                            "--iters=3 --backward=true",
                 "time": 2.0, "backward schedule": "ring", "backward impl": "sdpa",
                 "backward": 4.0}]}], file)
-        result = self.predict(stub, report)
-        self.expect_success(result)
+        result = self.expect_success(self.predict(stub, report))
         forward, backward = cells(result.stdout, 0), cells(result.stdout, 1)
         self.assertEqual(forward["predicted ÷ measured"], "1.500")
         self.assertEqual(backward["predicted ÷ measured"], "1.050")

@@ -1,6 +1,5 @@
 // Copies on a GPU, and between it and the host.
 #include <cstdint>
-#include <memory>
 #include <vector>
 
 #include <gtest/gtest.h>

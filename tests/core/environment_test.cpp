@@ -1,6 +1,5 @@
 #include <cstdlib>
 #include <set>
-#include <string>
 #include <string_view>
 
 #include <gmock/gmock.h>

@@ -1,8 +1,5 @@
 // Persistent caches of tuning (--tuning-cache).
 
-#include <string>
-#include <vector>
-
 #include "fuzzing.hpp"
 #include "tuning/text.hpp"
 

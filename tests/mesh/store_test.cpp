@@ -1,7 +1,6 @@
 // Tests of the key-value store that connects ranks without MPI. Control calls are tested elsewhere,
 // with and without MPI.
 
-#include <algorithm>
 #include <array>
 #include <bit>
 #include <chrono>

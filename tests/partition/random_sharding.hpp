@@ -1,6 +1,5 @@
 #pragma once
 
-#include <algorithm>
 #include <random>
 #include <string>
 #include <utility>

@@ -1,18 +1,13 @@
 // Results that are sums over ranks, and gradients by shard_map's transpose.
 #include <cmath>
 #include <cstdint>
-#include <memory>
 #include <string>
 #include <vector>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <annulus/core/device.hpp>
-#include <annulus/mesh/mesh.hpp>
-#include <annulus/partition/shard_map_call.hpp>
-
-#include "tests/support/test_world.hpp"
+#include "tests/partition/shard_map_fixture.hpp"
 
 namespace annulus {
 namespace {
@@ -20,8 +15,6 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::ThrowsMessage;
-
-using Shards = std::span<const ConstTensorView>;
 
 constexpr std::int64_t kTokens = 48;  // in tiles of kTile, shared out by 1, 2, 3, 4 and 8 ranks
 constexpr std::int64_t kTile = 2;
@@ -31,15 +24,8 @@ float number(std::int64_t i, std::int64_t j) {
   return std::sin(static_cast<float>(i * 7 + j)) * 1e3F;
 }
 
-class ShardMapSums : public ::testing::Test {
+class ShardMapSums : public ShardMapFixture {
  protected:
-  // dp=2 when the ranks allow it, and the rest on sp.
-  static MeshShape shape() {
-    const int ranks = test::session().size();
-    const int dp = ranks % 2 == 0 ? 2 : 1;
-    return MeshShape({{"dp", dp}, {"sp", ranks / dp}});
-  }
-
   // x[i,j] = number(i, j), of `size` rows.
   ShardedTensor array(const char* spec, std::int64_t rows, DType dtype = DType::float32) {
     const NamedSharding sharding(mesh_.shape(), PartitionSpec::parse(spec), {rows, kFeatures});
@@ -60,25 +46,12 @@ class ShardMapSums : public ::testing::Test {
     return result;
   }
 
-  static std::vector<Tensor> one(Tensor tensor) {
-    std::vector<Tensor> results;
-    results.push_back(std::move(tensor));
-    return results;
-  }
-
-  std::vector<ShardedTensor> run(const ShardMap& map, const ShardedArguments& arguments) {
-    return shard_map(mesh_, device_, *stream_, map, arguments);
-  }
   ShardSpec summed(std::vector<std::string> axes, bool stacked = false) {
     ShardSpec spec{PartitionSpec()};
     spec.summed = std::move(axes);
     spec.stacked = stacked;
     return spec;
   }
-
-  HostDevice device_;
-  std::unique_ptr<Stream> stream_ = device_.make_stream("test", test::kWatchdog, nullptr);
-  Mesh mesh_{shape(), test::session().world(), test::kWatchdog};
 };
 
 TEST_F(ShardMapSums, TermsAddUpInOrderOfRank) {

@@ -1,18 +1,12 @@
-#include <cstring>
-#include <memory>
 #include <string>
 #include <vector>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <annulus/core/device.hpp>
-#include <annulus/mesh/mesh.hpp>
-#include <annulus/partition/shard_map_call.hpp>
-
 #include "random_sharding.hpp"
+#include "tests/partition/shard_map_fixture.hpp"
 #include "tests/support/message_of.hpp"
-#include "tests/support/test_world.hpp"
 
 namespace annulus {
 namespace {
@@ -20,17 +14,8 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-using Shards = std::span<const ConstTensorView>;
-
-class ShardMapTest : public ::testing::Test {
+class ShardMapTest : public ShardMapFixture {
  protected:
-  // dp=2 when the ranks allow it, and the rest on sp.
-  static MeshShape shape() {
-    const int ranks = test::session().size();
-    const int dp = ranks % 2 == 0 ? 2 : 1;
-    return MeshShape({{"dp", dp}, {"sp", ranks / dp}});
-  }
-
   // A [4, length] array of its own element numbers.
   ShardedTensor numbers(std::int64_t length, const char* spec, Distribution sequence = {}) {
     NamedSharding sharding(mesh_.shape(), PartitionSpec::parse(spec), {4, length},
@@ -58,16 +43,6 @@ class ShardMapTest : public ::testing::Test {
     return result;
   }
 
-  static std::vector<Tensor> one(Tensor tensor) {
-    std::vector<Tensor> results;
-    results.push_back(std::move(tensor));
-    return results;
-  }
-
-  std::vector<ShardedTensor> run(const ShardMap& map, const ShardedArguments& arguments) {
-    return shard_map(mesh_, device_, *stream_, map, arguments);
-  }
-
   template <class Error>
   std::string error_of(const ShardMap& map, const ShardedArguments& arguments) {
     return test::message_of<Error>([&] { (void)run(map, arguments); });
@@ -78,10 +53,6 @@ class ShardMapTest : public ::testing::Test {
   [[nodiscard]] std::string blame() const {
     return mesh_.size() == 1 ? "" : "rank " + std::to_string(mesh_.size() - 1) + ": ";
   }
-
-  HostDevice device_;
-  std::unique_ptr<Stream> stream_ = device_.make_stream("test", test::kWatchdog, nullptr);
-  Mesh mesh_{shape(), test::session().world(), test::kWatchdog};
 };
 
 const Distribution kZigzag = Distribution::sequence(LayoutKind::zigzag);

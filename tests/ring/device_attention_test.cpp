@@ -3,7 +3,6 @@
 // carry data.
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <string>
 #include <vector>
 

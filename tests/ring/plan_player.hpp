@@ -3,10 +3,8 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
-#include <limits>
 #include <map>
 #include <random>
-#include <set>
 #include <tuple>
 #include <utility>
 #include <vector>

@@ -1,11 +1,7 @@
 #pragma once
 
-#include <algorithm>
 #include <array>
 #include <cstdint>
-#include <map>
-#include <set>
-#include <tuple>
 #include <utility>
 #include <vector>
 

@@ -3,9 +3,7 @@
 #include <array>
 #include <cstdint>
 #include <string>
-#include <vector>
 
-#include <annulus/attention/local_mask.hpp>
 #include <annulus/ring/planner.hpp>
 
 #include "tests/attention/wrapped_native.hpp"
@@ -24,6 +22,13 @@ inline AttentionProblem causal_problem(std::int64_t length, std::int64_t heads =
   problem.shape = {1, length, length, heads, kv_heads, 64, 64};
   problem.dtype = DType::bfloat16;
   problem.mask.set_causal(true);
+  return problem;
+}
+
+inline AttentionProblem unmasked_problem(std::int64_t length, std::int64_t heads = 8,
+                                         std::int64_t kv_heads = 2) {
+  AttentionProblem problem = causal_problem(length, heads, kv_heads);
+  problem.mask = {};
   return problem;
 }
 

@@ -2,12 +2,12 @@
 
 #include <algorithm>
 #include <string>
-#include <utility>
 
 #include <fmt/format.h>
 
 #include <annulus/attention/local_mask.hpp>
 #include <annulus/core/cuda_stream.hpp>
+#include <annulus/core/division.hpp>
 #include <annulus/core/error.hpp>
 
 #include "cuda/upload.hpp"
@@ -194,7 +194,7 @@ Arguments FlashBackward::arguments_of(const BackwardBlock& block, const Gradient
   const int dim = tile_dim(problem_);
   const std::int64_t tile = rows_of_tile(problem_);
   const bool adds_in_turns = !is_wide(dim) && !is_float32(problem_);  // key tiles, to dQ
-  const std::int64_t padded = (query[1] + tile - 1) / tile * tile;
+  const std::int64_t padded = round_up(query[1], tile);
   const std::int64_t rows = query[0] * query[2] * padded;
   const std::int64_t lse_values = rows / tile * (tile + kFlagValues);
   // They also say in which order a key tile walks, on which the bits of its own gradients depend.

@@ -5,18 +5,11 @@
 #include <vector>
 
 #include <annulus/core/cuda_stream.hpp>
+#include <annulus/core/division.hpp>
 
 #include "cuda/upload.hpp"
 
 namespace annulus::flash::backward {
-namespace {
-
-std::int32_t divide_up(std::int64_t a, std::int64_t b) {
-  return static_cast<std::int32_t>((a + b - 1) / b);
-}
-
-}  // namespace
-
 TileLists::TileLists(const Mask& mask, const BatchesAndHeads& of, const PositionRanges& rows,
                      const PositionRanges& columns, int tile_rows, int tile_columns,
                      bool row_positions, MemoryPool& memory) {
@@ -31,10 +24,13 @@ TileLists::TileLists(const Mask& mask, const BatchesAndHeads& of, const Position
   TileMask& m = mask_;
   m.batches = input.batches;
   m.heads = input.heads;
-  m.query_tiles = divide_up(input.rows, tile_rows);
-  m.key_tiles = divide_up(input.columns, tile_columns);
-  m.query_words = divide_up(m.query_tiles, 32);
-  m.key_words = divide_up(m.key_tiles, 32);
+  const auto divide = [](std::int64_t a, std::int64_t b) {
+    return static_cast<std::int32_t>(ceil_divide(a, b));
+  };
+  m.query_tiles = divide(input.rows, tile_rows);
+  m.key_tiles = divide(input.columns, tile_columns);
+  m.query_words = divide(m.query_tiles, 32);
+  m.key_words = divide(m.key_tiles, 32);
   const std::int64_t lists = std::int64_t{m.batches} * m.heads;
   const std::int64_t padded_rows = std::int64_t{m.query_tiles} * tile_rows;
   const std::int64_t padded_columns = std::int64_t{m.key_tiles} * tile_columns;

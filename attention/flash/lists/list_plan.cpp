@@ -5,15 +5,13 @@
 #include <iterator>
 #include <optional>
 
+#include <annulus/core/division.hpp>
+
 namespace annulus::flash {
 namespace {
 
 std::int32_t narrow(std::int64_t value) {
   return static_cast<std::int32_t>(value);
-}
-
-std::int64_t divide_up(std::int64_t a, std::int64_t b) {
-  return (a + b - 1) / b;
 }
 
 std::int32_t distance(std::int64_t value) {
@@ -272,7 +270,7 @@ void ListPlan::count_segments(const Mask& mask, const BatchesAndHeads& of,
   std::vector<Range> ranges;
   for (const PositionRange& range : columns.ranges()) {
     const bool whole = input_.key_block % (range.stride * input_.tile_columns) == 0;
-    ranges.push_back({divide_up(range.length, input_.tile_columns), whole ? 1 : 2});
+    ranges.push_back({ceil_divide(range.length, input_.tile_columns), whole ? 1 : 2});
   }
   // `runs`: of visible blocks. `ids`: into how many spans ids divide all columns.
   const auto most_of = [&](const Range& range, std::int64_t runs, std::int64_t ids) {

@@ -1,6 +1,7 @@
 #include <cstddef>
 
 #include <annulus/attention/visible_tiles.hpp>
+#include <annulus/core/division.hpp>
 
 #include "flash/lists/list_plan.hpp"
 #include "flash/lists/tile_walk.hpp"
@@ -27,8 +28,7 @@ std::vector<std::int64_t> visible_tiles(const AttentionProblem& problem, std::in
       PositionRanges::all(shape.kv_length), static_cast<int>(tile), static_cast<int>(tile));
   const flash::ListInput in = plan.input(plan.numbers().data(), plan.blocks().data());
   const std::int64_t each = mask.depends_on_batch() ? 1 : batches;  // batches that a list is for
-  std::vector<std::int64_t> tiles(
-      static_cast<std::size_t>((shape.query_length + chunk - 1) / chunk));
+  std::vector<std::int64_t> tiles(static_cast<std::size_t>(ceil_divide(shape.query_length, chunk)));
   for (std::int32_t b = 0; b < in.batches; ++b) {
     for (std::int32_t h = 0; h < in.heads; ++h) {
       for (std::int32_t t = 0; t < in.row_tile_count; ++t) {

@@ -21,7 +21,6 @@
 #include <annulus/core/error.hpp>
 #include <annulus/files/text_file.hpp>
 #include <annulus/mesh/agreement.hpp>
-#include <annulus/mesh/cores.hpp>
 #include <annulus/ring/cost_model.hpp>
 #include <annulus/ring/machine.hpp>
 

@@ -1,6 +1,5 @@
 #include <algorithm>
 #include <optional>
-#include <span>
 #include <string>
 #include <string_view>
 #include <type_traits>
@@ -11,10 +10,6 @@
 #include <annulus/ring/sharded_operands.hpp>
 
 #include "face/c/handles.hpp"
-
-using annulus::AttentionOptions;
-using annulus::c::checked;
-using annulus::c::guarded;
 
 namespace annulus::c {
 namespace {
@@ -124,8 +119,17 @@ AttentionShape global_shape(const annulus_attention_options& options,
   return shape;
 }
 
-annulus_status add_step(annulus_attention_options* options, annulus_attention_options::Step step) {
-  return guarded([&] { checked(options, "options").parts.push_back(std::move(step)); });
+// Adds a step, or the one that a function returns, whose exceptions are errors too.
+template <class Step>
+annulus_status add_step(annulus_attention_options* options, const Step& step) {
+  return guarded([&] {
+    auto& steps = checked(options, "options").parts;
+    if constexpr (std::is_invocable_v<Step>) {
+      steps.push_back(step());
+    } else {
+      steps.push_back(step);
+    }
+  });
 }
 
 annulus_status set_shape(annulus_attention_options* options, const int64_t* shape, bool local) {
@@ -142,13 +146,27 @@ Extents scores_shape(const AttentionShape& shape, const std::vector<int>& has) {
           has[2] != 0 ? shape.query_length : 1, has[3] != 0 ? shape.kv_length : 1};
 }
 
+using SetNumbers = void (Mask::*)(std::vector<std::int32_t>);
+
+annulus_status set_numbers(annulus_attention_options* options, const char* name,
+                           const int32_t* values, size_t count, SetNumbers set) {
+  return add_step(options, [&] {
+    return [set, numbers = copied(name, values, count)](AttentionOptions& o) {
+      (o.mask.*set)(numbers);
+    };
+  });
+}
+
 }  // namespace
 }  // namespace annulus::c
 
-annulus::AttentionOptions annulus_attention_options::resolve(const annulus::MeshShape& mesh) const {
+using namespace annulus;     // NOLINT(google-build-using-namespace)
+using namespace annulus::c;  // NOLINT(google-build-using-namespace)
+
+AttentionOptions annulus_attention_options::resolve(const MeshShape& mesh) const {
   AttentionOptions options;
   for (const Step& step : choices) step(options);
-  options.shape = annulus::c::global_shape(*this, options, mesh);
+  options.shape = global_shape(*this, options, mesh);
   options.shape.validate();
   for (const Step& step : parts) step(options);
   return options;
@@ -169,7 +187,7 @@ annulus_status annulus_attention_options_set_text(annulus_attention_options* opt
     const bool needs_shape = key == "offset";
     (needs_shape ? target.parts : target.choices)
         .push_back([key, text = std::string(&checked(value, "value"))](AttentionOptions& o) {
-          annulus::c::set_named(annulus::c::kTexts, key, text, o);
+          set_named(kTexts, key, text, o);
         });
   });
 }
@@ -186,109 +204,85 @@ annulus_status annulus_attention_options_set_integer(annulus_attention_options* 
     } else if (key == "kv_heads") {
       target.kv_heads = value;
     } else {
-      target.parts.push_back([key, value](AttentionOptions& o) {
-        annulus::c::set_named(annulus::c::kIntegers, key, value, o);
-      });
+      target.parts.push_back(
+          [key, value](AttentionOptions& o) { set_named(kIntegers, key, value, o); });
     }
   });
 }
 
 annulus_status annulus_attention_options_set_real(annulus_attention_options* options,
                                                   const char* name, double value) {
-  return guarded([&] {
-    checked(options, "options")
-        .parts.push_back([name = std::string(&checked(name, "name")), value](AttentionOptions& o) {
-          annulus::c::set_named(annulus::c::kReals, name, value, o);
-        });
+  return add_step(options, [&] {
+    return [name = std::string(&checked(name, "name")), value](AttentionOptions& o) {
+      set_named(kReals, name, value, o);
+    };
   });
 }
 
 annulus_status annulus_attention_options_set_shape(annulus_attention_options* options,
                                                    const int64_t shape[7]) {
-  return annulus::c::set_shape(options, shape, false);
+  return set_shape(options, shape, false);
 }
 annulus_status annulus_attention_options_set_local_shape(annulus_attention_options* options,
                                                          const int64_t shape[7]) {
-  return annulus::c::set_shape(options, shape, true);
+  return set_shape(options, shape, true);
 }
 annulus_status annulus_attention_options_set_dtype(annulus_attention_options* options,
                                                    annulus_dtype dtype) {
-  return annulus::c::add_step(
-      options, [dtype](AttentionOptions& o) { o.dtype = annulus::c::dtype_of_c(dtype); });
+  return add_step(options, [dtype](AttentionOptions& o) { o.dtype = dtype_of_c(dtype); });
 }
 annulus_status annulus_attention_options_set_softmax_dtype(annulus_attention_options* options,
                                                            annulus_dtype dtype) {
-  return annulus::c::add_step(
-      options, [dtype](AttentionOptions& o) { o.softmax_dtype = annulus::c::dtype_of_c(dtype); });
+  return add_step(options, [dtype](AttentionOptions& o) { o.softmax_dtype = dtype_of_c(dtype); });
 }
 annulus_status annulus_attention_options_set_window(annulus_attention_options* options,
                                                     int64_t left, int64_t right) {
-  return annulus::c::add_step(
-      options, [left, right](AttentionOptions& o) { o.mask.set_window(left, right); });
+  return add_step(options, [left, right](AttentionOptions& o) { o.mask.set_window(left, right); });
 }
-
-namespace {
-
-using SetNumbers = void (annulus::Mask::*)(std::vector<std::int32_t>);
-
-annulus_status set_numbers(annulus_attention_options* options, const char* name,
-                           const int32_t* values, size_t count, SetNumbers set) {
-  return guarded([&] {
-    checked(options, "options")
-        .parts.push_back([set, numbers = annulus::c::copied(name, values, count)](
-                             AttentionOptions& o) { (o.mask.*set)(numbers); });
-  });
-}
-
-}  // namespace
 
 annulus_status annulus_attention_options_set_offsets(annulus_attention_options* options,
                                                      const int32_t* offsets, size_t count) {
-  return set_numbers(options, "offsets", offsets, count, &annulus::Mask::set_offsets);
+  return set_numbers(options, "offsets", offsets, count, &Mask::set_offsets);
 }
 annulus_status annulus_attention_options_set_prefixes(annulus_attention_options* options,
                                                       const int32_t* prefixes, size_t count) {
-  return set_numbers(options, "prefixes", prefixes, count, &annulus::Mask::set_prefixes);
+  return set_numbers(options, "prefixes", prefixes, count, &Mask::set_prefixes);
 }
 annulus_status annulus_attention_options_set_query_lengths(annulus_attention_options* options,
                                                            const int32_t* lengths, size_t count) {
-  return set_numbers(options, "query lengths", lengths, count, &annulus::Mask::set_query_lengths);
+  return set_numbers(options, "query lengths", lengths, count, &Mask::set_query_lengths);
 }
 annulus_status annulus_attention_options_set_kv_lengths(annulus_attention_options* options,
                                                         const int32_t* lengths, size_t count) {
-  return set_numbers(options, "kv lengths", lengths, count, &annulus::Mask::set_kv_lengths);
+  return set_numbers(options, "kv lengths", lengths, count, &Mask::set_kv_lengths);
 }
 
 annulus_status annulus_attention_options_set_segments(annulus_attention_options* options,
                                                       const int32_t* query_ids, size_t query_count,
                                                       const int32_t* kv_ids, size_t kv_count) {
-  return guarded([&] {
-    checked(options, "options")
-        .parts.push_back(
-            [query = annulus::c::copied("segment ids", query_ids, query_count),
-             kv = annulus::c::copied("segment ids", kv_ids, kv_count)](AttentionOptions& o) {
-              o.mask.set_segments(o.shape.batch, query, kv);
-            });
+  return add_step(options, [&] {
+    return [query = copied("segment ids", query_ids, query_count),
+            kv = copied("segment ids", kv_ids, kv_count)](AttentionOptions& o) {
+      o.mask.set_segments(o.shape.batch, query, kv);
+    };
   });
 }
 
 annulus_status annulus_attention_options_set_cu_seqlens(annulus_attention_options* options,
                                                         const int32_t* cu_seqlens, size_t count) {
-  return guarded([&] {
-    checked(options, "options")
-        .parts.push_back(
-            [sums = annulus::c::copied("cu_seqlens", cu_seqlens, count)](AttentionOptions& o) {
-              const auto repeated = [&](std::int64_t length) {
-                const auto one = annulus::segments_from_cu_seqlens(sums, length);
-                std::vector<std::int32_t> all;
-                for (std::int64_t b = 0; b < o.shape.batch; ++b) {
-                  all.insert(all.end(), one.begin(), one.end());
-                }
-                return all;
-              };
-              o.mask.set_segments(o.shape.batch, repeated(o.shape.query_length),
-                                  repeated(o.shape.kv_length));
-            });
+  return add_step(options, [&] {
+    return [sums = copied("cu_seqlens", cu_seqlens, count)](AttentionOptions& o) {
+      const auto repeated = [&](std::int64_t length) {
+        const auto one = segments_from_cu_seqlens(sums, length);
+        std::vector<std::int32_t> all;
+        for (std::int64_t b = 0; b < o.shape.batch; ++b) {
+          all.insert(all.end(), one.begin(), one.end());
+        }
+        return all;
+      };
+      o.mask.set_segments(o.shape.batch, repeated(o.shape.query_length),
+                          repeated(o.shape.kv_length));
+    };
   });
 }
 
@@ -297,22 +291,20 @@ annulus_status annulus_attention_options_set_packings(annulus_attention_options*
                                                       size_t query_count,
                                                       const int32_t* kv_cu_seqlens, size_t kv_count,
                                                       const char* alignment) {
-  return guarded([&] {
-    checked(options, "options")
-        .parts.push_back(
-            [query = annulus::c::copied("cu_seqlens_q", query_cu_seqlens, query_count),
-             kv = annulus::c::copied("cu_seqlens_kv", kv_cu_seqlens, kv_count),
-             name = std::string(alignment != nullptr ? alignment : "")](AttentionOptions& o) {
-              std::optional<annulus::DocumentAlignment> where;
-              if (name == "top-left") {
-                where = annulus::DocumentAlignment::top_left;
-              } else if (name == "bottom-right") {
-                where = annulus::DocumentAlignment::bottom_right;
-              } else if (!name.empty()) {
-                throw annulus::ArgumentError("alignment", name, "top-left or bottom-right");
-              }
-              o.mask.set_packings(o.shape.batch, query, kv, where);
-            });
+  return add_step(options, [&] {
+    return [query = copied("cu_seqlens_q", query_cu_seqlens, query_count),
+            kv = copied("cu_seqlens_kv", kv_cu_seqlens, kv_count),
+            name = std::string(alignment != nullptr ? alignment : "")](AttentionOptions& o) {
+      std::optional<DocumentAlignment> where;
+      if (name == "top-left") {
+        where = DocumentAlignment::top_left;
+      } else if (name == "bottom-right") {
+        where = DocumentAlignment::bottom_right;
+      } else if (!name.empty()) {
+        throw ArgumentError("alignment", name, "top-left or bottom-right");
+      }
+      o.mask.set_packings(o.shape.batch, query, kv, where);
+    };
   });
 }
 
@@ -320,51 +312,47 @@ annulus_status annulus_attention_options_set_block_mask(annulus_attention_option
                                                         int dimensions, const int64_t* shape,
                                                         const uint8_t* entries, int64_t query_size,
                                                         int64_t kv_size) {
-  return guarded([&] {
-    const annulus::Extents sizes = annulus::c::extents_of_c("block mask", dimensions, shape);
+  return add_step(options, [&] {
+    const Extents sizes = extents_of_c("block mask", dimensions, shape);
     const auto count = static_cast<std::size_t>(std::max<std::int64_t>(0, sizes.product()));
-    checked(options, "options")
-        .parts.push_back(
-            [sizes, query_size, kv_size,
-             values = annulus::c::copied("block mask", entries, count)](AttentionOptions& o) {
-              o.mask.set_block_mask(annulus::BlockMask(sizes, {query_size, kv_size}, values));
-            });
+    return [sizes, query_size, kv_size,
+            values = copied("block mask", entries, count)](AttentionOptions& o) {
+      o.mask.set_block_mask(BlockMask(sizes, {query_size, kv_size}, values));
+    };
   });
 }
 
 annulus_status annulus_attention_options_set_dropout(annulus_attention_options* options,
                                                      double probability, uint64_t seed) {
-  return annulus::c::add_step(
+  return add_step(
       options, [probability, seed](AttentionOptions& o) { o.dropout.emplace(probability, seed); });
 }
 
 annulus_status annulus_attention_options_set_sinks(annulus_attention_options* options,
                                                    int dimensions, const int64_t* shape,
                                                    const float* logits) {
-  return guarded([&] {
-    const annulus::Extents sizes = annulus::c::extents_of_c("sinks", dimensions, shape);
+  return add_step(options, [&] {
+    const Extents sizes = extents_of_c("sinks", dimensions, shape);
     const auto count = static_cast<std::size_t>(std::max<std::int64_t>(0, sizes.product()));
-    checked(options, "options")
-        .parts.push_back([sizes, values = annulus::c::copied("sinks", logits, count)](
-                             AttentionOptions& o) { o.sinks.emplace(sizes, values); });
+    return [sizes, values = copied("sinks", logits, count)](AttentionOptions& o) {
+      o.sinks.emplace(sizes, values);
+    };
   });
 }
 
 annulus_status annulus_attention_options_set_bias(annulus_attention_options* options,
                                                   const int has[4]) {
-  return guarded([&] {
-    checked(options, "options")
-        .parts.push_back([which = annulus::c::copied("bias", has, 4)](AttentionOptions& o) {
-          o.bias = annulus::c::scores_shape(o.shape, which);
-        });
+  return add_step(options, [&] {
+    return [which = copied("bias", has, 4)](AttentionOptions& o) {
+      o.bias = scores_shape(o.shape, which);
+    };
   });
 }
 annulus_status annulus_attention_options_set_dense_mask(annulus_attention_options* options,
                                                         const int has[4]) {
-  return guarded([&] {
-    checked(options, "options")
-        .parts.push_back([which = annulus::c::copied("mask", has, 4)](AttentionOptions& o) {
-          o.dense_mask = annulus::c::scores_shape(o.shape, which);
-        });
+  return add_step(options, [&] {
+    return [which = copied("mask", has, 4)](AttentionOptions& o) {
+      o.dense_mask = scores_shape(o.shape, which);
+    };
   });
 }

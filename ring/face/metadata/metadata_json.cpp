@@ -35,29 +35,13 @@ struct Unexpected {
 
 // Writing.
 
-Json json_of(bool value) {
-  return value;
-}
-Json json_of(double value) {
-  return value;
-}
-Json json_of(std::int64_t value) {
-  return value;
-}
-Json json_of(std::uint64_t value) {
-  return value;
-}
-Json json_of(const std::string& value) {
-  return value;
-}
-Json json_of(DType dtype) {
-  return name_of(dtype);
-}
-Json json_of(Backend backend) {
-  return name_of(backend);
-}
-Json json_of(AttentionMode mode) {
-  return name_of(mode);
+template <class T>
+Json json_of(const T& value) {
+  if constexpr (std::is_enum_v<T>) {
+    return name_of(value);
+  } else {
+    return value;
+  }
 }
 Json json_of(const ShardingRules& rules) {
   Json json = Json::object();

@@ -1,4 +1,3 @@
-#include <cstdint>
 
 #include <annulus/core/cuda_stream.hpp>
 #include <annulus/core/error.hpp>

@@ -1,6 +1,5 @@
 #include <cstddef>
 #include <utility>
-#include <variant>
 #include <vector>
 
 #include "schedules/accesses.hpp"

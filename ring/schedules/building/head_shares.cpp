@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include <annulus/core/division.hpp>
+
 namespace annulus::ring {
 
 std::vector<std::vector<HeadShare>> share_heads(std::int64_t heads, std::int64_t kv_heads,
@@ -12,7 +14,7 @@ std::vector<std::vector<HeadShare>> share_heads(std::int64_t heads, std::int64_t
   for (int rank = 0; rank < ranks; ++rank) {
     std::int64_t begin = heads * rank / ranks;
     const std::int64_t end = heads * (rank + 1) / ranks;
-    const std::int64_t most = std::max<std::int64_t>(1, (end - begin + pieces - 1) / pieces);
+    const std::int64_t most = std::max<std::int64_t>(1, ceil_divide(end - begin, pieces));
     while (begin < end) {
       const std::int64_t next = std::min(end, begin + most);
       // To the end of the group that is open, or as many whole groups as there are.
@@ -20,7 +22,7 @@ std::vector<std::vector<HeadShare>> share_heads(std::int64_t heads, std::int64_t
       const bool whole = begin % ratio == 0 && next >= boundary;
       const std::int64_t stop = whole ? next / ratio * ratio : std::min(next, boundary);
       shares[static_cast<std::size_t>(rank)].push_back(
-          {{begin, stop - begin}, {begin / ratio, (stop + ratio - 1) / ratio - begin / ratio}});
+          {{begin, stop - begin}, {begin / ratio, ceil_divide(stop, ratio) - begin / ratio}});
       begin = stop;
     }
   }

@@ -1,7 +1,5 @@
 #include "schedules/building/plan_builder.hpp"
 
-#include <algorithm>
-#include <cstddef>
 #include <utility>
 #include <vector>
 

@@ -3,7 +3,6 @@
 #include <cstddef>
 #include <map>
 #include <optional>
-#include <tuple>
 #include <vector>
 
 #include <annulus/ring/plan.hpp>

@@ -5,7 +5,6 @@
 #include <cstring>
 #include <limits>
 #include <memory>
-#include <optional>
 #include <tuple>
 #include <utility>
 #include <vector>

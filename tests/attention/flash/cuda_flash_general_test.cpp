@@ -1,8 +1,6 @@
 // The flash kernels of the general class: bias, dense mask and dropout.
-#include <cmath>
 #include <limits>
 #include <memory>
-#include <utility>
 #include <vector>
 
 #include <gtest/gtest.h>

@@ -18,8 +18,7 @@ namespace annulus::test {
 namespace {
 
 WholeAttention causal_attention(Random& random, std::int64_t rows, std::int64_t columns) {
-  AttentionProblem problem = problem_of({2, rows, columns, 4, 2, 32, 16});
-  problem.mask.set_causal(true);
+  AttentionProblem problem = causal_problem_of({2, rows, columns, 4, 2, 32, 16});
   problem.mask.set_offset(columns - rows);
   return random_attention(random, problem);
 }

@@ -1,7 +1,5 @@
 // How the native kernel computes gradients on the CPU: threads, workspace and errors.
 #include <cstddef>
-#include <functional>
-#include <memory>
 #include <string>
 #include <vector>
 
@@ -21,8 +19,7 @@ TEST(NativeGradients, ThreadsDoNotChangeABit) {
   Random random(69);
   for (unsigned broadcast = 0; broadcast <= 16; ++broadcast) {
     SCOPED_TRACE(broadcast);
-    AttentionProblem problem = problem_of({2, 600, 900, 4, 2, 16, 8});
-    problem.mask.set_causal(true);
+    AttentionProblem problem = causal_problem_of({2, 600, 900, 4, 2, 16, 8});
     problem.mask.set_offset(300);
     problem.dropout.emplace(0.1, 5);
     if (broadcast < 16) {

@@ -1,5 +1,6 @@
 // Every matrix path that this CPU supports, and the choice of the fastest.
 #include <fstream>
+#include <limits>
 #include <string>
 
 #include <gtest/gtest.h>
@@ -79,8 +80,7 @@ TEST(NativePaths, ExtremeSoftCaps) {
 TEST(NativePaths, HugeAndTinyValuesKeepTheirDigits) {
   Random random(59);
   for (const float what : {3.4e38F, -3.4e38F, 1e-32F, 1e-35F}) {
-    AttentionProblem problem = problem_of({1, 100, 600, 1, 1, 8, 8}, DType::float32);
-    problem.mask.set_causal(true);
+    AttentionProblem problem = causal_problem_of({1, 100, 600, 1, 1, 8, 8}, DType::float32);
     problem.mask.set_offset(300);
     const WholeAttention whole = random_attention(random, problem);
     // Alone in their dimension, so that larger terms do not mask an error.
@@ -155,8 +155,7 @@ TEST(NativePaths, VisibleNonFiniteEntriesShow) {
 TEST(NativePaths, ThreadsAndRepetitionChangeNoBit) {
   Random random(57);
   for (const DType dtype : kTypes) {
-    AttentionProblem problem = problem_of({2, 600, 1100, 4, 2, 64, 32}, dtype);
-    problem.mask.set_causal(true);
+    AttentionProblem problem = causal_problem_of({2, 600, 1100, 4, 2, 64, 32}, dtype);
     problem.mask.set_offset(500);
     const WholeAttention whole = random_attention(random, problem);
     for (const MatrixPath path : paths_of(dtype)) {
@@ -188,8 +187,7 @@ TEST(NativePaths, GradientsOfEveryDtypeAndManyDimensions) {
   Random random(31);
   for (const DType dtype : kTypes) {
     for (const auto& [dim, value_dim] : {std::pair{5, 6}, {64, 64}, {80, 33}, {128, 96}}) {
-      AttentionProblem problem = problem_of({2, 70, 301, 6, 2, dim, value_dim}, dtype);
-      problem.mask.set_causal(true);
+      AttentionProblem problem = causal_problem_of({2, 70, 301, 6, 2, dim, value_dim}, dtype);
       problem.mask.set_offset(231);
       problem.mask.set_window(150, 0);
       WholeGradients whole(random, problem);

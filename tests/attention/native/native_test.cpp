@@ -17,8 +17,7 @@ TEST(Native, NanAndInfinityComeOutOfTheRowsThatSeeThem) {
   for (const float entry : {kNan, kInfinity}) {
     for (const bool capped : {false, true}) {
       if (capped && entry == kInfinity) continue;  // the cap makes it finite
-      AttentionProblem problem = problem_of({1, 700, 700, 2, 1, 8, 4});
-      problem.mask.set_causal(true);
+      AttentionProblem problem = causal_problem_of({1, 700, 700, 2, 1, 8, 4});
       if (capped) problem.soft_cap = 5;
       const WholeAttention whole = random_attention(random, problem);
       // Key 300 makes logits NaN or ±∞ in every row from 300 on.

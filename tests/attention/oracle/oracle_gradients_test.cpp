@@ -195,8 +195,7 @@ TEST(OracleGradients, EveryModifier) {
 // The gradients of some rows, heads and batches add up to the gradients of all.
 TEST(OracleGradients, PartsAddUp) {
   Random random(43);
-  AttentionProblem problem = problem_of({2, 8, 8, 4, 2, 3, 3});
-  problem.mask.set_causal(true);
+  AttentionProblem problem = causal_problem_of({2, 8, 8, 4, 2, 3, 3});
   problem.dropout.emplace(0.3, 5);
   problem.sinks = Sinks({4, 1}, {1, -1, 0, 2});
   const Case one(random, problem);
@@ -263,8 +262,7 @@ TEST(OracleGradients, PartsAddUp) {
 // Hidden keys and values may hold anything, and rows whose logits are all −∞ add nothing.
 TEST(OracleGradients, RowsThatSeeNothing) {
   Random random(44);
-  AttentionProblem problem = problem_of({1, 3, 4, 1, 1, 2, 2});
-  problem.mask.set_causal(true);
+  AttentionProblem problem = causal_problem_of({1, 3, 4, 1, 1, 2, 2});
   problem.mask.set_offset(-1);  // row 0 sees nothing
   const Case one(random, problem);
   for (std::int64_t d = 0; d < 2; ++d) {

@@ -21,8 +21,7 @@ float element(const Tensor& tensor, std::initializer_list<std::int64_t> index) {
 TEST(Oracle, EqualLogitsGiveTheMeanOfTheVisibleValues) {
   Random random(6);
   const AttentionShape shape{2, 5, 9, 4, 2, 3, 2};
-  AttentionProblem problem = problem_of(shape);
-  problem.mask.set_causal(true);
+  AttentionProblem problem = causal_problem_of(shape);
   problem.mask.set_offset(2);
   problem.mask.set_kv_lengths({9, 4});
   const Tensor query = random_tensor(random, DType::float32, {2, 5, 4, 3});
@@ -91,8 +90,7 @@ TEST(Oracle, TwoKeysShareByTheSigmoidOfTheirDifference) {
 
 // Sinks are keys whose value is 0.
 TEST(Oracle, SinksTakeTheirShare) {
-  AttentionProblem problem = problem_of({1, 2, 2, 2, 1, 1, 1});
-  problem.mask.set_causal(true);
+  AttentionProblem problem = causal_problem_of({1, 2, 2, 2, 1, 1, 1});
   problem.mask.set_query_lengths({1});
   const Tensor query = tensor_of(DType::float32, {1, 2, 2, 1}, {2, 3, 2, 3});
   const Tensor key = tensor_of(DType::float32, {1, 2, 1, 1}, {0.5F, 1.25F});
@@ -219,8 +217,7 @@ TEST(Oracle, NansOfTinyWeightShow) {
 TEST(Oracle, ShardsAreSlicesOfTheWhole) {
   // Rows, batches and heads of a shard mean the same as in the whole, through BHTD strides too.
   Random random(9);
-  AttentionProblem problem = problem_of({2, 8, 8, 4, 2, 3, 3});
-  problem.mask.set_causal(true);
+  AttentionProblem problem = causal_problem_of({2, 8, 8, 4, 2, 3, 3});
   problem.mask.set_query_lengths({8, 5});
   const Tensor query = random_tensor(random, DType::float32, {2, 4, 8, 3});
   const Tensor key = random_tensor(random, DType::float32, {2, 2, 8, 3});
@@ -247,8 +244,7 @@ TEST(Oracle, ShardsAreSlicesOfTheWhole) {
 
 TEST(Oracle, ColumnsInPiecesAreThoseOfTheWhole) {
   Random random(11);
-  AttentionProblem problem = problem_of({1, 4, 9, 2, 1, 3, 3});
-  problem.mask.set_causal(true);
+  AttentionProblem problem = causal_problem_of({1, 4, 9, 2, 1, 3, 3});
   problem.mask.set_offset(3);
   const Tensor query = random_tensor(random, DType::float32, {1, 4, 2, 3});
   const Tensor key = random_tensor(random, DType::float32, {1, 9, 1, 3});

@@ -1,6 +1,4 @@
-#include <array>
 #include <cmath>
-#include <limits>
 #include <vector>
 
 #include <gmock/gmock.h>

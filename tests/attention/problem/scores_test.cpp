@@ -121,8 +121,7 @@ TEST(BiasPolicy, NamesAndErrors) {
 }
 
 TEST(BiasPolicy, DecidesWhatIsLeftOfTheMask) {
-  AttentionProblem problem = problem_of({1, 4, 4, 1, 1, 1, 1});
-  problem.mask.set_causal(true);
+  AttentionProblem problem = causal_problem_of({1, 4, 4, 1, 1, 1, 1});
   problem.mask.set_window(2, 2);
   problem.mask.set_kv_lengths({3});
   problem.dense_mask = Extents{1, 1, 4, 4};

@@ -2,7 +2,6 @@
 
 #include <cstdint>
 #include <span>
-#include <vector>
 
 #include <annulus/attention/oracle.hpp>
 #include <annulus/core/position.hpp>

@@ -1,8 +1,8 @@
 #include "tests/attention/references/reference_case.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
-#include <exception>
 #include <filesystem>
 #include <set>
 #include <string_view>

@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
-#include <limits>
 #include <malloc.h>
 #include <new>
 #include <vector>
@@ -89,8 +88,7 @@ Tensor wide_tensor(Random& random, const Extents& shape) {
 }
 
 AttentionProblem default_problem() {
-  AttentionProblem problem = problem_of({2, 13, 29, 6, 3, 8, 5});
-  problem.mask.set_causal(true);
+  AttentionProblem problem = causal_problem_of({2, 13, 29, 6, 3, 8, 5});
   problem.mask.set_offset(16);
   problem.mask.set_window(20, -1);
   problem.mask.set_kv_lengths({29, 7});

@@ -83,8 +83,7 @@ class Numbers(CliTest):
                 self.save_uneven(dtype)
                 self.check_on_gpus(2, ["--causal"], dtype)
                 again = ["--output", "output2.npy", "--lse", "lse2.npy"]
-                self.expect_success(self.annulus("run", *OPERANDS, *again, "--causal", "--dtype",
-                                                 dtype, *on_gpus(2), ranks=2))
+                self.succeed("run", *OPERANDS, *again, "--causal", "--dtype", dtype, *on_gpus(2), ranks=2)
                 for name in ["output", "lse"]:
                     with open(self.path(name + ".npy"), "rb") as first:
                         with open(self.path(name + "2.npy"), "rb") as second:
@@ -154,8 +153,7 @@ class TwoNodes(CliTest):
         return self.execute(command_on_nodes(*words, *device, nodes=nodes))
 
     def verify(self, ranks, shape, *words):
-        result = self.on_two_nodes(ranks, *self.VERIFY, shape, *words, "--json", "-")
-        self.expect_success(result)
+        result = self.expect_success(self.on_two_nodes(ranks, *self.VERIFY, shape, *words, "--json", "-"))
         return json.loads(result.stdout)["rows"][0]
 
     def check_schedules(self, ranks, schedules):
@@ -201,10 +199,8 @@ class TwoNodes(CliTest):
     def test_inside_a_node(self):
         if gpu_count() < 2:
             self.skipTest("needs 2 GPUs")
-        result = self.annulus(*self.VERIFY, "1,256,256,4,4,64", "--device", "cuda", "--transport",
-                              "composite", "--json", "-", ranks=2)
-        self.expect_success(result)
-        self.assertEqual(json.loads(result.stdout)["rows"][0]["transport"], "composite")
+        self.assertEqual(self.json(*self.VERIFY, "1,256,256,4,4,64", "--device", "cuda", "--transport",
+                                   "composite", ranks=2)["rows"][0]["transport"], "composite")
 
     def test_peer_does_not_leave_the_node(self):
         result = self.on_two_nodes(2, *self.VERIFY, "1,256,256,4,4,64", "--transport", "peer")
@@ -213,9 +209,7 @@ class TwoNodes(CliTest):
 
 class Bench(CliTest):
     def report(self, *words):
-        result = self.annulus("bench", *words, *on_gpus(2), "--json", "-", ranks=2)
-        self.expect_success(result)
-        return json.loads(result.stdout)
+        return self.json("bench", *words, *on_gpus(2), ranks=2)
 
     def test_columns(self):
         report = self.report("--shape", "1,8k,8k,8,2,128", "--dtype", "bfloat16", "--causal",

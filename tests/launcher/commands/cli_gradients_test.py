@@ -26,8 +26,7 @@ class Numbers(GradientTest):
     def check_gradients(self, *options, ranks=None, more=()):
         """Runs with options that say how, and `more` that the checker gets too."""
         words = [*OPERANDS, *OUTPUT, *GIVEN, *WANTED, "--causal", *more]
-        result = self.annulus("run", *words, *options, ranks=ranks)
-        self.expect_success(result)
+        result = self.succeed("run", *words, *options, ranks=ranks)
         self.assertIn("# pass: the table is of the forward pass", result.stdout)
         self.assertRegex(result.stdout, r"# backward: \w+ by \w+, [\d.]+ ms, [\d.]+ GFLOP/s, "
                                         r"[\d.]+ MiB moved, [\d.]+ ms waiting")
@@ -60,9 +59,8 @@ class Numbers(GradientTest):
     def test_the_same_bits_on_any_number_of_ranks(self):
         expected = None
         for ranks in [None, 2, 3, 4, 8]:
-            result = self.annulus("run", *OPERANDS, *OUTPUT, "--lse", "lse.npy", *GIVEN, *WANTED,
+            result = self.succeed("run", *OPERANDS, *OUTPUT, "--lse", "lse.npy", *GIVEN, *WANTED,
                                   "--causal", "--reproducible", "world", ranks=ranks)
-            self.expect_success(result)
             for run in ["forward", "backward"]:
                 self.assertRegex(result.stdout, f"# reproducible world, {run}: .* ms.* without it")
             found = {name: np.load(self.path(name + ".npy")).tobytes()
@@ -73,18 +71,16 @@ class Numbers(GradientTest):
     def test_results_of_the_forward_pass_from_files(self):
         words = [*OPERANDS, "--causal", "--schedule", "ring"]
         wanted = ["dq", "dk", "dv"]
-        self.expect_success(self.annulus("run", *words, *OUTPUT, "--lse", "lse.npy", *GIVEN, *WANTED,
-                                         ranks=2))
+        self.succeed("run", *words, *OUTPUT, "--lse", "lse.npy", *GIVEN, *WANTED, ranks=2)
         whole = {name: np.load(self.path(name + ".npy")) for name in wanted}
         forward = ["--forward-output", "output.npy", "--forward-lse", "lse.npy"]
-        result = self.annulus("run", *words, *forward, *GIVEN, *WANTED, ranks=2)
-        self.expect_success(result)
+        result = self.succeed("run", *words, *forward, *GIVEN, *WANTED, ranks=2)
         self.assertIn("# pass: backward", result.stdout)
         for name in wanted:
             np.testing.assert_array_equal(np.load(self.path(name + ".npy")), whole[name])
         # The files are what the gradients come from.
         np.save(self.path("output.npy"), 2 * np.load(self.path("output.npy")))
-        self.expect_success(self.annulus("run", *words, *forward, *GIVEN, *WANTED, ranks=2))
+        self.succeed("run", *words, *forward, *GIVEN, *WANTED, ranks=2)
         self.assertFalse(np.array_equal(np.load(self.path("dq.npy")), whole["dq"]))
         np.testing.assert_array_equal(np.load(self.path("dv.npy")), whole["dv"])
 
@@ -93,7 +89,7 @@ class Numbers(GradientTest):
                     for word in (f"--grad-{name}", "g.safetensors")]
         words = [*OPERANDS, *OUTPUT, *GIVEN, *one_file, "--causal", "--soft-cap", "3", "--dropout",
                  "0.25"]
-        self.expect_success(self.annulus("run", *words, ranks=2))
+        self.succeed("run", *words, ranks=2)
         code, output = self.checked(*words)
         self.assertEqual(code, 0, output)
         with open(self.path("g.safetensors"), "r+b") as file:

@@ -53,8 +53,7 @@ class Schedules(HostsTest):
 
     def planned_traffic(self, words):
         """Bytes that come to and go from each host in one run, by the plan."""
-        result = self.annulus("plan", *words, "--json", "-")
-        self.expect_success(result)
+        result = self.succeed("plan", *words, "--json", "-")
         received, sent = collections.Counter(), collections.Counter()
         for rank in json.loads(result.stdout)["ranks"]:
             host = rank["rank"] // RANKS_PER_HOST
@@ -70,8 +69,7 @@ class Schedules(HostsTest):
         """Verifies a problem; bytes that come to and go from each host in one run, by the plan."""
         words = ["--schedule", schedule, "--mesh", mesh, "--shape", f"{batch},128,2k,8,8,32", *how]
         before = [host.traffic() for host in self.hosts]
-        result = self.on_hosts("verify", *words)
-        self.expect_success(result)
+        result = self.expect_success(self.on_hosts("verify", *words))
         self.assertIn(f"{self.ranks} on {len(self.hosts)} nodes", result.stdout)
         counted = [tuple(now - then for now, then in zip(host.traffic(), start))
                    for host, start in zip(self.hosts, before)]
@@ -103,8 +101,7 @@ class Schedules(HostsTest):
 
     def test_two_hosts(self):
         self.check_all(2)
-        result = self.on_hosts("verify", "--random", 20)
-        self.expect_success(result)
+        result = self.expect_success(self.on_hosts("verify", "--random", 20))
         self.assertIn("20 of 20", result.stdout)
 
     def test_four_hosts(self):

@@ -116,7 +116,7 @@ class Numbers(CliTest):
         self.check([word for name, array in more.items()
                     for word in ("--" + name.replace("_", "-"), self.save(name + ".npy", array))])
         expected = np.load(self.path("output.npy"))
-        self.expect_success(self.annulus("run", "--input", "in.safetensors", *OUTPUT, ranks=2))
+        self.succeed("run", "--input", "in.safetensors", *OUTPUT, ranks=2)
         np.testing.assert_allclose(np.load(self.path("output.npy")), expected, rtol=0, atol=1e-5)
 
     def test_bfloat16_as_ml_dtypes_writes_it(self):
@@ -169,7 +169,7 @@ class Numbers(CliTest):
     def test_a_wrong_maximum_or_sum_is_found(self):
         self.save_operands(rows=30)
         files = [*OPERANDS, *OUTPUT, *self.ROWS, *self.UNNORMALISED]
-        self.expect_success(self.annulus("run", *files))
+        self.succeed("run", *files)
         for name in ["maximum", "sum", "output"]:
             right = np.load(self.path(f"{name}.npy"))
             self.save(f"{name}.npy", right * np.float32(1.01))
@@ -178,13 +178,13 @@ class Numbers(CliTest):
 
     def test_nothing_to_see(self):
         self.save_operands(rows=5, columns=0)
-        self.expect_success(self.annulus("run", *OPERANDS, *OUTPUT, "--lse", "lse.npy", ranks=2))
+        self.succeed("run", *OPERANDS, *OUTPUT, "--lse", "lse.npy", ranks=2)
         self.assertTrue(np.all(np.load(self.path("output.npy")) == 0))
         self.assertTrue(np.all(np.load(self.path("lse.npy")) == -np.inf))
 
     def test_no_queries(self):
         self.save_operands(rows=0, columns=5)
-        self.expect_success(self.annulus("run", *OPERANDS, *OUTPUT, ranks=2))
+        self.succeed("run", *OPERANDS, *OUTPUT, ranks=2)
         self.assertEqual(np.load(self.path("output.npy")).shape, (1, 0, 4, 16))
 
 
@@ -217,9 +217,8 @@ class Weights(CliTest):
         operands = self.save_operands(rows=33, convert=lambda array: array.astype(np.float64) / 3)
         weights, output = self.expected(*operands.values(), scale=0.25)
         for schedule in ["ring", "allgather"]:
-            result = self.annulus("run", *OPERANDS, *OUTPUT, "--weights", "weights.npy", "--causal",
+            result = self.succeed("run", *OPERANDS, *OUTPUT, "--weights", "weights.npy", "--causal",
                                   "--schedule", schedule, ranks=3)
-            self.expect_success(result)
             for name, truth in [("weights.npy", weights), ("output.npy", output)]:
                 found = np.load(self.path(name))
                 self.assertEqual(found.dtype, np.float64)
@@ -232,9 +231,8 @@ class Weights(CliTest):
         operands = self.save_operands(rows=33)
         weights, _ = self.expected(*(array.astype(np.float64) for array in operands.values()),
                                    scale=0.25)
-        result = self.annulus("run", *OPERANDS, *OUTPUT, "--weights", "weights.npy",
-                              "--softmax-dtype", "float64", "--causal", ranks=2)
-        self.expect_success(result)
+        result = self.succeed("run", *OPERANDS, *OUTPUT, "--weights", "weights.npy", "--softmax-dtype",
+                              "float64", "--causal", ranks=2)
         found = np.load(self.path("weights.npy"))
         self.assertEqual(found.dtype, np.float64)
         self.assertLess(np.abs(found - weights).max(), 1e-14)
@@ -260,8 +258,7 @@ class BadInput(CliTest):
 
     def test_heads_and_positions_that_look_swapped(self):
         self.save_operands(rows=100, heads=4, kv_heads=4, bhtd=True)
-        result = self.annulus("run", *OPERANDS, *OUTPUT, "--layout", "bthd")
-        self.expect_success(result)
+        result = self.succeed("run", *OPERANDS, *OUTPUT, "--layout", "bthd")
         self.assertIn("annulus: warning: 100 heads and 4 positions of query look swapped: files of "
                       "[B,N,T,D] need --layout bhtd", result.stderr)
 

@@ -141,6 +141,11 @@ class CliTest(unittest.TestCase):
 
     def expect_success(self, result):
         self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
+        return result
+
+    def succeed(self, *words, **arguments):
+        """A run of the program that succeeds."""
+        return self.expect_success(self.annulus(*words, **arguments))
 
     def expect_error(self, result, code, *texts):
         """One message with all `texts`, and the exit code."""
@@ -205,9 +210,7 @@ class CliTest(unittest.TestCase):
 
     def json(self, *words, **arguments):
         """The JSON that the program prints."""
-        result = self.annulus(*words, "--json", "-", **arguments)
-        self.expect_success(result)
-        return json.loads(result.stdout)
+        return json.loads(self.succeed(*words, "--json", "-", **arguments).stdout)
 
     def load_json(self, name):
         with open(self.path(name)) as file:

@@ -18,10 +18,9 @@ class Tuning(CliTest):
 
     def run_it(self, *words, environment=None, ranks=RANKS):
         """The lines of --explain, by key, and the bytes of the results."""
-        result = self.annulus(*RUN, *words, "--explain", "--json", "report.json", ranks=ranks,
+        result = self.succeed(*RUN, *words, "--explain", "--json", "report.json", ranks=ranks,
                               environment={"HOME": self.directory, "XDG_CACHE_HOME": "",
-                                           **(environment or {})})
-        self.expect_success(result)
+                              **(environment or {})})
         with open(self.path("report.json")) as file:
             meta = json.load(file)["meta"]
         results = b"".join(self.read(name) for name in ["output.npy", "lse.npy"])
@@ -88,14 +87,12 @@ class Tuning(CliTest):
     def test_bench_and_verify_tune_too(self):
         shape = ["--shape", "1,128,128,4,2,16", *MEASURE, "--explain", "--threads", "1"]
         for command in [["bench", "--iters", "2"], ["verify"]]:
-            result = self.annulus(*command, *shape, ranks=RANKS)
-            self.expect_success(result)
+            result = self.succeed(*command, *shape, ranks=RANKS)
             self.assertIn("choice made by: ", result.stdout)
         self.assertIn("cache in file", result.stdout)
 
     def test_random_problems_are_right_when_they_are_tuned(self):
-        self.expect_success(self.annulus("verify", "--random", "12", "--seed", "3", *MEASURE,
-                                         ranks=RANKS))
+        self.succeed("verify", "--random", "12", "--seed", "3", *MEASURE, ranks=RANKS)
 
 
 if __name__ == "__main__":

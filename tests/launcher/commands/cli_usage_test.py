@@ -15,8 +15,7 @@ PLAN = ["plan", "--mesh", "sp=4", "--shape", "1,1k,1k,8,2,64"]
 
 class Help(CliTest):
     def test_printed_once_under_mpirun(self):
-        result = self.annulus("run", "--help", ranks=2)
-        self.expect_success(result)
+        result = self.succeed("run", "--help", ranks=2)
         self.assertEqual(result.stdout.count("usage:"), 1)
 
 
@@ -53,7 +52,7 @@ class Options(CliTest):
         self.expect_error(result, 2, "--device cuda", "CUDA")
 
     def test_no_driver_is_called_that(self):
-        versions = json.loads(self.annulus("info", "--json", "-").stdout)["libraries"]["CUDA"]
+        versions = self.json("info")["libraries"]["CUDA"]
         if not versions.endswith("driver no driver"):
             self.skipTest("CUDA: " + versions)
         result = self.annulus("bench", "--shape", "1,8,8,1,1,8", "--device", "cuda")
@@ -65,13 +64,11 @@ class Options(CliTest):
                           "annulus: error: --window: got 'x'")
 
     def test_unknown_variable_warns(self):
-        result = self.annulus(*PLAN, environment={"ANNULUS_CASUAL": "1"})
-        self.expect_success(result)
+        result = self.succeed(*PLAN, environment={"ANNULUS_CASUAL": "1"})
         self.assertIn("annulus: warning: environment variable ANNULUS_CASUAL is ignored", result.stderr)
 
     def test_axis_that_shards_nothing_warns_once(self):
-        result = self.annulus("plan", "--mesh", "ps=4", "--shape", "1,8,8,1,1,8", ranks=2)
-        self.expect_success(result)
+        result = self.succeed("plan", "--mesh", "ps=4", "--shape", "1,8,8,1,1,8", ranks=2)
         self.assertEqual(result.stderr.count("annulus: warning: "), 1)
         self.assertIn("annulus: warning: mesh axis ps shards nothing: its 4 ranks do the same work",
                       result.stderr)
@@ -90,8 +87,7 @@ class Reports(CliTest):
 
     def run_reported(self, *words, **arguments):
         self.save_operands()
-        result = self.annulus("run", *OPERANDS, *OUTPUT, "--causal", *words, **arguments)
-        self.expect_success(result)
+        result = self.succeed("run", *OPERANDS, *OUTPUT, "--causal", *words, **arguments)
         return result
 
     def check_report(self, report):
@@ -129,8 +125,7 @@ class Reports(CliTest):
         self.save_operands()
 
         def width(*words, ranks=2):
-            result = self.annulus(*words, ranks=ranks)
-            self.expect_success(result)
+            result = self.succeed(*words, ranks=ranks)
             lines = result.stdout.splitlines()
             return max(len(line) for line in lines[lines.index("#"):]
                        if not line.startswith("# Verdict"))
@@ -165,8 +160,7 @@ class Reports(CliTest):
 
     def test_a_dry_run_computes_and_writes_nothing(self):
         self.save_operands()
-        result = self.annulus("run", *OPERANDS, *OUTPUT, "--causal", "--dry-run", ranks=2)
-        self.expect_success(result)
+        result = self.succeed("run", *OPERANDS, *OUTPUT, "--causal", "--dry-run", ranks=2)
         self.assertRegex(result.stdout, r"# would run: \w+ by native, transport \w+")
         self.assertRegex(result.stdout, r"# memory: [\d.]+ \w+ of rank 0: query ")
         self.assertIn("# Verdict: dry run: nothing was computed or written", result.stdout)
@@ -177,15 +171,13 @@ class Reports(CliTest):
 
     def test_explain_leads_with_the_choice_and_is_short(self):
         self.save_operands()
-        result = self.annulus("run", *OPERANDS, *OUTPUT, "--explain", ranks=2)
-        self.expect_success(result)
+        result = self.succeed("run", *OPERANDS, *OUTPUT, "--explain", ranks=2)
         order = [result.stdout.index(text) for text in
                  ("# implementation chosen: ", "# schedule chosen: ", "# schedule chosen because: ",
                   "# schedule passed over, ", "# implementation passed over, ", "GFLOP/s")]
         self.assertEqual(order, sorted(order))
         self.assertNotIn("# rank 0", result.stdout)
-        result = self.annulus("run", *OPERANDS, *OUTPUT, "--show-ranks", "1", ranks=2)
-        self.expect_success(result)
+        result = self.succeed("run", *OPERANDS, *OUTPUT, "--show-ranks", "1", ranks=2)
         self.assertIn("# rank 0", result.stdout)
         self.assertNotIn("# rank 1", result.stdout)
 
@@ -226,8 +218,7 @@ class Reports(CliTest):
                 self.assertTrue(around)
 
     def test_trace_of_bench(self):
-        result = self.annulus("bench", "--sweep", "32:64", "--iters", "2", "--trace", "trace.json", ranks=2)
-        self.expect_success(result)
+        result = self.succeed("bench", "--sweep", "32:64", "--iters", "2", "--trace", "trace.json", ranks=2)
         events = self.load_json("trace.json")["traceEvents"]
         spans = [event for event in events if event["ph"] == "X"]
         for shape in "1,32,32,8,8,64,64", "1,64,64,8,8,64,64":
@@ -241,9 +232,8 @@ class Log(CliTest):
 
     def log_of(self, level, *words, ranks):
         self.save_operands()
-        result = self.annulus("run", *OPERANDS, *OUTPUT, *words, ranks=ranks,
+        result = self.succeed("run", *OPERANDS, *OUTPUT, *words, ranks=ranks,
                               environment={"ANNULUS_LOG_LEVEL": level})
-        self.expect_success(result)
         return [line for line in result.stderr.splitlines() if line.startswith("[annulus ")]
 
     def test_info_tells_the_story(self):
@@ -282,8 +272,7 @@ class Plan(CliTest):
         self.assertIn("of 4096 ranks planned", result.stdout)
 
     def test_sequences_too_long_to_balance(self):
-        result = self.annulus("plan", "--mesh", "sp=4", "--shape", "1,256M,256M,8,8,64", "--causal")
-        self.expect_success(result)
+        result = self.succeed("plan", "--mesh", "sp=4", "--shape", "1,256M,256M,8,8,64", "--causal")
         self.assertNotIn("balanced", result.stdout)
 
     def test_long_sequence_takes_under_a_second(self):
@@ -352,9 +341,8 @@ class Plan(CliTest):
     def test_json_of_many_ranks_is_short(self):
         for ranks, listed in [(65, 65), (513, 24)]:
             with self.subTest(ranks):
-                result = self.annulus("plan", "--mesh", f"sp={ranks}", "--shape", "1,64k,64k,8,2,64", "--json",
-                                      "-")
-                self.expect_success(result)
+                result = self.succeed("plan", "--mesh", f"sp={ranks}", "--shape", "1,64k,64k,8,2,64",
+                                      "--json", "-")
                 plan = json.loads(result.stdout)
                 self.assertTrue(plan["tasks_left_out"])
                 self.assertEqual(plan["ranks_left_out"], listed < ranks)
@@ -367,8 +355,7 @@ class Plan(CliTest):
                 self.assertLess(len(result.stdout), 65 * 1000)
 
     def test_steps_and_explanation(self):
-        result = self.annulus(*PLAN, "--show-ranks", "2", "--explain")
-        self.expect_success(result)
+        result = self.succeed(*PLAN, "--show-ranks", "2", "--explain")
         self.assertIn("schedule passed over, local", result.stdout)
         self.assertIn("# rank 1\n", result.stdout)
         self.assertNotIn("# rank 2\n", result.stdout)
@@ -401,8 +388,7 @@ class Plan(CliTest):
             with self.subTest(second):
                 os.remove(self.path("plan.json"))
                 result = self.annulus(*words, environment=second)
-                shown = self.annulus("run", "--help", environment=second)
-                self.expect_success(shown)
+                shown = self.succeed("run", "--help", environment=second)
                 if of_mpi:
                     self.expect_success(result)
                     self.assertEqual(result.stderr, "annulus: PMI_RANK=1: process 0 does this for all\n")
@@ -414,8 +400,7 @@ class Plan(CliTest):
                 self.assertEqual(result.stdout, "")
                 self.expect_no_files("plan.json")
                 first = {name: "0" if value == "1" else value for name, value in second.items()}
-                result = self.annulus(*words, environment=first)
-                self.expect_success(result)
+                result = self.succeed(*words, environment=first)
                 self.assertEqual(result.stdout, alone)
                 self.assertTrue(os.path.exists(self.path("plan.json")))
 
@@ -429,8 +414,7 @@ class Plan(CliTest):
         # Left over from a job that has ended: MPI_Init would fail.
         gone = {"PMIX_RANK": "0", "PMIX_NAMESPACE": "gone", "PMIX_SERVER_URI2": "gone.0;tcp4://127.0.0.1:1",
                 "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "0"}
-        result = self.annulus(*PLAN, environment=gone)
-        self.expect_success(result)
+        result = self.succeed(*PLAN, environment=gone)
         self.assertEqual(result.stdout, self.annulus(*PLAN).stdout)
 
     def test_errors(self):
@@ -441,8 +425,7 @@ class Plan(CliTest):
 
 class Info(CliTest):
     def test_text_and_json(self):
-        result = self.annulus("info", ranks=2)
-        self.expect_success(result)
+        result = self.succeed("info", ranks=2)
         for text in ["OpenBLAS", "Highway", "MPI", "2 on 1 node,", "native", "allgather",
                      "ANNULUS_LOG_LEVEL", "CUDA", "NCCL", "cuDNN"]:
             self.assertIn(text, result.stdout)
@@ -460,8 +443,7 @@ class Nodes(CliTest):
         return self.execute(command_on_nodes(*words, nodes=nodes), **arguments)
 
     def test_ranks_of_a_node_follow_each_other(self):
-        result = self.on_nodes("info")
-        self.expect_success(result)
+        result = self.expect_success(self.on_nodes("info"))
         self.assertIn("4 on 2 nodes,", result.stdout)
         self.assertRegex(result.stdout, r"node 0 +one, 2 ranks: 0, 1 \(mpirun's 0, 2\)\n")
         self.assertRegex(result.stdout, r"node 1 +two, 2 ranks: 2, 3 \(mpirun's 1, 3\)\n")

@@ -1,7 +1,6 @@
 // The two file formats: what is accepted, and how everything else is refused.
 #include <array>
 #include <limits>
-#include <numeric>
 #include <random>
 #include <sys/stat.h>
 

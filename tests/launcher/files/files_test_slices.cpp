@@ -1,7 +1,6 @@
 // Slices of arrays in files against indexing one element at a time.
 #include <algorithm>
 #include <array>
-#include <cstring>
 #include <numeric>
 #include <random>
 

@@ -147,11 +147,14 @@ TEST_F(Writer, ReplacesAnOlderFileOnlyWhenComplete) {
 }
 
 TEST_F(Writer, NothingRemainsWithoutCommit) {
-  {
-    ArrayWriter writer(world(), file("a.npy"), {{"", DType::int32, kShape}});
-    write_own(writer);
+  for (const bool complete : {false, true}) {
+    {
+      ArrayWriter writer(world(), file("a.npy"), {{"", DType::int32, kShape}});
+      write_own(writer);
+      if (complete) writer.complete();
+    }
+    EXPECT_TRUE(files().empty());
   }
-  EXPECT_TRUE(files().empty());
 }
 
 TEST_F(Writer, AFailureOfOneRankIsEverybodys) {
@@ -221,15 +224,6 @@ TEST_F(Writer, ACompleteFileStillLacksItsName) {
   EXPECT_EQ(files(), std::vector<std::string>{"a.npy"});
   EXPECT_THROW(writer.commit(), LibraryError);
   EXPECT_THROW(writer.complete(), LibraryError);
-}
-
-TEST_F(Writer, OfACompleteFileNothingRemainsWithoutCommit) {
-  {
-    ArrayWriter writer(world(), file("a.npy"), {{"", DType::int32, kShape}});
-    write_own(writer);
-    writer.complete();
-  }
-  EXPECT_TRUE(files().empty());
 }
 
 TEST_F(Writer, AFullDiskIsASystemError) {

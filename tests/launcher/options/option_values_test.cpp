@@ -1,8 +1,6 @@
 // Spellings of values: dtypes, devices, bytes and times, and the answers to misspelt ones.
 #include "launcher/options/option_values.hpp"
 
-#include <algorithm>
-
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,6 +1,5 @@
 // Tests of the meaning of options, and of where they come from.
 #include <cstdint>
-#include <optional>
 #include <string>
 
 #include <gmock/gmock.h>

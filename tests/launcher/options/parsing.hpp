@@ -1,9 +1,6 @@
 #pragma once
 
-#include <cstdio>
-#include <fstream>
 #include <string>
-#include <unistd.h>
 #include <utility>
 #include <vector>
 
@@ -16,6 +13,7 @@
 #include "launcher/options/options.hpp"
 #include "tests/support/environment_variable.hpp"
 #include "tests/support/message_of.hpp"
+#include "tests/support/scratch_directory.hpp"
 
 namespace annulus::launcher {
 
@@ -27,19 +25,12 @@ using Variable = test::EnvironmentVariable;
 /// A file that an option names, for the duration of a test.
 class OptionFile {
  public:
-  explicit OptionFile(const std::string& text)
-      : path_(::testing::TempDir() + "annulus_options_" + std::to_string(::getpid()) + "_" +
-              std::to_string(++made) + ".cfg") {
-    std::ofstream(path_) << text;
-  }
-  ~OptionFile() { std::remove(path_.c_str()); }
-  OptionFile(const OptionFile&) = delete;
-  OptionFile& operator=(const OptionFile&) = delete;
+  explicit OptionFile(const std::string& text) { test::write_bytes(path_, text); }
   [[nodiscard]] const std::string& path() const { return path_; }
 
  private:
-  static inline int made = 0;
-  std::string path_;
+  test::ScratchDirectory folder_;
+  std::string path_ = folder_.file("options.cfg");
 };
 
 /// The words between single spaces.

@@ -1,7 +1,6 @@
 #include "launcher/report/clock_samples.hpp"
 
 #include <cstdint>
-#include <cstdlib>
 #include <cstring>
 #include <random>
 #include <string>

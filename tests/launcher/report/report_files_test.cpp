@@ -4,12 +4,9 @@
 #include <chrono>
 #include <csignal>
 #include <filesystem>
-#include <fstream>
-#include <iterator>
 #include <sstream>
 #include <string>
 #include <thread>
-#include <unistd.h>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -19,6 +16,7 @@
 
 #include "launcher/report/interruption.hpp"
 #include "tests/support/message_of.hpp"
+#include "tests/support/scratch_directory.hpp"
 
 namespace annulus::launcher {
 namespace {
@@ -33,23 +31,15 @@ Report report_of(const std::string& unit = "ms") {
 
 class ReportFilesTest : public ::testing::Test {
  protected:
-  void SetUp() override {
-    folder_ = std::filesystem::path(::testing::TempDir()) /
-              ("annulus_report_" + std::to_string(::getpid()));
-    std::filesystem::create_directories(folder_);
-  }
-  void TearDown() override { std::filesystem::remove_all(folder_); }
-
-  [[nodiscard]] std::string path(const std::string& name) const { return folder_ / name; }
+  [[nodiscard]] std::string path(const std::string& name) const { return folder_.file(name); }
   [[nodiscard]] std::string content(const std::string& name) const {
-    std::ifstream file(path(name), std::ios::binary);
-    return {std::istreambuf_iterator<char>(file), {}};
+    return test::read_bytes(path(name));
   }
   void write(const std::string& name, const std::string& text) const {
-    std::ofstream(path(name), std::ios::binary) << text;
+    test::write_bytes(path(name), text);
   }
   [[nodiscard]] std::ptrdiff_t files() const {
-    const std::filesystem::directory_iterator begin(folder_);
+    const std::filesystem::directory_iterator begin(folder_.path());
     return std::distance(begin, std::filesystem::directory_iterator{});
   }
   void report_to(const std::string& json, const std::string& csv) {
@@ -59,7 +49,7 @@ class ReportFilesTest : public ::testing::Test {
   std::ostringstream out_;
 
  private:
-  std::filesystem::path folder_;
+  test::ScratchDirectory folder_;
 };
 
 // Kept rows of a long report remain, whatever happens next, and no row appears twice. An earlier

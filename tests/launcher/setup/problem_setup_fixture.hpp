@@ -1,10 +1,8 @@
 #pragma once
 
 #include <cstdint>
-#include <filesystem>
 #include <memory>
 #include <string>
-#include <unistd.h>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -15,6 +13,7 @@
 
 #include "launcher/setup/problem_setup.hpp"
 #include "tests/support/message_of.hpp"
+#include "tests/support/scratch_directory.hpp"
 
 namespace annulus::launcher {
 
@@ -23,14 +22,7 @@ using Ids = std::vector<std::int32_t>;
 /// Options of a small problem, and a folder for the files that they name.
 class ProblemSetupTest : public ::testing::Test {
  protected:
-  ProblemSetupTest()
-      : directory_(std::filesystem::path(::testing::TempDir()) /
-                   ("annulus_setup_" + std::to_string(::getpid()))) {
-    std::filesystem::create_directories(directory_);
-  }
-  ~ProblemSetupTest() override { std::filesystem::remove_all(directory_); }
-
-  [[nodiscard]] std::string path(const std::string& name) const { return directory_ / name; }
+  [[nodiscard]] std::string path(const std::string& name) const { return directory_.file(name); }
 
   /// Writes an array to a file and gives its path.
   std::string write_array(const std::string& name, const std::string& tensor, DType dtype,
@@ -69,7 +61,7 @@ class ProblemSetupTest : public ::testing::Test {
     return setup.problem.mask.visible(batch, 0, GlobalPosition(row), GlobalPosition(column));
   }
 
-  std::filesystem::path directory_;
+  test::ScratchDirectory directory_;
   Options options_;
   AttentionShape shape_{.batch = 2,
                         .query_length = 6,

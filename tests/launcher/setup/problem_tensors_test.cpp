@@ -1,6 +1,5 @@
 // Block masks, sinks, biases and dense masks: parts of a problem that have tensors of their own.
 #include <cstdint>
-#include <string>
 #include <vector>
 
 #include <gmock/gmock.h>

@@ -8,7 +8,6 @@
 #include <gtest/gtest.h>
 
 #include <annulus/verification/non_finite_entries.hpp>
-#include <annulus/verification/random_scores.hpp>
 #include <annulus/verification/random_tensor.hpp>
 
 namespace annulus::verification {

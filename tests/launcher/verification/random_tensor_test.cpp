@@ -19,6 +19,8 @@ namespace {
 
 using Index = std::vector<PositionRanges>;
 
+HostMemoryPool memory;
+
 Index whole(const Extents& shape) {
   Index index;
   for (const std::int64_t size : shape) index.push_back(PositionRanges::all(size));
@@ -32,10 +34,14 @@ Extents shape_of(const Index& index) {
 }
 
 Tensor part(const Index& index, const Extents& global_shape, DType dtype, std::uint64_t seed,
-            Operand operand, MemoryPool& memory) {
+            Operand operand) {
   Tensor tensor(dtype, shape_of(index), memory);
   fill_random(tensor.view(), index, global_shape, seed, operand);
   return tensor;
+}
+
+Tensor all_of(const Extents& shape, DType dtype, std::uint64_t seed, Operand operand) {
+  return part(whole(shape), shape, dtype, seed, operand);
 }
 
 bool same_bits(const Tensor& a, const Tensor& b) {
@@ -43,18 +49,17 @@ bool same_bits(const Tensor& a, const Tensor& b) {
 }
 
 TEST(RandomTensor, EveryShardingSeesTheSameTensor) {
-  HostMemoryPool memory;
   const Extents shape{4, 37, 6, 13};
   const MeshShape mesh({{"dp", 2}, {"tp", 3}, {"sp", 4}});
   for (const DType dtype : {DType::float64, DType::float32, DType::float16, DType::bfloat16}) {
-    const Tensor all = part(whole(shape), shape, dtype, 7, Operand::key, memory);
+    const Tensor all = all_of(shape, dtype, 7, Operand::key);
     for (const LayoutKind layout :
          {LayoutKind::contiguous, LayoutKind::zigzag, LayoutKind::striped}) {
       const NamedSharding sharding(mesh, PartitionSpec::parse("dp,sp,tp"), shape,
                                    {Distribution::block(), Distribution::sequence(layout)});
       for (int rank = 0; rank < mesh.ranks(); ++rank) {
         const Index index = sharding.index(rank);
-        const Tensor shard = part(index, shape, dtype, 7, Operand::key, memory);
+        const Tensor shard = part(index, shape, dtype, 7, Operand::key);
         const auto at = [&](int dim, std::int64_t local) {
           return index[static_cast<std::size_t>(dim)].global(LocalPosition(local)).value();
         };
@@ -74,9 +79,8 @@ TEST(RandomTensor, EveryShardingSeesTheSameTensor) {
 }
 
 TEST(RandomTensor, StridesDoNotMatter) {
-  HostMemoryPool memory;
   const Extents shape{2, 5, 3, 4};
-  const Tensor straight = part(whole(shape), shape, DType::float32, 1, Operand::query, memory);
+  const Tensor straight = all_of(shape, DType::float32, 1, Operand::query);
   const Tensor bhtd(DType::float32, {2, 3, 5, 4}, memory);
   fill_random(bhtd.view().permute({0, 2, 1, 3}), whole(shape), shape, 1, Operand::query);
   const Tensor back(DType::float32, shape, memory);
@@ -85,21 +89,19 @@ TEST(RandomTensor, StridesDoNotMatter) {
 }
 
 TEST(RandomTensor, HalfTypesAreTheRoundedFloats) {
-  HostMemoryPool memory;
   const Extents shape{1, 50, 2, 8};
-  const Tensor exact = part(whole(shape), shape, DType::float32, 3, Operand::value, memory);
+  const Tensor exact = all_of(shape, DType::float32, 3, Operand::value);
   for (const DType dtype : {DType::float16, DType::bfloat16}) {
     const Tensor rounded(dtype, shape, memory);
     from_float32(exact.view().as<float>(), dtype, rounded.view().data(), shape.product());
-    EXPECT_TRUE(same_bits(rounded, part(whole(shape), shape, dtype, 3, Operand::value, memory)));
+    EXPECT_TRUE(same_bits(rounded, all_of(shape, dtype, 3, Operand::value)));
   }
 }
 
 TEST(RandomTensor, Float64HasDigitsThatFloat32LacksAndIsNearlyTheSame) {
-  HostMemoryPool memory;
   const Extents shape{1, 50, 2, 8};
-  const Tensor narrow = part(whole(shape), shape, DType::float32, 3, Operand::value, memory);
-  const Tensor wide = part(whole(shape), shape, DType::float64, 3, Operand::value, memory);
+  const Tensor narrow = all_of(shape, DType::float32, 3, Operand::value);
+  const Tensor wide = all_of(shape, DType::float64, 3, Operand::value);
   for (std::int64_t i = 0; i < shape.product(); ++i) {
     const double number = wide.view().as<double>()[i];
     EXPECT_NEAR(number, narrow.view().as<float>()[i], 1e-6);
@@ -108,10 +110,9 @@ TEST(RandomTensor, Float64HasDigitsThatFloat32LacksAndIsNearlyTheSame) {
 }
 
 TEST(RandomTensor, SeedsAndOperandsDiffer) {
-  HostMemoryPool memory;
   const Extents shape{1, 8, 1, 8};
   const auto make = [&](std::uint64_t seed, Operand operand) {
-    return part(whole(shape), shape, DType::float32, seed, operand, memory);
+    return all_of(shape, DType::float32, seed, operand);
   };
   const Tensor first = make(1, Operand::query);
   EXPECT_TRUE(same_bits(first, make(1, Operand::query)));
@@ -122,9 +123,8 @@ TEST(RandomTensor, SeedsAndOperandsDiffer) {
 }
 
 TEST(RandomTensor, IsStandardNormal) {
-  HostMemoryPool memory;
   const Extents shape{1, 1000, 1, 100};
-  const Tensor tensor = part(whole(shape), shape, DType::float32, 11, Operand::query, memory);
+  const Tensor tensor = all_of(shape, DType::float32, 11, Operand::query);
   const float* numbers = tensor.view().as<float>();
   const auto count = static_cast<std::size_t>(shape.product());
   double sum = 0;
@@ -164,9 +164,8 @@ double number_at(std::uint64_t index, std::uint64_t seed, Operand operand) {
 }
 
 TEST(RandomTensor, NumbersAreThoseOfTheGenerator) {
-  HostMemoryPool memory;
   const Extents shape{1, 20000, 1, 53};
-  const Tensor tensor = part(whole(shape), shape, DType::float32, 5, Operand::key, memory);
+  const Tensor tensor = all_of(shape, DType::float32, 5, Operand::key);
   for (std::int64_t i = 0; i < shape.product(); ++i) {
     const double expected = number_at(static_cast<std::uint64_t>(i), 5, Operand::key);
     // Relative, however small the number: neither logarithm nor angle may cancel.
@@ -175,16 +174,15 @@ TEST(RandomTensor, NumbersAreThoseOfTheGenerator) {
 }
 
 TEST(RandomTensor, EveryPieceOfARowIsTheSame) {
-  HostMemoryPool memory;
   const Extents shape{2, 150};
-  const Tensor all = part(whole(shape), shape, DType::float32, 9, Operand::query, memory);
+  const Tensor all = all_of(shape, DType::float32, 9, Operand::query);
   for (std::int64_t begin = 0; begin < 9; ++begin) {
     for (std::int64_t count = 1; begin + count <= shape[1]; count += 1 + count / 7) {
       for (const std::int64_t stride : {1, 3}) {
         const std::int64_t length = (count + stride - 1) / stride;
         const Index index{PositionRanges({{GlobalPosition(1), 1}}),
                           PositionRanges({{GlobalPosition(begin), length, stride}})};
-        const Tensor piece = part(index, shape, DType::float32, 9, Operand::query, memory);
+        const Tensor piece = part(index, shape, DType::float32, 9, Operand::query);
         for (std::int64_t i = 0; i < length; ++i) {
           ASSERT_EQ(piece.view().at<float>({0, i}), all.view().at<float>({1, begin + i * stride}))
               << begin << " + " << i << " * " << stride;
@@ -195,11 +193,10 @@ TEST(RandomTensor, EveryPieceOfARowIsTheSame) {
 }
 
 TEST(RandomTensor, CountersHaveMoreThan32Bits) {
-  HostMemoryPool memory;
   const std::int64_t boundary = std::int64_t{1} << 34;  // where the low word of the counter wraps
   const Extents shape{2 * boundary};
   const Index index{PositionRanges({{GlobalPosition(boundary - 21), 50}})};
-  const Tensor tensor = part(index, shape, DType::float32, 1, Operand::value, memory);
+  const Tensor tensor = part(index, shape, DType::float32, 1, Operand::value);
   for (std::int64_t i = 0; i < 50; ++i) {
     const auto position = static_cast<std::uint64_t>(boundary - 21 + i);
     EXPECT_FLOAT_EQ(tensor.view().as<float>()[i],
@@ -208,9 +205,8 @@ TEST(RandomTensor, CountersHaveMoreThan32Bits) {
 }
 
 TEST(RandomTensor, ThreadsDoNotMatter) {
-  HostMemoryPool memory;
   const Extents shape{2, 37, 3, 13};
-  const Tensor one = part(whole(shape), shape, DType::bfloat16, 1, Operand::query, memory);
+  const Tensor one = all_of(shape, DType::bfloat16, 1, Operand::query);
   const Tensor many(DType::bfloat16, shape, memory);
   fill_random(many.view(), whole(shape), shape, 1, Operand::query, 5);
   EXPECT_TRUE(same_bits(one, many));
@@ -218,13 +214,12 @@ TEST(RandomTensor, ThreadsDoNotMatter) {
 
 // Ranks of one job may run on different CPUs.
 TEST(RandomTensor, EveryInstructionSetMakesTheSameBits) {
-  HostMemoryPool memory;
   const Extents shape{1, 2000, 3, 61};
   for (const DType dtype : {DType::float32, DType::float16, DType::bfloat16}) {
-    const Tensor best = part(whole(shape), shape, dtype, 4, Operand::value, memory);
+    const Tensor best = all_of(shape, dtype, 4, Operand::value);
     for (const std::int64_t target : hwy::SupportedAndGeneratedTargets()) {
       hwy::SetSupportedTargetsForTest(target);
-      const Tensor other = part(whole(shape), shape, dtype, 4, Operand::value, memory);
+      const Tensor other = all_of(shape, dtype, 4, Operand::value);
       hwy::SetSupportedTargetsForTest(0);
       EXPECT_TRUE(same_bits(best, other)) << hwy::TargetName(target) << ", " << name_of(dtype);
     }
@@ -232,13 +227,11 @@ TEST(RandomTensor, EveryInstructionSetMakesTheSameBits) {
 }
 
 TEST(RandomTensor, EmptyShardsAreFine) {
-  HostMemoryPool memory;
   const Extents shape{2, 0, 3, 4};
-  EXPECT_EQ(part(whole(shape), shape, DType::float32, 1, Operand::query, memory).bytes(), 0U);
+  EXPECT_EQ(all_of(shape, DType::float32, 1, Operand::query).bytes(), 0U);
 }
 
 TEST(RandomTensor, RefusesAnIndexThatDoesNotFit) {
-  HostMemoryPool memory;
   const Extents shape{1, 4, 1, 2};
   const Tensor tensor(DType::float32, {1, 3, 1, 2}, memory);
   EXPECT_THROW(fill_random(tensor.view(), whole(shape), shape, 1, Operand::query), InternalError);

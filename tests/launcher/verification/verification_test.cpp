@@ -9,7 +9,6 @@
 #include <gtest/gtest.h>
 
 #include <annulus/verification/non_finite_entries.hpp>
-#include <annulus/verification/random_problem.hpp>
 #include <annulus/verification/verification.hpp>
 
 #include "tests/attention/wrapped_native.hpp"

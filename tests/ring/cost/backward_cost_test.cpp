@@ -1,8 +1,6 @@
 #include <algorithm>
-#include <cstddef>
 #include <cstdint>
 #include <string>
-#include <variant>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -29,16 +27,9 @@ PlanInput backward_input(const AttentionProblem& problem, const ShardedOperands&
                          request);
 }
 
-AttentionProblem full_problem(std::int64_t heads, std::int64_t kv_heads,
-                              std::int64_t length = kLength) {
-  AttentionProblem problem = causal_problem(length, heads, kv_heads);
-  problem.mask = {};
-  return problem;
-}
-
 // Each content is summed by a launch of its own, which touches no other content of the buffers.
 TEST(BackwardCosts, SumsMoveTheBytesOfTheirContents) {
-  const AttentionProblem problem = full_problem(8, 2);
+  const AttentionProblem problem = unmasked_problem(kLength, 8, 2);
   const ShardedOperands operands = sequence_operands(problem, 2, LayoutKind::contiguous);
   PlanInput input = backward_input(problem, operands);
   input.prices.model.merge_bytes_per_second = 1;
@@ -75,7 +66,7 @@ double kept(double rows, double joined) {
 // cuDNN computes a tile of keys for every query head.
 TEST(BackwardCosts, ATileOfKeysServesAllQueryHeads) {
   for (const auto& [name, joined] : {std::pair("flash_attn2", 8), std::pair("sdpa", 1)}) {
-    const AttentionProblem problem = full_problem(32, 4, 1024);
+    const AttentionProblem problem = unmasked_problem(1024, 32, 4);
     const ShardedOperands operands = sequence_operands(problem, 2, LayoutKind::contiguous);
     PlanInput input = backward_input(problem, operands, name);
     const RankPlan plan = make_rank_plan(input, Schedule::ring, 0);
@@ -93,7 +84,7 @@ TEST(BackwardCosts, ATileOfKeysServesAllQueryHeads) {
 
 // Rates include the adding of gradients. Memory limits only very fast kernels.
 TEST(BackwardCosts, GradientsAreAddedWhileTheKernelComputes) {
-  const AttentionProblem problem = full_problem(8, 8, 8192);
+  const AttentionProblem problem = unmasked_problem(8192, 8, 8);
   const ShardedOperands operands = sequence_operands(problem, 2, LayoutKind::contiguous);
   PlanInput input = backward_input(problem, operands);
   const RankPlan plan = make_rank_plan(input, Schedule::ring, 0);
@@ -114,7 +105,7 @@ TEST(BackwardCosts, GradientsAreAddedWhileTheKernelComputes) {
 TEST(BackwardCosts, GradientsOfASharedBiasAreAddedByEachHead) {
   std::vector<double> more;
   for (const std::int64_t of_heads : {8, 1}) {
-    AttentionProblem problem = full_problem(8, 2);
+    AttentionProblem problem = unmasked_problem(kLength, 8, 2);
     problem.bias = Extents{1, of_heads, kLength, kLength};
     const ShardedOperands operands = sequence_operands(problem, 2, LayoutKind::contiguous);
     const auto seconds = [&](bool grad_bias) {

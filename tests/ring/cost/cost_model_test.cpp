@@ -1,6 +1,5 @@
 #include <algorithm>
 #include <cstddef>
-#include <functional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -13,10 +12,14 @@
 #include <annulus/ring/cost_model.hpp>
 #include <annulus/ring/used_share.hpp>
 
+#include "tests/support/message_of.hpp"
+#include "tests/support/thrown_by.hpp"
+
 namespace annulus::ring {
 namespace {
 
 using nlohmann::json;
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 constexpr ProblemClass kHalfBand{DType::bfloat16, 64, 64, MaskKind::band, false};
@@ -123,13 +126,9 @@ TEST(CostModel, HopperKnowsBothTransports) {
   EXPECT_DOUBLE_EQ(model.transfer_seconds(1), 0.017e-3);
   model.use_transport("nccl");
   EXPECT_DOUBLE_EQ(model.transfer_seconds(8 << 20), (8 << 20) / 123e9);
-  try {
-    model.use_transport("mpi");
-    FAIL() << "no error";
-  } catch (const ArgumentError& error) {
-    EXPECT_THAT(error.what(), HasSubstr("'mpi'"));
-    EXPECT_THAT(error.what(), HasSubstr("nccl, peer"));
-  }
+  const auto error = test::thrown_by<ArgumentError>([&] { model.use_transport("mpi"); });
+  EXPECT_EQ(error.value(), "'mpi'");
+  EXPECT_THAT(error.expected(), HasSubstr("nccl, peer"));
 }
 
 // Figures of two H200, with their noise.
@@ -231,13 +230,8 @@ TEST(CostModel, SuitsThePlace) {
 }
 
 void expect_file_error(const std::string& text, const std::string& expected) {
-  try {
-    (void)parse_cost_model(text, "model.json");
-    ADD_FAILURE() << "no error; expected " << expected;
-  } catch (const FileError& error) {
-    EXPECT_THAT(error.what(), HasSubstr("model.json"));
-    EXPECT_THAT(error.what(), HasSubstr(expected));
-  }
+  EXPECT_THAT(test::message_of<FileError>([&] { (void)parse_cost_model(text, "model.json"); }),
+              AllOf(HasSubstr("model.json"), HasSubstr(expected)));
 }
 
 // Two classes of one implementation, one of another.
@@ -412,13 +406,9 @@ TEST(CostModel, FiguresOfDifferentMachinesDoNotMix) {
   CostModel model = measured_model();
   CostModel newer = measured_model();
   newer.source = "measured: elsewhere";
-  try {
-    model.refresh(newer, true);
-    FAIL() << "no error";
-  } catch (const ArgumentError& error) {
-    EXPECT_THAT(error.what(), HasSubstr("got 'measured: here'"));
-    EXPECT_THAT(error.what(), HasSubstr("'measured: elsewhere', or another file"));
-  }
+  const auto error = test::thrown_by<ArgumentError>([&] { model.refresh(newer, true); });
+  EXPECT_EQ(error.value(), "'measured: here'");
+  EXPECT_THAT(error.expected(), HasSubstr("'measured: elsewhere', or another file"));
   EXPECT_NO_THROW(model.check_source("measured: here"));
   EXPECT_THROW(CostModel::cpu_core().check_source("measured: here"), ArgumentError);
 }
@@ -432,108 +422,94 @@ TEST(CostModel, DeepBracketsAreRefused) {
   expect_file_error(text, "brackets more than 64 deep");
 }
 
+// A value in the place of one that a path names; discarded: none.
+struct Damage {
+  std::string path;
+  json value;
+  std::string error;
+};
+
 TEST(CostModel, DamagedFilesAreNamedWithTheKey) {
-  const auto damaged = [](const std::function<void(json&)>& damage) {
-    CostModel model = CostModel::cpu_core();
-    model.kernels["native"] = {{kHalfBand, {"test", CostCurve::constant(5e10), 1e-6}}};
-    json data = json::parse(to_json(model));
-    damage(data);
-    return data.dump();
-  };
   expect_file_error("{", "is not JSON");
   expect_file_error("[]", "is not an object");
   expect_file_error("[1e400]", "beyond what float64 holds");
-  const auto damaged_kernel = [&](const std::function<void(json&)>& damage) {
-    return damaged([&](json& d) { damage(d["kernels"][0]); });
-  };
-  expect_file_error(damaged_kernel([](json& k) { k["call_latency_seconds"] = 1e308; }),
-                    "kernels[0].call_latency_seconds is 1e+308, expected a number from 0 to 3600");
-  expect_file_error(damaged([](json& d) { d["merge_bytes_per_second"] = 1e-300; }),
-                    "merge_bytes_per_second is 1e-300");
-  expect_file_error(damaged_kernel([](json& k) { k["rates"][0]["flops_per_second"] = 1e-300; }),
-                    "kernels[0].rates[0].flops_per_second is 1e-300");
-  expect_file_error(damaged([](json& d) { d["transports"]["mpi"][0]["seconds"] = 1e308; }),
-                    "transports.mpi[0].seconds is 1e+308");
-  expect_file_error(damaged([](json& d) { d["transports"]["mpi"][1]["bytes"] = 1e-300; }),
-                    "transports.mpi takes more than 1 s per byte");
-  expect_file_error(damaged([](json& d) { d.erase("source"); }), "source is missing");
-  expect_file_error(damaged([](json& d) { d["speed"] = 1; }), "speed is not a key");
-  expect_file_error(damaged([](json& d) { d.erase("device"); }), "device is missing");
-  expect_file_error(damaged([](json& d) { d["device"] = "tpu"; }),
-                    "device is 'tpu', expected cpu or cuda");
-  expect_file_error(damaged([](json& d) { d["version"] = 4; }),
-                    "schema is \"annulus.cost_model\" version 4, expected \"annulus.cost_model\" "
-                    "version 7, which annulus bench --calibrate writes where there is no file "
-                    "(delete this one, or name another), 6 or 5");
-  expect_file_error(damaged([](json& d) { d.erase("version"); }), "version null");
-  expect_file_error(damaged([](json& d) { d["schema"] = "other"; }), "schema is \"other\"");
-  expect_file_error(damaged_kernel([](json& k) { k["call_latency_seconds"] = "1"; }),
-                    "kernels[0].call_latency_seconds is \"1\"");
-  expect_file_error(damaged_kernel([](json& k) { k["dtype"] = "int7"; }),
-                    "kernels[0].dtype is 'int7'");
-  expect_file_error(damaged_kernel([](json& k) { k["mask"] = "fog"; }),
-                    "kernels[0].mask is 'fog', expected one of none, band");
-  expect_file_error(damaged_kernel([](json& k) { k["head_dim"] = 64.5; }),
-                    "kernels[0].head_dim is 64.5, expected a whole number");
-  expect_file_error(damaged_kernel([](json& k) { k["value_dim"] = 0; }),
-                    "kernels[0].value_dim is 0");
-  expect_file_error(damaged_kernel([](json& k) { k["soft_cap"] = 1; }),
-                    "kernels[0].soft_cap is 1, expected a bool");
-  expect_file_error(damaged_kernel([](json& k) { k["implementation"] = "flash"; }),
-                    "kernels[0].implementation is 'flash', expected one of sdpa, flash_attn2, "
-                    "blocksparse, native, vanilla");
-  expect_file_error(damaged_kernel([](json& k) { k["implementation"] = "ring"; }),
-                    "kernels[0].implementation is 'ring'");
+  CostModel model = CostModel::cpu_core();
+  model.kernels["native"] = {{kHalfBand, {"test", CostCurve::constant(5e10), 1e-6}}};
+  const json whole = json::parse(to_json(model));
+  const json gone(json::value_t::discarded);
   const json points = json::parse(R"([{"bytes": 1, "seconds": 1}])");
+  const std::string kernel = "/kernels/0/";
+  std::vector<Damage> damages{
+      {kernel + "call_latency_seconds", 1e308,
+       "kernels[0].call_latency_seconds is 1e+308, expected a number from 0 to 3600"},
+      {"/merge_bytes_per_second", 1e-300, "merge_bytes_per_second is 1e-300"},
+      {kernel + "rates/0/flops_per_second", 1e-300,
+       "kernels[0].rates[0].flops_per_second is 1e-300"},
+      {"/transports/mpi/0/seconds", 1e308, "transports.mpi[0].seconds is 1e+308"},
+      {"/transports/mpi/1/bytes", 1e-300, "transports.mpi takes more than 1 s per byte"},
+      {"/source", gone, "source is missing"},
+      {"/speed", 1, "speed is not a key"},
+      {"/device", gone, "device is missing"},
+      {"/device", "tpu", "device is 'tpu', expected cpu or cuda"},
+      {"/version", 4,
+       "schema is \"annulus.cost_model\" version 4, expected \"annulus.cost_model\" version 7, "
+       "which annulus bench --calibrate writes where there is no file (delete this one, or name "
+       "another), 6 or 5"},
+      {"/version", gone, "version null"},
+      {"/schema", "other", "schema is \"other\""},
+      {kernel + "call_latency_seconds", "1", "kernels[0].call_latency_seconds is \"1\""},
+      {kernel + "dtype", "int7", "kernels[0].dtype is 'int7'"},
+      {kernel + "mask", "fog", "kernels[0].mask is 'fog', expected one of none, band"},
+      {kernel + "head_dim", 64.5, "kernels[0].head_dim is 64.5, expected a whole number"},
+      {kernel + "value_dim", 0, "kernels[0].value_dim is 0"},
+      {kernel + "soft_cap", 1, "kernels[0].soft_cap is 1, expected a bool"},
+      {kernel + "implementation", "flash",
+       "kernels[0].implementation is 'flash', expected one of sdpa, flash_attn2, blocksparse, "
+       "native, vanilla"},
+      {kernel + "implementation", "ring", "kernels[0].implementation is 'ring'"},
+      {"/device", "cuda",
+       "transports.mpi is not a transport of device cuda, expected peer or nccl"},
+      // The message ends with the zero.
+      {std::string("/transports/mpi\0x", 17), points, "transports.mpi"},
+      {kernel + "speed", 1, "kernels[0].speed is not a key"},
+      {"/kernels/1", whole["kernels"][0],
+       "kernels[1] is a second entry of native, bfloat16 D=64 Dv=64, mask band"},
+      {"/read_bytes_per_second", "fast", "read_bytes_per_second is \"fast\", expected a number"},
+      {"/merge_bytes_per_second", 0, "merge_bytes_per_second is 0"},
+      {"/transfer_share", 1, "transfer_share is 1, expected a number from 0 to 0.99"},
+      {"/node_bytes_per_second", "much", "node_bytes_per_second is \"much\""},
+      {"/launch_seconds", -1, "launch_seconds is -1"},
+      {"/network_hops", json::array(), "network_hops has no point"},
+      {"/network_hops",
+       {{{"bytes", 0}, {"seconds", 1}}, {{"bytes", 1e-3}, {"seconds", 2}}},
+       "network_hops takes more than 1 s per byte"},
+      {"/network_hops", gone, "network_hops is missing"},
+      {"/assumed", "all", "assumed is not a list of names"},
+      {"/assumed",
+       {"weather"},
+       "assumed has \"weather\", expected any of transports, transfer_share, "},
+      {"/assumed", {3}, "assumed has 3"},
+      {"/kernels", json::object(), "kernels is not a list"},
+      {kernel + "rates", json::array(), "kernels[0].rates has no point"},
+      {kernel + "rates", 3, "kernels[0].rates is not a list"},
+      {kernel + "rates/0/rows", gone, "kernels[0].rates[0].rows is missing"},
+      {"/transports/mpi/1/seconds", -1, "transports.mpi[1].seconds is -1"},
+      {"/transports/mpi/1/bytes", 0, "transports.mpi has size 0 at point 1"},
+      {"/transport", "pigeon", "transport is 'pigeon', which transports lacks"}};
   for (const std::string name : {"peer", "nccl", "self", "pigeon", "", "mp"}) {
-    expect_file_error(damaged([&](json& d) { d["transports"][name] = points; }),
-                      "transports." + name + " is not a transport of device cpu, expected mpi");
+    damages.push_back({"/transports/" + name, points,
+                       "transports." + name + " is not a transport of device cpu, expected mpi"});
   }
-  expect_file_error(damaged([&](json& d) { d["device"] = "cuda"; }),
-                    "transports.mpi is not a transport of device cuda, expected peer or nccl");
-  // The message ends with the zero.
-  const std::string zero("mpi\0x", 5);
-  expect_file_error(damaged([&](json& d) { d["transports"][zero] = points; }), "transports.mpi");
-  expect_file_error(damaged_kernel([](json& k) { k["speed"] = 1; }),
-                    "kernels[0].speed is not a key");
-  expect_file_error(damaged([](json& d) { d["kernels"].push_back(d["kernels"][0]); }),
-                    "kernels[1] is a second entry of native, bfloat16 D=64 Dv=64, mask band");
-  expect_file_error(damaged([](json& d) { d["read_bytes_per_second"] = "fast"; }),
-                    "read_bytes_per_second is \"fast\", expected a number");
-  expect_file_error(damaged([](json& d) { d["merge_bytes_per_second"] = 0; }),
-                    "merge_bytes_per_second is 0");
-  expect_file_error(damaged([](json& d) { d["transfer_share"] = 1; }),
-                    "transfer_share is 1, expected a number from 0 to 0.99");
-  expect_file_error(damaged([](json& d) { d["node_bytes_per_second"] = "much"; }),
-                    "node_bytes_per_second is \"much\"");
-  expect_file_error(damaged([](json& d) { d["launch_seconds"] = -1; }), "launch_seconds is -1");
-  expect_file_error(damaged([](json& d) { d["network_hops"] = json::array(); }),
-                    "network_hops has no point");
-  expect_file_error(
-      damaged([](json& d) {
-        d["network_hops"] = {{{"bytes", 0}, {"seconds", 1}}, {{"bytes", 1e-3}, {"seconds", 2}}};
-      }),
-      "network_hops takes more than 1 s per byte");
-  expect_file_error(damaged([](json& d) { d.erase("network_hops"); }), "network_hops is missing");
-  expect_file_error(damaged([](json& d) { d["assumed"] = "all"; }),
-                    "assumed is not a list of names");
-  expect_file_error(damaged([](json& d) { d["assumed"] = {"weather"}; }),
-                    "assumed has \"weather\", expected any of transports, transfer_share, ");
-  expect_file_error(damaged([](json& d) { d["assumed"] = {3}; }), "assumed has 3");
-  expect_file_error(damaged([](json& d) { d["kernels"] = json::object(); }),
-                    "kernels is not a list");
-  expect_file_error(damaged_kernel([](json& k) { k["rates"] = json::array(); }),
-                    "kernels[0].rates has no point");
-  expect_file_error(damaged_kernel([](json& k) { k["rates"] = 3; }),
-                    "kernels[0].rates is not a list");
-  expect_file_error(damaged_kernel([](json& k) { k["rates"][0].erase("rows"); }),
-                    "kernels[0].rates[0].rows is missing");
-  expect_file_error(damaged([](json& d) { d["transports"]["mpi"][1]["seconds"] = -1; }),
-                    "transports.mpi[1].seconds is -1");
-  expect_file_error(damaged([](json& d) { d["transports"]["mpi"][1]["bytes"] = 0; }),
-                    "transports.mpi has size 0 at point 1");
-  expect_file_error(damaged([](json& d) { d["transport"] = "pigeon"; }),
-                    "transport is 'pigeon', which transports lacks");
+  for (const Damage& damage : damages) {
+    const json::json_pointer path(damage.path);
+    json data = whole;
+    if (damage.value.is_discarded()) {
+      data.at(path.parent_pointer()).erase(path.back());
+    } else {
+      data[path] = damage.value;
+    }
+    expect_file_error(data.dump(), damage.error);
+  }
 }
 
 }  // namespace

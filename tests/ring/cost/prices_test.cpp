@@ -1,6 +1,5 @@
 #include <cstddef>
 #include <memory>
-#include <string>
 #include <tuple>
 #include <vector>
 

@@ -2,9 +2,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cuda_runtime_api.h>
-#include <memory>
 #include <optional>
-#include <span>
 #include <string>
 #include <vector>
 
@@ -12,7 +10,6 @@
 #include <gtest/gtest.h>
 
 #include <annulus/annulus.hpp>
-#include <annulus/core/cuda.hpp>
 #include <annulus/core/cuda_stream.hpp>
 
 #include "tests/ring/face/device_face_fixture.hpp"

@@ -1,6 +1,5 @@
 // Calls of the public interface on sharded arrays, and the choice of a layout, on CPU ranks.
 #include <cstdint>
-#include <span>
 #include <string>
 #include <vector>
 
@@ -18,6 +17,8 @@
 
 namespace annulus {
 namespace {
+
+using FaceLayout = Face;
 
 using ::testing::HasSubstr;
 
@@ -120,41 +121,40 @@ TEST_F(FaceArrays, ErrorsOfOneRankAreThrownOnAll) {
 }
 
 // A layout may be better than the default under a narrow window.
-TEST(FaceLayout, AllRanksGetTheChoiceOfRank0) {
-  Context context(world(), on_host());
+TEST_F(FaceLayout, AllRanksGetTheChoiceOfRank0) {
   AttentionOptions options = causal(4096);
   options.mask.set_window(100, 0);
-  const ring::LayoutChoice choice = ring::choose_layout(options, context);
+  const ring::LayoutChoice choice = ring::choose_layout(options, context_);
   EXPECT_FALSE(choice.why.empty());
   const std::string text = std::string(name_of(choice.layout)) + " " + choice.why;
-  EXPECT_FALSE(context.mesh().world().first_difference(text, "layout of this test").has_value());
+  EXPECT_FALSE(context_.mesh().world().first_difference(text, "layout of this test").has_value());
   AttentionOptions named = options;
-  named.schedule = context.size() == 1 ? "local" : "ulysses";
-  const std::string why_named = ring::choose_layout(named, context).why;
-  if (context.size() > 2) {
+  named.schedule = context_.size() == 1 ? "local" : "ulysses";
+  const std::string why_named = ring::choose_layout(named, context_).why;
+  if (context_.size() > 2) {
     EXPECT_NE(why_named, choice.why);
   }
-  const Overlay overlay(context, {.schedule = named.schedule});
-  EXPECT_EQ(ring::choose_layout(options, context).why, why_named);
+  const Overlay overlay(context_, {.schedule = named.schedule});
+  EXPECT_EQ(ring::choose_layout(options, context_).why, why_named);
   options.layout = LayoutKind::striped;
-  EXPECT_EQ(ring::choose_layout(options, context).layout, LayoutKind::striped);
+  EXPECT_EQ(ring::choose_layout(options, context_).layout, LayoutKind::striped);
 }
 
-TEST(FaceLayout, AllRanksThrowWhatRank0Throws) {
-  Context context(world(), on_host());
+TEST_F(FaceLayout, AllRanksThrowWhatRank0Throws) {
   AttentionOptions options = causal(4096);
   options.mask.set_window(100, 0);
   AttentionOptions wrong = options;
   wrong.query_spec = PartitionSpec::parse("-,nowhere");
   for (const bool everywhere : {true, false}) {
     SCOPED_TRACE(everywhere);
-    const AttentionOptions& mine = everywhere || context.rank() == 0 ? wrong : options;
+    const AttentionOptions& mine = everywhere || context_.rank() == 0 ? wrong : options;
     const std::string text =
-        test::message_of<UserError>([&] { (void)ring::choose_layout(mine, context); });
+        test::message_of<UserError>([&] { (void)ring::choose_layout(mine, context_); });
     EXPECT_THAT(text, HasSubstr("nowhere"));
-    EXPECT_FALSE(context.mesh().world().first_difference(text, "message of this test").has_value());
+    EXPECT_FALSE(
+        context_.mesh().world().first_difference(text, "message of this test").has_value());
   }
-  EXPECT_NO_THROW((void)ring::choose_layout(options, context));
+  EXPECT_NO_THROW((void)ring::choose_layout(options, context_));
 }
 
 }  // namespace

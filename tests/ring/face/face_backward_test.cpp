@@ -5,7 +5,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <set>
 #include <string>
 #include <utility>
@@ -25,6 +24,8 @@
 
 namespace annulus {
 namespace {
+
+using BackwardFace = Face;
 
 using ::testing::HasSubstr;
 
@@ -51,16 +52,15 @@ void expect_right_gradients(Attention& attention, const AttentionOptions& option
   expect_gradients(attention, options, shards, seed);
 }
 
-TEST(BackwardFace, GradientsAreThoseOfTheOracle) {
-  Context context(world(), on_host());
+TEST_F(BackwardFace, GradientsAreThoseOfTheOracle) {
   AttentionOptions options = causal(67);
   for (const char* schedule :
        {"auto", "ring", "double_ring", "allgather", "ulysses", "hybrid", "pass_q"}) {
     SCOPED_TRACE(schedule);
     options.schedule = schedule;
-    const bool rings = std::string("double_ring") == schedule && context.size() % 2 == 0;
+    const bool rings = std::string("double_ring") == schedule && context_.size() % 2 == 0;
     options.inner_size = rings ? 2 : 0;
-    Attention attention(context, options);
+    Attention attention(context_, options);
     EXPECT_EQ(attention.backward_pass(), nullptr);
     expect_right_gradients(attention, options, 3);
     ASSERT_NE(attention.backward_pass(), nullptr);
@@ -72,7 +72,7 @@ TEST(BackwardFace, GradientsAreThoseOfTheOracle) {
       EXPECT_EQ(attention.backward_pass()->schedule().inner_size, 2);
     }
     // The kernels alone spoil the gradients of a call, and nothing that a later call computes.
-    if (context.rank() == 0) {
+    if (context_.rank() == 0) {
       BackwardShards spoilt(attention, 3);
       attention.backward_pass()->run_kernels(attention.backward_views(spoilt.backward()));
     }
@@ -81,15 +81,14 @@ TEST(BackwardFace, GradientsAreThoseOfTheOracle) {
 }
 
 // Kernels that plans assume to be ten times as fast as native ones.
-TEST(BackwardFace, KernelsWhoseBitsVaryAreForThoseWhoDoNotAskForTheSameBits) {
-  Context context(world(), on_host());
+TEST_F(BackwardFace, KernelsWhoseBitsVaryAreForThoseWhoDoNotAskForTheSameBits) {
   auto unordered = std::make_unique<test::WrappedNative>(
       "unordered", [](std::unique_ptr<Kernel> native) { return native; }, 10);
   unordered->declaration().backward->repeats_bits = false;
-  context.registry().add(std::move(unordered));
+  context_.registry().add(std::move(unordered));
   AttentionOptions options = causal(67);
   const auto computed_by = [&] {
-    Attention attention(context, options);
+    Attention attention(context_, options);
     expect_right_gradients(attention, options, 3);
     return attention.backward_pass()->implementations_of_ranks();
   };
@@ -99,19 +98,18 @@ TEST(BackwardFace, KernelsWhoseBitsVaryAreForThoseWhoDoNotAskForTheSameBits) {
   options.reproducible = Reproducible::run;
   EXPECT_EQ(computed_by(), "native");
   options.backward.implementation = "unordered";
-  Attention attention(context, options);
+  Attention attention(context_, options);
   EXPECT_THAT(test::message_of<UserError>([&] { attention.prepare_backward(); }),
               HasSubstr("unordered: the bits of its gradients vary from run to run"));
 }
 
-TEST(BackwardFace, KernelsMayTakeNoGradientOfTheLse) {
-  Context context(world(), on_host());
+TEST_F(BackwardFace, KernelsMayTakeNoGradientOfTheLse) {
   auto without = std::make_unique<test::WrappedNative>(
       "without", [](std::unique_ptr<Kernel> native) { return native; }, 10);
   without->declaration().backward->takes_grad_lse = false;
-  context.registry().add(std::move(without));
+  context_.registry().add(std::move(without));
   const AttentionOptions options = causal(67);
-  Attention attention(context, options);
+  Attention attention(context_, options);
   for (const bool grad_lse : {false, true}) {
     const ring::BackwardRequest request{.grad_lse = grad_lse};
     attention.prepare_backward(request);
@@ -120,29 +118,28 @@ TEST(BackwardFace, KernelsMayTakeNoGradientOfTheLse) {
   }
   AttentionOptions named = options;
   named.backward.implementation = "without";
-  Attention refused(context, named);
+  Attention refused(context_, named);
   EXPECT_THAT(test::message_of<UserError>([&] { refused.prepare_backward({.grad_lse = true}); }),
               HasSubstr("without: it takes no gradient of the LSE"));
 }
 
 // One rounding more than in an unsharded call, of which reports tell.
-TEST(BackwardFace, SumsOfRoundedGradientsAreKnown) {
-  Context context(world(), on_host());
+TEST_F(BackwardFace, SumsOfRoundedGradientsAreKnown) {
   auto rounding = std::make_unique<test::WrappedNative>(
       "rounding", [](std::unique_ptr<Kernel> native) { return native; }, 10);
   rounding->declaration().backward->rounds = true;
-  context.registry().add(std::move(rounding));
+  context_.registry().add(std::move(rounding));
   AttentionOptions options = causal(67);
   for (const char* name : {"rounding", "native"}) {
     options.backward.implementation = name;
-    Attention attention(context, options);
+    Attention attention(context_, options);
     attention.prepare_backward();
     const ring::ShardedAttention& pass = *attention.backward_pass();
-    EXPECT_EQ(pass.reduces_rounded(), std::string("rounding") == name && context.size() > 1);
+    EXPECT_EQ(pass.reduces_rounded(), std::string("rounding") == name && context_.size() > 1);
   }
 }
 
-TEST(BackwardFace, KernelsAreToldWhetherBitsMustRepeat) {
+TEST_F(BackwardFace, KernelsAreToldWhetherBitsMustRepeat) {
   struct Recording final : Kernel {
     Recording(std::unique_ptr<Kernel> kernel, std::set<bool>& all)
         : native(std::move(kernel)), asked(all) {}
@@ -159,8 +156,7 @@ TEST(BackwardFace, KernelsAreToldWhetherBitsMustRepeat) {
     std::set<bool>& asked;
   };
   std::set<bool> asked;
-  Context context(world(), on_host());
-  context.registry().add(std::make_unique<test::WrappedNative>(
+  context_.registry().add(std::make_unique<test::WrappedNative>(
       "recording",
       [&](std::unique_ptr<Kernel> native) {
         return std::make_unique<Recording>(std::move(native), asked);
@@ -171,13 +167,13 @@ TEST(BackwardFace, KernelsAreToldWhetherBitsMustRepeat) {
     asked.clear();
     options.reproducible = repeats ? Reproducible::run : Reproducible::no;
     options.backward.implementation = "recording";
-    Attention attention(context, options);
+    Attention attention(context_, options);
     expect_right_gradients(attention, options, 3);
     EXPECT_EQ(asked, std::set{repeats});
   }
 }
 
-TEST(BackwardFace, WhatAKernelRefusesWhenItIsPreparedAnotherComputes) {
+TEST_F(BackwardFace, WhatAKernelRefusesWhenItIsPreparedAnotherComputes) {
   struct Refusing final : Kernel {
     void prepare_backward(const BackwardBlock& block, const Gradients& gradients) override {
       if (gradients.query.shape() == block.query.shape()) throw UnsupportedError("not today");
@@ -187,35 +183,32 @@ TEST(BackwardFace, WhatAKernelRefusesWhenItIsPreparedAnotherComputes) {
       throw InternalError("only for gradients");
     }
   };
-  Context context(world(), on_host());
-  context.registry().add(std::make_unique<test::WrappedNative>(
+  context_.registry().add(std::make_unique<test::WrappedNative>(
       "refusing", [](const std::unique_ptr<Kernel>&) { return std::make_unique<Refusing>(); }, 10));
   AttentionOptions options = causal(67);
   options.implementation = "native";
   options.backward.implementation = "auto";
-  Attention attention(context, options);
+  Attention attention(context_, options);
   expect_right_gradients(attention, options, 3);
   EXPECT_EQ(attention.backward_pass()->implementations_of_ranks(), "native");
 }
 
-TEST(BackwardFace, Modifiers) {
-  Context context(world(), on_host());
+TEST_F(BackwardFace, Modifiers) {
   AttentionOptions options = causal(53);
   options.dropout.emplace(0.3, 8);
   options.soft_cap = 2.0;
   options.scale = 0.7;
   options.sinks = Sinks({4, 2}, {0, 1, 2, 3, -1, -2, 5, 0.5F});
-  Attention attention(context, options);
+  Attention attention(context_, options);
   expect_right_gradients(attention, options, 3);
 }
 
 // By head and shared by all heads, written and added.
-TEST(BackwardFace, GradientOfTheSinks) {
-  Context context(world(), on_host());
+TEST_F(BackwardFace, GradientOfTheSinks) {
   AttentionOptions options = causal(53);
   for (const bool shared : {false, true}) {
     options.sinks = shared ? Sinks({2}, {0.5F, 1}) : Sinks({4, 2}, {0, 1, 2, 3, -1, -2, 5, 0.5F});
-    Attention attention(context, options);
+    Attention attention(context_, options);
     BackwardShards shards(attention, 3);
     attention.run(shards.tensors(true));
     const Extents shape = attention.sinks_shape();
@@ -242,8 +235,7 @@ TEST(BackwardFace, GradientOfTheSinks) {
 
 // The gradient of a bias of all rows is written, then added. tests/ring/gradient_cases.hpp has
 // other biases and schedules.
-TEST(BackwardFace, GradientOfTheBias) {
-  Context context(world(), on_host());
+TEST_F(BackwardFace, GradientOfTheBias) {
   AttentionOptions options = causal(37);
   const AttentionShape& s = options.shape;
   options.bias = Extents{1, 4, 1, 37};
@@ -253,7 +245,7 @@ TEST(BackwardFace, GradientOfTheBias) {
       true_gradients(options, 3, true,
                      broadcast_scores({bias.data(), DType::float32, *options.bias}, {},
                                       {s.batch, s.heads, s.query_length, s.kv_length}));
-  Attention attention(context, options);
+  Attention attention(context_, options);
   EXPECT_EQ(attention.bias_shape(), *options.bias);
   BackwardShards shards(attention, 3);
   AttentionTensors forward = shards.tensors(true);
@@ -279,8 +271,7 @@ TEST(BackwardFace, GradientOfTheBias) {
 }
 
 // Padding may hold anything.
-TEST(BackwardFace, GradientsOfTheOutputPastItsLengthReachNothing) {
-  Context context(world(), on_host());
+TEST_F(BackwardFace, GradientsOfTheOutputPastItsLengthReachNothing) {
   const std::vector<std::int32_t> lengths{40, 17};
   AttentionOptions options = causal(53);
   options.mask.set_query_lengths(lengths);
@@ -288,7 +279,7 @@ TEST(BackwardFace, GradientsOfTheOutputPastItsLengthReachNothing) {
   const OracleGradients truth = true_gradients(options, 3, true);
   for (const char* implementation : {"native", "vanilla"}) {
     options.implementation = implementation;
-    Attention attention(context, options);
+    Attention attention(context_, options);
     BackwardShards shards(attention, 3);
     const Extents shape = attention.output_shape();
     for (std::int64_t b = 0; b < shape[0]; ++b) {
@@ -312,10 +303,9 @@ TEST(BackwardFace, GradientsOfTheOutputPastItsLengthReachNothing) {
   }
 }
 
-TEST(BackwardFace, AddsWhereAskedAndTakesTheGradientOfTheLse) {
-  Context context(world(), on_host());
+TEST_F(BackwardFace, AddsWhereAskedAndTakesTheGradientOfTheLse) {
   const AttentionOptions options = causal(41);
-  Attention attention(context, options);
+  Attention attention(context_, options);
   BackwardShards shards(attention, 3);
   attention.run(shards.tensors(true));
   for (const bool with_grad_lse : {false, true}) {
@@ -332,13 +322,12 @@ TEST(BackwardFace, AddsWhereAskedAndTakesTheGradientOfTheLse) {
   }
 }
 
-TEST(BackwardFace, ScheduleAndImplementationAreChosenApart) {
-  Context context(world(), on_host());
+TEST_F(BackwardFace, ScheduleAndImplementationAreChosenApart) {
   AttentionOptions options = causal(64);
   options.implementation = "native";
-  options.schedule = context.size() == 1 ? "local" : "pass_q";
-  options.backward = {"vanilla", context.size() == 1 ? "local" : "allgather"};
-  Attention attention(context, options);
+  options.schedule = context_.size() == 1 ? "local" : "pass_q";
+  options.backward = {"vanilla", context_.size() == 1 ? "local" : "allgather"};
+  Attention attention(context_, options);
   attention.prepare_backward();
   EXPECT_EQ(attention.implementations_of_ranks(), "native");
   EXPECT_EQ(ring::name_of(attention.backward_pass()->schedule().schedule),
@@ -346,10 +335,9 @@ TEST(BackwardFace, ScheduleAndImplementationAreChosenApart) {
   expect_right_gradients(attention, options, 5);
 }
 
-TEST(BackwardFace, FollowsTheMask) {
-  Context context(world(), on_host());
+TEST_F(BackwardFace, FollowsTheMask) {
   AttentionOptions options = causal(61);
-  Attention attention(context, options);
+  Attention attention(context_, options);
   for (const std::int32_t length : {61, 17, 5}) {
     options.mask = Mask();
     options.mask.set_causal(true);
@@ -359,16 +347,15 @@ TEST(BackwardFace, FollowsTheMask) {
   }
 }
 
-TEST(BackwardFace, SaysWhyThereAreNoGradients) {
-  Context context(world(), on_host());
+TEST_F(BackwardFace, SaysWhyThereAreNoGradients) {
   auto forward_only = std::make_unique<test::WrappedNative>(
       "forward_only", [](std::unique_ptr<Kernel> native) { return native; });
   forward_only->declaration().backward.reset();
-  context.registry().add(std::move(forward_only));
+  context_.registry().add(std::move(forward_only));
   const auto message = [&](const auto& change) {
     AttentionOptions options = causal(29);
     change(options);
-    Attention attention(context, options);
+    Attention attention(context_, options);
     return test::message_of<UserError>([&] { attention.prepare_backward(); });
   };
   EXPECT_THAT(message([](AttentionOptions& o) { o.normalize_output = false; }),
@@ -379,35 +366,33 @@ TEST(BackwardFace, SaysWhyThereAreNoGradients) {
               HasSubstr("forward_only: computes no gradients"));
   EXPECT_THAT(message([](AttentionOptions& o) { o.backward.schedule = "nothing"; }),
               HasSubstr("'nothing'"));
-  if (context.size() == 1) return;
+  if (context_.size() == 1) return;
   EXPECT_THAT(message([](AttentionOptions& o) { o.backward.grad_wire = DType::bfloat16; }),
               HasSubstr("gradients of float32 are not rounded to bfloat16"));
 }
 
-TEST(BackwardFace, GradientsGoInHalfTheBytes) {
-  Context context(world(), on_host());
+TEST_F(BackwardFace, GradientsGoInHalfTheBytes) {
   AttentionOptions options = causal(64);
   options.dtype = DType::bfloat16;
   options.backward.grad_wire = DType::bfloat16;
   for (const char* schedule : {"ring", "allgather"}) {
     options.backward.schedule = schedule;
-    Attention attention(context, options);
+    Attention attention(context_, options);
     attention.prepare_backward();
-    EXPECT_EQ(attention.backward_pass()->adds_rounded_gradients(), context.size() > 1) << schedule;
+    EXPECT_EQ(attention.backward_pass()->adds_rounded_gradients(), context_.size() > 1) << schedule;
   }
 }
 
 // Also after some ranks have planned their kind of call.
-TEST(BackwardFace, RanksAskForTheSameGradients) {
-  Context context(world(), on_host());
-  if (context.size() == 1) GTEST_SKIP() << "one rank agrees with itself";
-  const bool last = context.rank() == context.size() - 1;
+TEST_F(BackwardFace, RanksAskForTheSameGradients) {
+  if (context_.size() == 1) GTEST_SKIP() << "one rank agrees with itself";
+  const bool last = context_.rank() == context_.size() - 1;
   AttentionOptions options = causal(29);
   options.sinks = Sinks({2}, {0.5F, 1});
   std::vector<float> grad_sinks(2);
   for (const char* planned : {"nothing", "others", "theirs"}) {
     SCOPED_TRACE(planned);
-    Attention attention(context, options);
+    Attention attention(context_, options);
     BackwardShards shards(attention, 3);
     attention.run(shards.tensors(true));
     if (std::string("nothing") != planned) attention.prepare_backward();
@@ -416,7 +401,7 @@ TEST(BackwardFace, RanksAskForTheSameGradients) {
     if (last) tensors.grad_sinks = grad_sinks.data();
     const std::string message =
         test::message_of<ArgumentError>([&] { attention.backward(tensors); });
-    EXPECT_EQ(message, "gradients on rank " + std::to_string(context.size() - 1) +
+    EXPECT_EQ(message, "gradients on rank " + std::to_string(context_.size() - 1) +
                            ": got written, with the gradient of the sinks, expected what rank 0 "
                            "asks for: written");
     shards.clear();
@@ -425,18 +410,17 @@ TEST(BackwardFace, RanksAskForTheSameGradients) {
   }
 }
 
-TEST(BackwardFace, ErrorsAreThoseOfAllRanks) {
-  Context context(world(), on_host());
+TEST_F(BackwardFace, ErrorsAreThoseOfAllRanks) {
   const AttentionOptions options = causal(29);
-  Attention attention(context, options);
+  Attention attention(context_, options);
   BackwardShards shards(attention, 3);
   attention.run(shards.tensors(true));
   const auto message = [&](const auto& change) {
     BackwardTensors tensors = shards.backward();
-    if (context.rank() == context.size() - 1) change(tensors);  // one rank is enough
+    if (context_.rank() == context_.size() - 1) change(tensors);  // one rank is enough
     return test::message_of<UserError>([&] { attention.backward(tensors); });
   };
-  if (context.size() > 1) {
+  if (context_.size() > 1) {
     EXPECT_THAT(message([](BackwardTensors& t) { t.accumulate = true; }), HasSubstr("added"));
   }
   EXPECT_THAT(message([](BackwardTensors& t) { t.grad_key = nullptr; }),

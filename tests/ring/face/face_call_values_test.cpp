@@ -4,7 +4,6 @@
 #include <functional>
 #include <limits>
 #include <memory>
-#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -14,7 +13,6 @@
 
 #include <annulus/annulus.hpp>
 #include <annulus/core/error.hpp>
-#include <annulus/ring/attention_weights.hpp>
 
 #include "tests/attention/wrapped_native.hpp"
 #include "tests/ring/face/face_cases.hpp"
@@ -22,6 +20,8 @@
 
 namespace annulus {
 namespace {
+
+using CallValues = Face;
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
@@ -79,7 +79,7 @@ void expect_right_everywhere(AttentionOptions options, const std::vector<Values>
   }
 }
 
-TEST(CallValues, LengthsUpToThoseOfThePlan) {
+TEST_F(CallValues, LengthsUpToThoseOfThePlan) {
   AttentionOptions options = causal(37);
   options.call_arguments.lengths = true;
   options.mask.set_kv_lengths({37, 30});
@@ -90,7 +90,7 @@ TEST(CallValues, LengthsUpToThoseOfThePlan) {
                                     {}});
 }
 
-TEST(CallValues, LengthsWhereThePlanHasNone) {
+TEST_F(CallValues, LengthsWhereThePlanHasNone) {
   AttentionOptions options = causal(37);
   options.mask.set_causal(false);  // every block is visible as a whole
   options.call_arguments.lengths = true;
@@ -101,7 +101,7 @@ TEST(CallValues, LengthsWhereThePlanHasNone) {
 }
 
 // Offsets may show what the planned ones hide, and the other way round.
-TEST(CallValues, OffsetsOfAnySize) {
+TEST_F(CallValues, OffsetsOfAnySize) {
   AttentionOptions options = causal(37);
   options.mask.set_offset(-3);
   options.call_arguments.offsets = true;
@@ -117,7 +117,7 @@ TEST(CallValues, OffsetsOfAnySize) {
   expect_right_everywhere(options, {{}, {.offsets = {3, 21}}});
 }
 
-TEST(CallValues, SeedsOfDropout) {
+TEST_F(CallValues, SeedsOfDropout) {
   AttentionOptions options = causal(37);
   options.dropout.emplace(0.3, 8);
   options.call_arguments.dropout_seed = true;
@@ -125,7 +125,7 @@ TEST(CallValues, SeedsOfDropout) {
 }
 
 // Sinks of the problem hold again where a call has none.
-TEST(CallValues, Sinks) {
+TEST_F(CallValues, Sinks) {
   AttentionOptions options = causal(37);
   options.sinks = Sinks({4, 1}, {0, 1, -1, 0.5F});
   constexpr float kNone = -std::numeric_limits<float>::infinity();
@@ -133,11 +133,10 @@ TEST(CallValues, Sinks) {
                           {{}, {.sinks = {3, -2, 0, 1}}, {.sinks = {kNone, kNone, 0.25F, 7}}, {}});
 }
 
-TEST(CallValues, SinksThatTheHeadsShare) {
-  Context context(world(), on_host());
+TEST_F(CallValues, SinksThatTheHeadsShare) {
   AttentionOptions options = causal(37);
   options.sinks = Sinks({3}, {0, 1, -1});
-  Attention attention(context, options);
+  Attention attention(context_, options);
   Shards shards(attention, 3);
   AttentionTensors tensors = shards.tensors(true);
   const std::vector<float> sinks{2, 0.5F, -3};
@@ -147,7 +146,7 @@ TEST(CallValues, SinksThatTheHeadsShare) {
   expect_right(attention, options, shards, 3, true);
 }
 
-TEST(CallValues, AllTogetherBesideOtherParts) {
+TEST_F(CallValues, AllTogetherBesideOtherParts) {
   AttentionOptions options = causal(37);
   options.dropout.emplace(0.3, 8);
   options.soft_cap = 2.0;
@@ -162,7 +161,7 @@ TEST(CallValues, AllTogetherBesideOtherParts) {
 }
 
 // A rank passes the values of its own batches.
-TEST(CallValues, BatchesOfTheRank) {
+TEST_F(CallValues, BatchesOfTheRank) {
   ContextOptions context_options = on_host();
   if (test::session().size() % 2 == 0) context_options.mesh = "dp=2,sp=-1";
   Context context(world(), context_options);
@@ -190,12 +189,11 @@ TEST(CallValues, BatchesOfTheRank) {
 }
 
 // Only one rank does it, so that others would be missing if it communicated.
-TEST(CallValues, SetMaskOfOtherValuesPlansNothingAndAsksNobody) {
-  Context context(world(), on_host());
+TEST_F(CallValues, SetMaskOfOtherValuesPlansNothingAndAsksNobody) {
   AttentionOptions options = causal(37);
   options.call_arguments = {true, true, false};
   options.mask.set_kv_lengths({37, 30});
-  Attention attention(context, options);
+  Attention attention(context_, options);
   const ring::RankPlan* const plan = &attention.rank_plan();
   const auto expect_right_now = [&](int seed) {
     BackwardShards shards(attention, seed);
@@ -205,7 +203,7 @@ TEST(CallValues, SetMaskOfOtherValuesPlansNothingAndAsksNobody) {
     expect_right_gradient(attention, options, seed, shards.grad_query, shards.grad_key,
                           shards.grad_value);
   };
-  if (context.rank() == context.size() - 1) {
+  if (context_.rank() == context_.size() - 1) {
     Mask mask = options.mask;
     mask.set_offset(9);
     attention.set_mask(mask);  // and again below, with the others
@@ -236,14 +234,13 @@ TEST(CallValues, SetMaskOfOtherValuesPlansNothingAndAsksNobody) {
   expect_right_now(7);
 }
 
-TEST(CallValues, WeightsFollowThem) {
-  Context context(world(), on_host());
+TEST_F(CallValues, WeightsFollowThem) {
   AttentionOptions options = causal(11);
   options.implementation = "vanilla";
   options.weights = true;
   options.sinks = Sinks({4, 1}, std::vector<float>(4));
   options.call_arguments.lengths = true;
-  Attention attention(context, options);
+  Attention attention(context_, options);
   Shards shards(attention, 3);
   std::vector<float> weights(static_cast<std::size_t>(attention.weights_shape().product()));
   AttentionTensors tensors = shards.tensors(true);
@@ -266,17 +263,16 @@ TEST(CallValues, WeightsFollowThem) {
   }
 }
 
-TEST(CallValues, WrongOnesAreErrors) {
-  Context context(world(), on_host());
+TEST_F(CallValues, WrongOnesAreErrors) {
   AttentionOptions options = causal(37);
   options.mask.set_kv_lengths({37, 30});
   options.dropout.emplace(0.3, 8);
   options.call_arguments.lengths = true;
   const auto first_call = [&](const ring::CallValues& values) {
-    Attention attention(context, options);
+    Attention attention(context_, options);
     Shards shards(attention, 3);
     AttentionTensors tensors = shards.tensors(true);
-    if (context.rank() == context.size() - 1) tensors.call_values = values;  // one is enough
+    if (context_.rank() == context_.size() - 1) tensors.call_values = values;  // one is enough
     return test::message_of<UserError>([&] { attention.run(tensors); });
   };
   const auto of = [&](const Values& values) { return first_call(values.views()); };
@@ -315,27 +311,26 @@ TEST(CallValues, WrongOnesAreErrors) {
   EXPECT_THAT(first_call(far), HasSubstr("sinks: got bfloat16, expected float32"));
   options.sinks.reset();
   // Later, each rank is alone.
-  Attention attention(context, options);
+  Attention attention(context_, options);
   Shards shards(attention, 3);
   AttentionTensors tensors = shards.tensors(true);
   attention.run(tensors);
   const Numbers lengths{37, 31};
   tensors.call_values.kv_lengths = Values::view(lengths);
   EXPECT_THAT(test::message_of<LibraryError>([&] { attention.run(tensors); }),
-              AllOf(HasSubstr("rank " + std::to_string(context.rank())),
+              AllOf(HasSubstr("rank " + std::to_string(context_.rank())),
                     HasSubstr("kv_lengths: got 31 in batch 1")));
 }
 
-TEST(CallValues, ProblemsThatCannotHaveThemAreRefused) {
-  Context context(world(), on_host());
+TEST_F(CallValues, ProblemsThatCannotHaveThemAreRefused) {
   auto fixed = std::make_unique<test::WrappedNative>(
       "fixed", [](std::unique_ptr<Kernel> native) { return native; });
   fixed->declaration().features = FeatureSet::all();
-  context.registry().add(std::move(fixed));
+  context_.registry().add(std::move(fixed));
   const auto message = [&](const std::function<void(AttentionOptions&)>& change) {
     AttentionOptions options = causal(37);
     change(options);
-    return test::message_of<UserError>([&] { Attention(context, options); });
+    return test::message_of<UserError>([&] { Attention(context_, options); });
   };
   EXPECT_THAT(message([](AttentionOptions& o) { o.call_arguments.dropout_seed = true; }),
               HasSubstr("call arguments: got dropout seed, expected no dropout seed"));

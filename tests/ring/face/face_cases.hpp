@@ -25,6 +25,16 @@ inline ContextOptions on_host() {
   return options;
 }
 
+inline MPI_Comm world() {
+  return test::session().world();
+}
+
+/// All ranks, on their CPUs.
+class Face : public ::testing::Test {
+ protected:
+  Context context_{world(), on_host()};
+};
+
 inline AttentionOptions causal(std::int64_t length) {
   AttentionOptions options;
   options.shape = {2, length, length, 4, 2, 16, 8};
@@ -228,10 +238,6 @@ inline void expect_right_gradient(const Attention& attention, const AttentionOpt
   for (std::size_t i = 0; i < grad_sinks.size(); ++i) {
     ASSERT_NEAR(grad_sinks[i], truth.sinks.values[i], 2e-5) << "sink " << i;
   }
-}
-
-inline MPI_Comm world() {
-  return test::session().world();
 }
 
 }  // namespace annulus

@@ -25,22 +25,21 @@ namespace {
 
 using ::testing::HasSubstr;
 
-TEST(Face, ErrorsAreTheSameOnAllRanks) {
-  Context context(world(), on_host());
+TEST_F(Face, ErrorsAreTheSameOnAllRanks) {
   AttentionOptions options = causal(64);
   options.shape.kv_heads = 3;
-  EXPECT_THROW(Attention(context, options), UserError);
+  EXPECT_THROW(Attention(context_, options), UserError);
   options = causal(64);
   options.schedule = "sideways";
-  EXPECT_THROW(Attention(context, options), UserError);
+  EXPECT_THROW(Attention(context_, options), UserError);
   options = causal(64);
   options.implementation = "nobody";
-  EXPECT_THROW(Attention(context, options), UserError);
+  EXPECT_THROW(Attention(context_, options), UserError);
   options = causal(64);
-  Attention attention(context, options);
+  Attention attention(context_, options);
   Shards shards(attention, 1);
   AttentionTensors tensors = shards.tensors(true);
-  if (context.rank() == context.size() - 1) tensors.key = nullptr;
+  if (context_.rank() == context_.size() - 1) tensors.key = nullptr;
   EXPECT_THAT(test::message_of<UserError>([&] { attention.run(tensors); }),
               HasSubstr("key: got a null pointer"));
   attention.run(shards.tensors(true));
@@ -48,10 +47,9 @@ TEST(Face, ErrorsAreTheSameOnAllRanks) {
 }
 
 // The call that overlaps another one touches nothing: the other one goes on, and so may the thread.
-TEST(Face, OverlappingCallsOfTwoThreadsAreRefused) {
-  Context context(world(), on_host());
+TEST_F(Face, OverlappingCallsOfTwoThreadsAreRefused) {
   AttentionOptions options = causal(64);
-  Attention attention(context, options);
+  Attention attention(context_, options);
   std::string message;
   bool filled = false;
   options.init_bias = InitBias{{1, 1, 1, 64}, [&](const TensorView& part, auto) {
@@ -64,7 +62,7 @@ TEST(Face, OverlappingCallsOfTwoThreadsAreRefused) {
                                  }).join();
                                  filled = true;
                                }};
-  Attention biased(context, options);
+  Attention biased(context_, options);
   EXPECT_THAT(message, HasSubstr("Attention::wait on thread"));
   EXPECT_THAT(message, HasSubstr("during Attention::Attention on thread"));
   EXPECT_TRUE(filled);
@@ -74,15 +72,14 @@ TEST(Face, OverlappingCallsOfTwoThreadsAreRefused) {
 }
 
 // The others may have begun the call, and cannot be asked any more.
-TEST(Face, ErrorsOfLaterCallsAreOfOneRankAndNameIt) {
-  Context context(world(), on_host());
-  Attention attention(context, causal(64));
+TEST_F(Face, ErrorsOfLaterCallsAreOfOneRankAndNameIt) {
+  Attention attention(context_, causal(64));
   Shards shards(attention, 1);
   attention.run(shards.tensors(true));
   AttentionTensors tensors = shards.tensors(true);
   tensors.maximum = tensors.lse;
   EXPECT_EQ(test::message_of<LibraryError>([&] { attention.run(tensors); }),
-            "rank " + std::to_string(context.rank()) +
+            "rank " + std::to_string(context_.rank()) +
                 ": maximum: got memory, expected none: the options do not ask for an unnormalised "
                 "output");
 }
@@ -115,7 +112,7 @@ void for_each_difference(const std::vector<Difference<Options>>& differences,
   }
 }
 
-TEST(Face, OneRanksContextOptionsOtherwise) {
+TEST_F(Face, OneRanksContextOptionsOtherwise) {
   // One field more, and this does not compile: how may ranks differ in it?
   [[maybe_unused]] const auto& [mesh, place, devices, share_gpus, transport, timeout, threads] =
       ContextOptions();
@@ -144,7 +141,7 @@ TEST(Face, OneRanksContextOptionsOtherwise) {
       });
 }
 
-TEST(Face, OneRanksAttentionOptionsOtherwise) {
+TEST_F(Face, OneRanksAttentionOptionsOtherwise) {
   // One field more, and this does not compile.
   [[maybe_unused]] const auto& [shape, dtype, scale, soft_cap, mask, sinks, dropout, softmax_dtype,
                                 bias, dense_mask, weights, normalize_output, call_arguments,
@@ -153,9 +150,8 @@ TEST(Face, OneRanksAttentionOptionsOtherwise) {
       ring::LayoutOptions();
   [[maybe_unused]] const auto& [implementation, schedule, transport, ulysses_degree, inner_size,
                                 head_group_bytes] = ring::Choice();
-  Context context(world(), on_host());
   const AttentionOptions options = causal(64);
-  Attention before(context, options);  // its group is there already
+  Attention before(context_, options);  // its group is there already
   Tracer tracer;
   using Other = Difference<AttentionOptions>;
   for_each_difference(
@@ -236,24 +232,23 @@ TEST(Face, OneRanksAttentionOptionsOtherwise) {
            "cost model"},
           {"tracer", [&](auto& o) { o.tracer = &tracer; }, "traced"},
       },
-      options, [&](const AttentionOptions& mine) { Attention(context, mine); });
+      options, [&](const AttentionOptions& mine) { Attention(context_, mine); });
   expect_right_run(before, options, 1);
 }
 
 // The message holds what differs, and not all that the ranks have alike.
-TEST(Face, RanksThatDisagreeAreToldTheDifference) {
+TEST_F(Face, RanksThatDisagreeAreToldTheDifference) {
   if (test::session().size() == 1) GTEST_SKIP() << "needs 2 ranks";
-  Context context(world(), on_host());
   AttentionOptions options = causal(64);
-  if (context.rank() == 1) options.soft_cap = 20;
-  const std::string text = test::message_of<ArgumentError>([&] { Attention(context, options); });
+  if (context_.rank() == 1) options.soft_cap = 20;
+  const std::string text = test::message_of<ArgumentError>([&] { Attention(context_, options); });
   EXPECT_THAT(text, AllOf(HasSubstr("attention on rank 1: got modifiers "),
                           HasSubstr("soft cap 20, expected what rank 0 computes, modifiers "),
                           Not(HasSubstr("shape")), Not(HasSubstr("schedule"))));
 }
 
 // One rank has no memory left for the LSE that its caller does not want.
-TEST(Face, MemoryThatARunNeedsIsAgreedOn) {
+TEST_F(Face, MemoryThatARunNeedsIsAgreedOn) {
   if (test::session().size() == 1) GTEST_SKIP() << "needs 2 ranks";
   ContextOptions hasty = on_host();
   hasty.timeout = 2;
@@ -278,7 +273,7 @@ TEST(Face, MemoryThatARunNeedsIsAgreedOn) {
   EXPECT_THAT(text, HasSubstr("no memory"));
 }
 
-TEST(Face, AMeshThatDoesNotFitIsRefused) {
+TEST_F(Face, AMeshThatDoesNotFitIsRefused) {
   ContextOptions options = on_host();
   options.mesh = "sp=" + std::to_string(test::session().size() + 1);
   EXPECT_THROW(Context(world(), options), UserError);
@@ -286,7 +281,7 @@ TEST(Face, AMeshThatDoesNotFitIsRefused) {
   EXPECT_THROW(Context(world(), options), UserError);
 }
 
-TEST(Face, APlaceThatIsNotThereIsRefusedAndNotReplaced) {
+TEST_F(Face, APlaceThatIsNotThereIsRefusedAndNotReplaced) {
   ContextOptions options = on_host();
   options.place = Place::cuda(77);
   EXPECT_THROW(Context(world(), options), UserError);

@@ -1,7 +1,6 @@
 // Bias and dense mask through the public interface, on CPU ranks.
 #include <algorithm>
 #include <span>
-#include <string>
 #include <vector>
 
 #include <gmock/gmock.h>
@@ -60,14 +59,13 @@ struct Scores {
   std::vector<std::uint8_t> mask;
 };
 
-TEST(Face, BiasAndMask) {
-  Context context(world(), on_host());
+TEST_F(Face, BiasAndMask) {
   AttentionOptions options = causal(101);
   const std::int64_t length = options.shape.kv_length;
   for (const Extents& bias : {Extents{1, 4, length, length}, Extents{1, 1, 1, length}}) {
     options.bias = bias;
     options.dense_mask = Extents{1, 1, options.shape.query_length, length};
-    Attention attention(context, options);
+    Attention attention(context_, options);
     EXPECT_EQ(attention.bias_shape()[2], bias[2] == 1 ? 1 : attention.query_shape()[1]);
     EXPECT_EQ(attention.mask_shape(),
               (Extents{1, 1, attention.query_shape()[1], options.shape.kv_length}));
@@ -85,8 +83,7 @@ TEST(Face, BiasAndMask) {
   }
 }
 
-TEST(Face, BiasPolicies) {
-  Context context(world(), on_host());
+TEST_F(Face, BiasPolicies) {
   AttentionOptions options = causal(64);
   const std::int64_t length = options.shape.kv_length;
   options.mask.set_window(20, 20);
@@ -94,7 +91,7 @@ TEST(Face, BiasPolicies) {
   options.dense_mask = Extents{1, 1, length, length};
   for (const BiasPolicy policy : {BiasPolicy::bias_wins, BiasPolicy::bias_disables_causal}) {
     options.bias_policy = policy;
-    Attention attention(context, options);
+    Attention attention(context_, options);
     Shards shards(attention, 3);
     const Scores scores(attention);
     AttentionTensors tensors = shards.tensors(true);
@@ -118,8 +115,7 @@ TEST(Face, BiasPolicies) {
   }
 }
 
-TEST(Face, InitBiasIsCalledOnlyWhereNothingElseIsGiven) {
-  Context context(world(), on_host());
+TEST_F(Face, InitBiasIsCalledOnlyWhereNothingElseIsGiven) {
   AttentionOptions options = causal(65);
   const std::int64_t length = options.shape.kv_length;
   int calls = 0;
@@ -133,7 +129,7 @@ TEST(Face, InitBiasIsCalledOnlyWhereNothingElseIsGiven) {
                  std::copy(entries.begin(), entries.end(), part.as<float>());
                }};
   const auto runs = [&](bool with_bias, bool with_mask) {
-    Attention attention(context, options);
+    Attention attention(context_, options);
     Shards shards(attention, 3);
     Scores scores(attention);
     AttentionTensors tensors = shards.tensors(true);
@@ -178,15 +174,14 @@ TEST(Face, InitBiasIsCalledOnlyWhereNothingElseIsGiven) {
   runs(false, false);
   EXPECT_EQ(calls, 3);
   options.init_bias->fill = nullptr;
-  EXPECT_THROW(Attention(context, options), UserError);
+  EXPECT_THROW(Attention(context_, options), UserError);
 }
 
-TEST(Face, BiasAndMaskMustBeThoseOfTheProblem) {
-  Context context(world(), on_host());
+TEST_F(Face, BiasAndMaskMustBeThoseOfTheProblem) {
   AttentionOptions options = causal(64);
   const std::int64_t length = options.shape.kv_length;
   const auto error = [&](bool bias, bool mask) {
-    Attention attention(context, options);
+    Attention attention(context_, options);
     Shards shards(attention, 3);
     std::vector<float> some(static_cast<std::size_t>(4 * length * length));
     AttentionTensors tensors = shards.tensors(true);
@@ -202,7 +197,7 @@ TEST(Face, BiasAndMaskMustBeThoseOfTheProblem) {
   EXPECT_THAT(error(true, false), HasSubstr("mask: got a null pointer"));
   EXPECT_EQ(error(true, true), "nothing thrown");
   options.bias = Extents{1, 3, length, length};
-  EXPECT_THROW(Attention(context, options), UserError);
+  EXPECT_THROW(Attention(context_, options), UserError);
 }
 
 }  // namespace

@@ -21,12 +21,11 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-TEST(Face, SayingLittleIsEnough) {
-  Context context(world(), on_host());
-  EXPECT_EQ(context.size(), test::session().size());
-  EXPECT_EQ(context.mesh().shape().axes().front().size, context.size());
+TEST_F(Face, SayingLittleIsEnough) {
+  EXPECT_EQ(context_.size(), test::session().size());
+  EXPECT_EQ(context_.mesh().shape().axes().front().size, context_.size());
   const AttentionOptions options = causal(101);
-  Attention attention(context, options);
+  Attention attention(context_, options);
   for (const bool with_lse : {true, false}) {
     Shards shards(attention, 3);
     attention.run(shards.tensors(with_lse));
@@ -37,16 +36,15 @@ TEST(Face, SayingLittleIsEnough) {
   }
 }
 
-TEST(Face, Modifiers) {
-  Context context(world(), on_host());
+TEST_F(Face, Modifiers) {
   AttentionOptions options = causal(101);
   options.dropout.emplace(0.3, 8);
   options.sinks = Sinks({4, 2}, {0, 1, 2, 3, -1, -2, 5, 0.5F});
-  Attention attention(context, options);
+  Attention attention(context_, options);
   expect_right_run(attention, options, 3);
 }
 
-TEST(Face, MetadataSayWhatAndWhere) {
+TEST_F(Face, MetadataSayWhatAndWhere) {
   const AttentionMetadata metadata = AttentionMetadata::resolve(
       {.soft_cap = 4.0, .backend = Backend::cpu},
       parse_metadata(R"({"softmax_scale": 0.5, "soft_cap": 9, "dropout_prob": 0.25,
@@ -72,37 +70,36 @@ TEST(Face, MetadataSayWhatAndWhere) {
   expect_right_run(attention, expected, 3);
 }
 
-TEST(Face, RulesOfTheModeDecideTheSpecs) {
-  Context context(world(), on_host());
+TEST_F(Face, RulesOfTheModeDecideTheSpecs) {
   AttentionOptions options = causal(64);
   options.rules.set({SemanticAxis::query_length, AttentionMode::insert, {}});
   options.rules.set({SemanticAxis::kv_length, AttentionMode::insert, {}});
   const auto rows = [&](std::optional<AttentionMode> mode) {
     options.mode = mode;
-    return Attention(context, options).query_shape()[1];
+    return Attention(context_, options).query_shape()[1];
   };
   EXPECT_EQ(rows(AttentionMode::insert), 64);
-  EXPECT_EQ(rows(AttentionMode::train), 64 / context.size());
-  EXPECT_EQ(rows({}), 64 / context.size());
+  EXPECT_EQ(rows(AttentionMode::train), 64 / context_.size());
+  EXPECT_EQ(rows({}), 64 / context_.size());
   options.rules.set({SemanticAxis::head, {}, {"tp"}});
-  EXPECT_THAT(test::message_of<UserError>([&] { Attention(context, options); }), HasSubstr("'tp'"));
+  EXPECT_THAT(test::message_of<UserError>([&] { Attention(context_, options); }),
+              HasSubstr("'tp'"));
 }
 
-TEST(Face, StrategiesChooseTheSchedule) {
-  Context context(world(), on_host());
+TEST_F(Face, StrategiesChooseTheSchedule) {
   AttentionOptions options = causal(64);
   options.implementation = "ring";
   {
-    Attention attention(context, options);
+    Attention attention(context_, options);
     EXPECT_EQ(attention.schedule().schedule, ring::Schedule::ring);
     expect_right_run(attention, options, 3);
   }
   options.schedule = "allgather";
-  EXPECT_THAT(test::message_of<UserError>([&] { Attention(context, options); }),
+  EXPECT_THAT(test::message_of<UserError>([&] { Attention(context_, options); }),
               HasSubstr("schedule: got allgather"));
   options.schedule = "auto";
   options.implementation = "autoregressive_decodeattn";
-  EXPECT_THAT(test::message_of<UserError>([&] { Attention(context, options); }),
+  EXPECT_THAT(test::message_of<UserError>([&] { Attention(context_, options); }),
               HasSubstr("T = 64"));
 }
 
@@ -133,8 +130,7 @@ void expect_weights(const Attention& attention, const AttentionOptions& options,
   }
 }
 
-TEST(Face, VanillaGivesWeightsOfEveryRanksRows) {
-  Context context(world(), on_host());
+TEST_F(Face, VanillaGivesWeightsOfEveryRanksRows) {
   AttentionOptions options = causal(29);
   options.weights = true;
   options.dropout.emplace(0.3, 8);
@@ -144,7 +140,7 @@ TEST(Face, VanillaGivesWeightsOfEveryRanksRows) {
   for (std::size_t j = 0; j < bias.size(); ++j) bias[j] = std::cos(static_cast<float>(j));
   for (const char* implementation : {"auto", "vanilla"}) {
     options.implementation = implementation;
-    Attention attention(context, options);
+    Attention attention(context_, options);
     Shards shards(attention, 3);
     std::vector<float> weights(static_cast<std::size_t>(attention.weights_shape().product()), NAN);
     EXPECT_EQ(attention.weights_dtype(), DType::float32);
@@ -159,12 +155,11 @@ TEST(Face, VanillaGivesWeightsOfEveryRanksRows) {
   }
 }
 
-TEST(Face, OutputsOfTheirOwn) {
-  Context context(world(), on_host());
+TEST_F(Face, OutputsOfTheirOwn) {
   AttentionOptions options = causal(29);
   for (const bool weights : {false, true}) {
     options.weights = weights;
-    Attention attention(context, options);
+    Attention attention(context_, options);
     Shards shards(attention, 3);
     const AttentionOutput output = attention.compute(
         {shards.query.data(), shards.key.data(), shards.value.data()}, /*with_lse=*/weights);
@@ -180,14 +175,13 @@ TEST(Face, OutputsOfTheirOwn) {
 }
 
 // The caller's tensors and compute()'s, under schedules with and without hops.
-TEST(Face, UnnormalisedOutputs) {
-  Context context(world(), on_host());
+TEST_F(Face, UnnormalisedOutputs) {
   AttentionOptions options = causal(29);
   options.sinks = Sinks({1}, {0.5F});
   options.normalize_output = false;
   for (const char* schedule : {"ring", "allgather"}) {
     options.schedule = schedule;
-    Attention attention(context, options);
+    Attention attention(context_, options);
     Shards shards(attention, 3);
     std::vector<float> maximum(shards.lse.size(), NAN);
     std::vector<float> sum(shards.lse.size(), NAN);
@@ -222,17 +216,16 @@ TEST(Face, UnnormalisedOutputs) {
   }
 }
 
-TEST(Face, MaximumAndSumAreForThoseWhoAskedForThem) {
-  Context context(world(), on_host());
+TEST_F(Face, MaximumAndSumAreForThoseWhoAskedForThem) {
   AttentionOptions options = causal(29);
   float memory = 0;
   const auto message = [&](const auto& change) {
-    Attention attention(context, options);
+    Attention attention(context_, options);
     Shards shards(attention, 3);
     AttentionTensors tensors = shards.tensors(false);
     if (!options.normalize_output) tensors.maximum = tensors.sum = &memory;
     // One rank is enough.
-    if (context.rank() == context.size() - 1) change(tensors);
+    if (context_.rank() == context_.size() - 1) change(tensors);
     return test::message_of<UserError>([&] { attention.run(tensors); });
   };
   EXPECT_THAT(message([&](auto& t) { t.maximum = &memory; }),
@@ -247,15 +240,14 @@ TEST(Face, MaximumAndSumAreForThoseWhoAskedForThem) {
               HasSubstr("lse: got memory, expected none with normalize_output = false: the LSE is "
                         "maximum + log(sum)"));
   options.weights = true;
-  EXPECT_THAT(test::message_of<UserError>([&] { Attention(context, options); }),
+  EXPECT_THAT(test::message_of<UserError>([&] { Attention(context_, options); }),
               HasSubstr("normalize_output: got false"));
 }
 
-TEST(Face, WeightsAreForThoseWhoAskedForThem) {
-  Context context(world(), on_host());
+TEST_F(Face, WeightsAreForThoseWhoAskedForThem) {
   AttentionOptions options = causal(29);
   const auto message = [&](void* weights) {
-    Attention attention(context, options);
+    Attention attention(context_, options);
     Shards shards(attention, 3);
     AttentionTensors tensors = shards.tensors(true);
     tensors.weights = weights;
@@ -266,15 +258,15 @@ TEST(Face, WeightsAreForThoseWhoAskedForThem) {
   options.weights = true;
   EXPECT_THAT(message(nullptr), HasSubstr("weights: got a null pointer"));
   options.implementation = "native";
-  EXPECT_THAT(test::message_of<UserError>([&] { Attention(context, options); }),
+  EXPECT_THAT(test::message_of<UserError>([&] { Attention(context_, options); }),
               HasSubstr("a request for attention weights"));
   options.implementation = "vanilla";
-  options.shape = {1, 8192, 8192, 32 * context.size(), 2, 2, 2};  // 8 GiB per rank
-  EXPECT_THAT(test::message_of<UserError>([&] { Attention(context, options); }),
+  options.shape = {1, 8192, 8192, 32 * context_.size(), 2, 2, 2};  // 8 GiB per rank
+  EXPECT_THAT(test::message_of<UserError>([&] { Attention(context_, options); }),
               HasSubstr("more than 4096 MiB"));
 }
 
-TEST(Face, TheMemoryOfWeightsIncludesTheKeysThatARankGathers) {
+TEST_F(Face, TheMemoryOfWeightsIncludesTheKeysThatARankGathers) {
   AttentionProblem problem;
   problem.shape = {1, 8, std::int64_t{1} << 20U, 1, 1, 1000, 1};
   problem.weights = true;
@@ -290,20 +282,18 @@ TEST(Face, TheMemoryOfWeightsIncludesTheKeysThatARankGathers) {
   EXPECT_THAT(refusal(), AllOf(HasSubstr("keys"), HasSubstr("1048576"), HasSubstr("4096 MiB")));
 }
 
-TEST(Face, CausalSequencesAreSharedOutEvenlyByDefault) {
-  Context context(world(), on_host());
-  const AttentionOptions options = causal(std::int64_t{64} * context.size());
-  Attention attention(context, options);
-  EXPECT_EQ(attention.query_positions().ranges().size(), context.size() == 1 ? 1U : 2U);
+TEST_F(Face, CausalSequencesAreSharedOutEvenlyByDefault) {
+  const AttentionOptions options = causal(std::int64_t{64} * context_.size());
+  Attention attention(context_, options);
+  EXPECT_EQ(attention.query_positions().ranges().size(), context_.size() == 1 ? 1U : 2U);
   AttentionOptions full = options;
   full.mask = Mask();
-  EXPECT_EQ(Attention(context, full).query_positions().ranges().size(), 1U);
+  EXPECT_EQ(Attention(context_, full).query_positions().ranges().size(), 1U);
 }
 
 // For uneven documents; shards stay where they are when other documents are set.
-TEST(Face, UnevenDocumentsAreBalancedByDefault) {
-  Context context(world(), on_host());
-  AttentionOptions options = causal(std::int64_t{256} * context.size());
+TEST_F(Face, UnevenDocumentsAreBalancedByDefault) {
+  AttentionOptions options = causal(std::int64_t{256} * context_.size());
   const auto length = static_cast<std::int32_t>(options.shape.kv_length);
   const auto packed = [&](std::int32_t cut) {
     std::vector<std::int32_t> ids;
@@ -317,10 +307,10 @@ TEST(Face, UnevenDocumentsAreBalancedByDefault) {
     return mask;
   };
   options.mask = packed(length / 4 * 3);
-  Attention attention(context, options);
+  Attention attention(context_, options);
   const ring::ShardedOperands& operands = attention.plan_input().operands;
   EXPECT_EQ(operands.query.distribution(1).layout(),
-            context.size() == 1 ? LayoutKind::contiguous : LayoutKind::balanced);
+            context_.size() == 1 ? LayoutKind::contiguous : LayoutKind::balanced);
   EXPECT_EQ(operands.query.distribution(1), operands.key.distribution(1));
   const PositionRanges positions = attention.query_positions();
   for (const std::int32_t cut : {length / 4 * 3, length / 8}) {
@@ -332,14 +322,13 @@ TEST(Face, UnevenDocumentsAreBalancedByDefault) {
 }
 
 // 16 layers that take turns on one context.
-TEST(Face, ManyObjectsShareAContextInTurn) {
-  Context context(world(), on_host());
+TEST_F(Face, ManyObjectsShareAContextInTurn) {
   std::vector<std::unique_ptr<Attention>> layers;
   std::vector<AttentionOptions> options;
   for (int i = 0; i < 16; ++i) {
     options.push_back(causal(37 + i));
-    if (i % 3 == 0) options.back().schedule = context.size() == 1 ? "local" : "allgather";
-    layers.push_back(std::make_unique<Attention>(context, options.back()));
+    if (i % 3 == 0) options.back().schedule = context_.size() == 1 ? "local" : "allgather";
+    layers.push_back(std::make_unique<Attention>(context_, options.back()));
   }
   for (int round = 0; round < 2; ++round) {
     for (std::size_t i = 0; i < layers.size(); ++i) {
@@ -348,16 +337,15 @@ TEST(Face, ManyObjectsShareAContextInTurn) {
   }
 }
 
-TEST(Face, ManyObjectsOfOneShapeTakeTheMemoryOfOne) {
-  Context context(world(), on_host());
+TEST_F(Face, ManyObjectsOfOneShapeTakeTheMemoryOfOne) {
   AttentionOptions options = causal(61);
-  if (context.size() > 1) options.schedule = "ring";
-  const auto in_use = [&] { return context.device().memory().statistics().in_use; };
+  if (context_.size() > 1) options.schedule = "ring";
+  const auto in_use = [&] { return context_.device().memory().statistics().in_use; };
   const std::size_t before = in_use();
   std::vector<std::unique_ptr<Attention>> layers;
   std::size_t of_one = 0;
   for (int i = 0; i < 64; ++i) {
-    layers.push_back(std::make_unique<Attention>(context, options));
+    layers.push_back(std::make_unique<Attention>(context_, options));
     if (i == 0) of_one = in_use() - before;
   }
   EXPECT_GT(of_one, 0U);
@@ -370,10 +358,9 @@ TEST(Face, ManyObjectsOfOneShapeTakeTheMemoryOfOne) {
 }
 
 // The schedule that is kept is not the one that would be chosen, and nothing is predicted.
-TEST(Face, AScheduleIsKeptFromMaskToMask) {
-  Context context(world(), on_host());
-  AttentionOptions options = causal(std::int64_t{64} * context.size());
-  Attention attention(context, options);
+TEST_F(Face, AScheduleIsKeptFromMaskToMask) {
+  AttentionOptions options = causal(std::int64_t{64} * context_.size());
+  Attention attention(context_, options);
   attention.prepare_backward();
   const auto forward = [&] { return attention.schedule().schedule; };
   const auto backward = [&] { return attention.backward_pass()->schedule().schedule; };
@@ -383,7 +370,7 @@ TEST(Face, AScheduleIsKeptFromMaskToMask) {
   attention.set_mask(options.mask);
   attention.prepare_backward();
   const std::pair chosen(forward(), backward());
-  if (context.size() > 2) {
+  if (context_.size() > 2) {
     EXPECT_NE(first, chosen) << "nothing is kept that would not be chosen";
   }
   for (const std::int64_t window : {3, 5}) {
@@ -400,22 +387,20 @@ TEST(Face, AScheduleIsKeptFromMaskToMask) {
   }
 }
 
-TEST(Face, RanksAgreeOnWhetherAScheduleIsKept) {
+TEST_F(Face, RanksAgreeOnWhetherAScheduleIsKept) {
   if (test::session().size() == 1) GTEST_SKIP() << "needs 2 ranks";
-  Context context(world(), on_host());
   AttentionOptions options = causal(61);
-  Attention attention(context, options);
+  Attention attention(context_, options);
   options.mask.set_window(7, 0);
-  const auto next = context.rank() == 1 ? ring::NextSchedule::kept : ring::NextSchedule::chosen;
+  const auto next = context_.rank() == 1 ? ring::NextSchedule::kept : ring::NextSchedule::chosen;
   EXPECT_THAT(test::message_of<ArgumentError>([&] { attention.set_mask(options.mask, next); }),
               HasSubstr("attention on rank 1: got schedule kept: "));
 }
 
 // One object serves batches of other lengths and other documents, one after the other.
-TEST(Face, MasksAreReplacedFromCallToCall) {
-  Context context(world(), on_host());
+TEST_F(Face, MasksAreReplacedFromCallToCall) {
   AttentionOptions options = causal(61);
-  Attention attention(context, options);
+  Attention attention(context_, options);
   const auto expect_right_with = [&](const Mask& mask, int seed) {
     options.mask = mask;
     attention.set_mask(mask);
@@ -441,22 +426,21 @@ TEST(Face, MasksAreReplacedFromCallToCall) {
   expect_right_with({}, 2);
 }
 
-TEST(Face, AMaskThatDoesNotFitChangesNothing) {
-  Context context(world(), on_host());
+TEST_F(Face, AMaskThatDoesNotFitChangesNothing) {
   const AttentionOptions options = causal(40);
-  Attention attention(context, options);
+  Attention attention(context_, options);
   Mask lengths;
   lengths.set_kv_lengths({1, 2, 3});
   EXPECT_THROW(attention.set_mask(lengths), UserError);
   Mask differing;
-  differing.set_window(context.rank() == 0 ? 3 : 5, -1);
-  if (context.size() > 1) {
+  differing.set_window(context_.rank() == 0 ? 3 : 5, -1);
+  if (context_.size() > 1) {
     EXPECT_THROW(attention.set_mask(differing), UserError);
   }
   expect_right_run(attention, options, 4);
 }
 
-TEST(Face, OneRankNeedsNoMpi) {
+TEST_F(Face, OneRankNeedsNoMpi) {
   Context context(on_host());
   EXPECT_EQ(context.size(), 1);
   const AttentionOptions options = causal(33);

@@ -1,7 +1,6 @@
 // Plans of the backward pass, played with tokens in place of tensors.
 #include <cstddef>
 #include <cstdint>
-#include <optional>
 #include <string>
 #include <vector>
 

@@ -5,14 +5,12 @@
 #include <numeric>
 #include <optional>
 #include <random>
-#include <string>
 #include <utility>
 #include <vector>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <annulus/attention/visible_tiles.hpp>
 #include <annulus/core/error.hpp>
 #include <annulus/ring/balance.hpp>
 #include <annulus/ring/planner.hpp>

@@ -78,8 +78,7 @@ TEST(KvNeeds, OfAnyMemberIsWhatEachOfThemNeeds) {
 // Rows of a zigzag shard lie in two ranges. A member that sees one document with each needs the
 // columns between, too, of which neither range sees any.
 TEST(KvNeeds, AHullOfTwoRangesHasColumnsThatNeitherSees) {
-  AttentionProblem problem = causal_problem(32);
-  problem.mask.set_causal(false);
+  AttentionProblem problem = unmasked_problem(32);
   const std::vector<std::int32_t> ids =
       segments_from_cu_seqlens(std::vector<std::int32_t>{0, 9, 11, 28, 32}, 32);
   problem.mask.set_segments(1, ids, ids);

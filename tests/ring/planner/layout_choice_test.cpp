@@ -1,7 +1,6 @@
 #include <ctime>
 #include <random>
 #include <set>
-#include <string>
 #include <vector>
 
 #include <gmock/gmock.h>

@@ -22,6 +22,37 @@
 namespace annulus::ring {
 namespace {
 
+/// The messages that ranks receive from other nodes, after their ranks.
+std::vector<std::pair<int, Transfer>> messages_across(const Plan& plan,
+                                                      const std::vector<int>& node_of_rank) {
+  std::vector<std::pair<int, Transfer>> messages;
+  const auto node = [&](int rank) { return node_of_rank[static_cast<std::size_t>(rank)]; };
+  for (const RankPlan& rank : plan.ranks) {
+    for (const Exchange* exchange : rank.all<Exchange>()) {
+      for (const Transfer& transfer : exchange->receives) {
+        if (node(transfer.peer) != node(rank.rank)) messages.emplace_back(rank.rank, transfer);
+      }
+    }
+  }
+  return messages;
+}
+
+/// Tokens that cross to another node, by the rank they are of and the node they come to.
+std::map<std::pair<int, int>, std::int64_t> crossings(const Plan& plan,
+                                                      const std::vector<int>& node_of_rank) {
+  std::map<std::pair<int, int>, std::int64_t> count;
+  for (const auto& [rank, message] : messages_across(plan, node_of_rank)) {
+    count[{message.origin, node_of_rank[static_cast<std::size_t>(rank)]}] += message.tokens.count;
+  }
+  return count;
+}
+
+std::int64_t bytes_across(const Plan& plan, const std::vector<int>& node_of_rank) {
+  std::int64_t bytes = 0;
+  for (const auto& message : messages_across(plan, node_of_rank)) bytes += message.second.bytes;
+  return bytes;
+}
+
 // The last of two sequence axes exchanges heads; of one, as many ranks as share the heads evenly.
 TEST(Planner, DegreesFollowAxesAndHeads) {
   const AttentionProblem problem = causal_problem(64, 8, 6);
@@ -49,28 +80,16 @@ TEST(Planner, RowsAreTheRanksOfANode) {
 
 // Columns cross to another row once, and go on inside it.
 TEST(Planner, DoubleRingsSendEachShardToARowOnce) {
-  const AttentionProblem problem = [] {
-    AttentionProblem full = causal_problem(64);
-    full.mask.set_causal(false);
-    return full;
-  }();
+  const AttentionProblem problem = unmasked_problem(64);
   const ShardedOperands operands = sequence_operands(problem, 6, LayoutKind::contiguous);
   for (const bool direct : {false, true}) {
     PlanOptions options;
     options.direct = direct;
     options.inner_size = 3;
     const Plan plan = make_plan(native_input(problem, operands, options), Schedule::double_ring);
-    std::map<std::pair<int, int>, std::int64_t> crossings;  // tokens, by origin and row
-    for (const RankPlan& rank : plan.ranks) {
-      for (const Exchange* exchange : rank.all<Exchange>()) {
-        for (const Transfer& transfer : exchange->receives) {
-          if (transfer.peer / 3 == rank.rank / 3) continue;
-          crossings[{transfer.origin, rank.rank / 3}] += transfer.tokens.count;
-        }
-      }
-    }
-    EXPECT_EQ(crossings.size(), 6U);
-    for (const auto& [shard, tokens] : crossings) {
+    const auto ways = crossings(plan, {0, 0, 0, 1, 1, 1});  // rows are nodes
+    EXPECT_EQ(ways.size(), 6U);
+    for (const auto& [shard, tokens] : ways) {
       EXPECT_EQ(tokens, operands.key.local_shape(shard.first)[1]);
     }
   }
@@ -78,8 +97,7 @@ TEST(Planner, DoubleRingsSendEachShardToARowOnce) {
 
 // Columns that enter a row come beside the hops of the round before, in parts worth a message.
 TEST(Planner, ColumnsEnterARowBesideTheHopsInIt) {
-  AttentionProblem problem = causal_problem(8 * 128, 4, 4);
-  problem.mask.set_causal(false);
+  AttentionProblem problem = unmasked_problem(8 * 128, 4, 4);
   problem.shape.head_dim = problem.shape.value_dim = 4096;
   const ShardedOperands operands = sequence_operands(problem, 8, LayoutKind::contiguous);
   PlanOptions options;
@@ -344,26 +362,9 @@ TEST(Planner, TiesGoToTheOneThatNeedsLessMemory) {
   }
 }
 
-/// Tokens that cross to another node, by the rank they are of and the node they come to.
-std::map<std::pair<int, int>, std::int64_t> crossings(const Plan& plan,
-                                                      const std::vector<int>& node_of_rank) {
-  std::map<std::pair<int, int>, std::int64_t> count;
-  const auto node = [&](int rank) { return node_of_rank[static_cast<std::size_t>(rank)]; };
-  for (const RankPlan& rank : plan.ranks) {
-    for (const Exchange* exchange : rank.all<Exchange>()) {
-      for (const Transfer& transfer : exchange->receives) {
-        if (node(transfer.peer) == node(rank.rank)) continue;
-        count[{transfer.origin, node(rank.rank)}] += transfer.tokens.count;
-      }
-    }
-  }
-  return count;
-}
-
 // A shard crosses to a node once, and goes on inside it.
 TEST(Planner, RingsSendEachShardToANodeOnce) {
-  AttentionProblem problem = causal_problem(64);
-  problem.mask.set_causal(false);
+  AttentionProblem problem = unmasked_problem(64);
   const ShardedOperands operands = sequence_operands(problem, 8, LayoutKind::contiguous);
   const std::vector halves{0, 0, 0, 0, 1, 1, 1, 1}, pairs{0, 0, 1, 1, 2, 2, 3, 3},
       uneven{0, 0, 0, 0, 0, 1, 1, 2};
@@ -389,23 +390,9 @@ const std::vector<std::vector<int>> kPlacements{{0, 0, 0, 0, 1, 1, 1, 1}, {0, 0,
                                                 {0, 0, 0, 0, 0, 1, 1, 2}, {0, 1, 0, 1, 0, 1, 0, 1},
                                                 {0, 1, 1, 2, 0, 2, 2, 2}, {0, 0, 0, 0, 0, 0, 0, 1}};
 
-std::int64_t bytes_across(const Plan& plan, const std::vector<int>& node_of_rank) {
-  std::int64_t bytes = 0;
-  const auto node = [&](int rank) { return node_of_rank[static_cast<std::size_t>(rank)]; };
-  for (const RankPlan& rank : plan.ranks) {
-    for (const Exchange* exchange : rank.all<Exchange>()) {
-      for (const Transfer& transfer : exchange->receives) {
-        if (node(transfer.peer) != node(rank.rank)) bytes += transfer.bytes;
-      }
-    }
-  }
-  return bytes;
-}
-
 // Once in every group of heads.
 TEST(Planner, GatheredShardsEnterANodeOnce) {
-  AttentionProblem problem = causal_problem(64);
-  problem.mask.set_causal(false);
+  AttentionProblem problem = unmasked_problem(64);
   const ShardedOperands operands = sequence_operands(problem, 8, LayoutKind::contiguous);
   for (const std::int64_t gather_bytes : {1, 1 << 20}) {
     PlanOptions options;
@@ -434,19 +421,16 @@ TEST(Planner, EveryRankTakesItsShareOfWhatEntersItsNode) {
     const ShardedOperands operands = sequence_operands(problem, 8, layout);
     PlanInput input = native_input(problem, operands);
     input.prices.node_of_rank = kPlacements[0];
-    for (const RankPlan& rank : make_plan(input, Schedule::allgather).ranks) {
-      std::set<int> origins;  // of what it gets from the other node
-      for (const Exchange* exchange : rank.all<Exchange>()) {
-        for (const Transfer& transfer : exchange->receives) {
-          if (transfer.peer / 4 != rank.rank / 4) origins.insert(transfer.origin);
-        }
-      }
-      if (layout == LayoutKind::contiguous && rank.rank < 4) {
-        EXPECT_TRUE(origins.empty()) << "it sees no later columns";
-      } else {
-        EXPECT_THAT(origins, testing::ElementsAre((rank.rank + 4) % 8));
-      }
+    std::set<std::pair<int, int>> taken;  // rank, and origin of what it gets from the other node
+    const Plan plan = make_plan(input, Schedule::allgather);
+    for (const auto& [rank, message] : messages_across(plan, kPlacements[0])) {
+      taken.emplace(rank, message.origin);
     }
+    std::set<std::pair<int, int>> expected;  // contiguous: the first node sees no later columns
+    for (int rank = layout == LayoutKind::contiguous ? 4 : 0; rank < 8; ++rank) {
+      expected.emplace(rank, (rank + 4) % 8);
+    }
+    EXPECT_EQ(taken, expected);
   }
 }
 
@@ -506,13 +490,8 @@ TEST(Planner, TheRankOfANodeThatNeedsMostGetsItFirst) {
   input.prices.node_of_rank = kPlacements[0];
   std::map<std::pair<int, int>, std::int64_t> columns;  // of an origin, that a rank gets from there
   const Plan plan = make_plan(input, Schedule::allgather);
-  for (const RankPlan& rank : plan.ranks) {
-    for (const Exchange* exchange : rank.all<Exchange>()) {
-      for (const Transfer& transfer : exchange->receives) {
-        if (transfer.peer / 4 == rank.rank / 4) continue;
-        columns[{transfer.origin, rank.rank}] += transfer.tokens.count;
-      }
-    }
+  for (const auto& [rank, message] : messages_across(plan, kPlacements[0])) {
+    columns[{message.origin, rank}] += message.tokens.count;
   }
   // Rank 4 has rows 32 to 39, which see columns from 13 on; rank 5 sees columns from 21 on.
   const std::map<std::pair<int, int>, std::int64_t> expected{{{1, 4}, 3}, {{2, 4}, 8}, {{3, 4}, 8}};
@@ -522,8 +501,7 @@ TEST(Planner, TheRankOfANodeThatNeedsMostGetsItFirst) {
 // One group of heads is computed while the next is passed on inside nodes, and the one after that
 // crosses between nodes.
 TEST(Planner, GatheringOverNodesHasThreeGroupsOfHeadsInFlight) {
-  AttentionProblem problem = causal_problem(64, 8, 8);
-  problem.mask.set_causal(false);
+  AttentionProblem problem = unmasked_problem(64, 8, 8);
   const ShardedOperands operands = sequence_operands(problem, 4, LayoutKind::contiguous);
   PlanOptions options;
   options.gather_bytes = 1;
@@ -546,8 +524,7 @@ TEST(Planner, GatheringOverNodesHasThreeGroupsOfHeadsInFlight) {
 
 // Ranks that are linked alike get columns from their owners: one sender for each origin.
 TEST(Planner, OwnersSendWhereLinksAreAlike) {
-  AttentionProblem problem = causal_problem(64);
-  problem.mask.set_causal(false);
+  AttentionProblem problem = unmasked_problem(64);
   const ShardedOperands operands = sequence_operands(problem, 4, LayoutKind::contiguous);
   for (const auto& [nodes, owners] :
        {std::pair{std::vector{0, 0, 0, 0}, true}, {{0, 1, 2, 3}, true}, {{0, 0, 1, 1}, false}}) {
@@ -567,8 +544,7 @@ TEST(Planner, OwnersSendWhereLinksAreAlike) {
 
 // The ring of hybrid is one of the ranks that hold the same heads.
 TEST(Planner, RingsOfHybridSendEachShardToANodeOnce) {
-  AttentionProblem problem = causal_problem(64, 8, 8);
-  problem.mask.set_causal(false);
+  AttentionProblem problem = unmasked_problem(64, 8, 8);
   const ShardedOperands operands = sequence_operands(problem, 8, LayoutKind::contiguous);
   const std::vector<int> nodes{0, 0, 0, 0, 1, 1, 1, 1};
   std::map<bool, std::int64_t> across;
@@ -580,13 +556,7 @@ TEST(Planner, RingsOfHybridSendEachShardToANodeOnce) {
     input.prices.node_of_rank = nodes;
     const Plan plan = make_plan(input, Schedule::hybrid);
     expect_valid(plan, operands);
-    for (const RankPlan& rank : plan.ranks) {
-      for (const Exchange* exchange : rank.all<Exchange>()) {
-        for (const Transfer& transfer : exchange->receives) {
-          if (transfer.peer / 4 != rank.rank / 4) across[direct] += transfer.bytes;
-        }
-      }
-    }
+    across[direct] = bytes_across(plan, nodes);
   }
   EXPECT_EQ(across[true], across[false]);
   // All keys and values go to the other node once; what began in the middle of a node comes back

@@ -1,12 +1,10 @@
 #include "simulation/event_queue.hpp"
 
 #include <algorithm>
-#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <random>
 #include <utility>
-#include <vector>
 
 #include <gtest/gtest.h>
 

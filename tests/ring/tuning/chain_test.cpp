@@ -2,7 +2,6 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
-#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <functional>
@@ -23,6 +22,7 @@
 #include "tests/attention/wrapped_native.hpp"
 #include "tests/ring/sharded_attention_fixture.hpp"
 #include "tests/support/message_of.hpp"
+#include "tests/support/scratch_directory.hpp"
 #include "tuning/file.hpp"
 #include "tuning/text.hpp"
 
@@ -69,14 +69,11 @@ class TuningChainTest : public ShardedAttentionFixture {
     problem_.shape = {1, 48, 48, 4, 2, 16, 8};
     registry_ = {};
     options_.tuning.policy = TuningPolicy::measure;
-    std::string name = (fs::temp_directory_path() / "annulus_tuning_XXXXXX").string();
-    folder_ = ::mkdtemp(name.data());
-    options_.tuning.file = folder_ + "/t.json";
+    options_.tuning.file = folder_.file("t.json");
     options_.tuning.cache = &cache_;
     add("quick", 1, 0, quick_fails_);
     add("promising", 1.5, 30, promising_fails_);
   }
-  ~TuningChainTest() override { fs::remove_all(folder_); }
 
   void add(std::string name, double speed, int milliseconds, const std::shared_ptr<Fails>& fails) {
     registry_.add(std::make_unique<test::WrappedNative>(
@@ -95,8 +92,7 @@ class TuningChainTest : public ShardedAttentionFixture {
     return decision;
   }
   [[nodiscard]] std::vector<TuningEntry> entries() const {
-    std::ifstream file(options_.tuning.file);
-    return parse_tuning(std::string(std::istreambuf_iterator<char>(file), {}), "t.json");
+    return parse_tuning(test::read_bytes(options_.tuning.file), "t.json");
   }
   // Rank 0's file, as if another choice had been the best.
   void write_choice(const Choice& choice) {
@@ -124,7 +120,7 @@ class TuningChainTest : public ShardedAttentionFixture {
   }
 
   TuningCache cache_;
-  std::string folder_;
+  test::ScratchDirectory folder_;
   std::shared_ptr<Fails> quick_fails_ = std::make_shared<Fails>(Fails::never);
   std::shared_ptr<Fails> promising_fails_ = std::make_shared<Fails>(Fails::never);
 };
@@ -179,7 +175,7 @@ TEST_F(TuningChainTest, ReadsWithoutMeasuring) {
   EXPECT_EQ(nothing.why, "the cost model");
   EXPECT_THAT(passed_text(nothing), AllOf(HasSubstr("cache in memory: has no entry"),
                                           HasSubstr("cache in file: "), HasSubstr("is not there")));
-  EXPECT_TRUE(fs::is_empty(folder_));
+  EXPECT_TRUE(fs::is_empty(folder_.path()));
   options_.tuning.policy = TuningPolicy::measure;
   (void)decided();
   forget();
@@ -289,7 +285,7 @@ TEST_F(TuningChainTest, NoCandidateIsBegunWhenTheTimeIsOver) {
   const Decision decision = decided();
   EXPECT_EQ(decision.by, DecidedBy::heuristics);
   EXPECT_THAT(passed_text(decision), HasSubstr("were used up"));
-  EXPECT_TRUE(fs::is_empty(folder_));
+  EXPECT_TRUE(fs::is_empty(folder_.path()));
 }
 
 TEST_F(TuningChainTest, AChoiceOfTheFileThatIsImpossiblePassesOn) {

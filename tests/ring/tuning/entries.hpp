@@ -1,7 +1,6 @@
 #pragma once
 
 #include <string>
-#include <vector>
 
 #include <annulus/ring/tuning_cache.hpp>
 

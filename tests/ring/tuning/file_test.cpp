@@ -6,8 +6,6 @@
 #include <cstdlib>
 #include <fcntl.h>
 #include <filesystem>
-#include <fstream>
-#include <sstream>
 #include <string>
 #include <sys/file.h>
 #include <sys/wait.h>
@@ -23,6 +21,7 @@
 #include "tests/ring/tuning/entries.hpp"
 #include "tests/support/environment_variable.hpp"
 #include "tests/support/message_of.hpp"
+#include "tests/support/scratch_directory.hpp"
 #include "tuning/text.hpp"
 
 namespace annulus::ring {
@@ -36,34 +35,20 @@ using ::testing::IsEmpty;
 
 class TuningFileTest : public ::testing::Test {
  protected:
-  TuningFileTest() {
-    std::string name = (fs::temp_directory_path() / "annulus_tuning_XXXXXX").string();
-    folder_ = ::mkdtemp(name.data());
-  }
-  ~TuningFileTest() override { fs::remove_all(folder_); }
-
   [[nodiscard]] std::string path(const std::string& name = "t.json") const {
-    return folder_ + "/" + name;
+    return folder_.file(name);
   }
   [[nodiscard]] CacheFile named(const std::string& name = "t.json") const { return {path(name)}; }
-  static void write(const std::string& path, const std::string& text) {
-    std::ofstream(path) << text;
-  }
-  static std::string read(const std::string& path) {
-    std::ostringstream text;
-    text << std::ifstream(path).rdbuf();
-    return text.str();
-  }
   [[nodiscard]] std::vector<std::string> names() const {
     std::vector<std::string> found;
-    for (const auto& entry : fs::directory_iterator(folder_)) {
+    for (const auto& entry : fs::directory_iterator(folder_.path())) {
       found.push_back(entry.path().filename());
     }
     std::sort(found.begin(), found.end());
     return found;
   }
 
-  std::string folder_;
+  test::ScratchDirectory folder_;
 };
 
 TEST_F(TuningFileTest, IsNotThereAtFirst) {
@@ -103,7 +88,7 @@ TEST_F(TuningFileTest, NoDirectoryIsMadeForANameThatWasGiven) {
 }
 
 TEST_F(TuningFileTest, AnEmptyFileHasNoEntries) {
-  write(path(), "");
+  test::write_bytes(path(), "");
   EXPECT_THAT(find_in_file(named(), example_entry().key).warnings, IsEmpty());
   EXPECT_THAT(keep_in_file(named(), example_entry()), IsEmpty());
   EXPECT_THAT(names(), ElementsAre("t.json", "t.json.lock"));
@@ -117,18 +102,18 @@ TEST_F(TuningFileTest, ABrokenCacheIsSetAside) {
   int number = 0;
   for (const std::string& bad : {text.substr(0, text.size() / 2), text.substr(0, 40), typing_error,
                                  std::string(R"({"schema": "annulus.tuning"})")}) {
-    write(path(), bad);
+    test::write_bytes(path(), bad);
     EXPECT_NO_THROW(check_is_cache(named()));
     const FileAnswer answer = find_in_file(named(), example_entry().key);
     EXPECT_FALSE(answer.entry);
     ASSERT_EQ(answer.warnings.size(), 1U);
     EXPECT_THAT(answer.warnings[0], HasSubstr(path()));
-    EXPECT_EQ(read(path()), bad) << "reading changes nothing";
+    EXPECT_EQ(test::read_bytes(path()), bad) << "reading changes nothing";
     const std::vector<std::string> warnings = keep_in_file(named(), example_entry());
     ASSERT_EQ(warnings.size(), 1U);
     const std::string aside = path() + ".broken-" + std::to_string(++number);
     EXPECT_THAT(warnings[0], HasSubstr(aside));
-    EXPECT_EQ(read(aside), bad);
+    EXPECT_EQ(test::read_bytes(aside), bad);
     EXPECT_EQ(find_in_file(named(), example_entry().key).entry, example_entry());
   }
 }
@@ -137,13 +122,13 @@ TEST_F(TuningFileTest, ABrokenCacheIsSetAside) {
 TEST_F(TuningFileTest, AnotherFileThatWasNamedStays) {
   for (const std::string& other : {std::string("\x93NUMPY\x01"), std::string(R"({"dropout": 0.5})"),
                                    std::string(100, '\0'), std::string("{ nonsense")}) {
-    write(path(), other);
+    test::write_bytes(path(), other);
     EXPECT_THAT(test::message_of<ArgumentError>([&] { check_is_cache(named()); }),
                 AllOf(HasSubstr(path() + ", which holds no tuning cache"),
                       HasSubstr("expected a tuning cache, or the name of a new file")));
     EXPECT_THAT(keep_in_file(named(), example_entry()),
                 ElementsAre(HasSubstr("holds no tuning cache and stays as it is")));
-    EXPECT_EQ(read(path()), other);
+    EXPECT_EQ(test::read_bytes(path()), other);
     EXPECT_THAT(names(), ElementsAre("t.json", "t.json.lock"));
   }
   fs::remove(path());
@@ -154,11 +139,11 @@ TEST_F(TuningFileTest, AnotherFileThatWasNamedStays) {
 
 // Under the default name nothing else is to be expected.
 TEST_F(TuningFileTest, WhateverHasTheDefaultNameIsSetAside) {
-  write(path(), std::string(100, '\0'));
+  test::write_bytes(path(), std::string(100, '\0'));
   const CacheFile defaults{path(), false};
   EXPECT_NO_THROW(check_is_cache(defaults));
   EXPECT_THAT(keep_in_file(defaults, example_entry()), ElementsAre(HasSubstr(".broken-1")));
-  EXPECT_EQ(read(path() + ".broken-1"), std::string(100, '\0'));
+  EXPECT_EQ(test::read_bytes(path() + ".broken-1"), std::string(100, '\0'));
   EXPECT_EQ(find_in_file(defaults, example_entry().key).entry, example_entry());
 }
 
@@ -169,14 +154,14 @@ TEST_F(TuningFileTest, ACacheOfAnotherVersionStays) {
     std::string other = to_json({example_entry()});
     other.replace(other.find(ours), ours.size(), fmt::format("\"version\": {}", version));
     for (const bool is_named : {true, false}) {
-      write(path(), other);
+      test::write_bytes(path(), other);
       const CacheFile file{path(), is_named};
       EXPECT_NO_THROW(check_is_cache(file));
       const FileAnswer answer = find_in_file(file, example_entry().key);
       EXPECT_FALSE(answer.entry);
       EXPECT_THAT(answer.warnings, ElementsAre(HasSubstr(fmt::format("version {}", version))));
       EXPECT_THAT(keep_in_file(file, example_entry()), ElementsAre(HasSubstr("another version")));
-      EXPECT_EQ(read(path()), other);
+      EXPECT_EQ(test::read_bytes(path()), other);
     }
   }
 }
@@ -186,10 +171,10 @@ TEST_F(TuningFileTest, TheOldestEntriesGo) {
   for (std::size_t i = 0; i < kMaximumEntries; ++i) {
     entries.push_back(example_entry("B=" + std::to_string(i)));
   }
-  write(path(), to_json(entries));
+  test::write_bytes(path(), to_json(entries));
   EXPECT_THAT(keep_in_file(named(), entries[0]), IsEmpty());  // now it is the latest
   EXPECT_THAT(keep_in_file(named(), example_entry("one more")), IsEmpty());
-  EXPECT_EQ(parse_tuning(read(path()), path()).size(), kMaximumEntries);
+  EXPECT_EQ(parse_tuning(test::read_bytes(path()), path()).size(), kMaximumEntries);
   EXPECT_FALSE(find_in_file(named(), entries[1].key).entry);
   EXPECT_TRUE(find_in_file(named(), entries[0].key).entry);
   EXPECT_TRUE(find_in_file(named(), entries[2].key).entry);
@@ -209,7 +194,7 @@ TEST_F(TuningFileTest, AnEndlessLockIsAWarning) {
 }
 
 TEST_F(TuningFileTest, APlaceThatCannotBeWrittenIsAWarning) {
-  write(path("file"), "");
+  test::write_bytes(path("file"), "");
   const CacheFile below_file{path("file/t.json"), false};
   EXPECT_NO_THROW(check_is_cache(below_file));
   EXPECT_THAT(keep_in_file(below_file, example_entry()), ElementsAre(HasSubstr(below_file.path)));
@@ -259,7 +244,7 @@ TEST_F(TuningFileTest, ProcessesDoNotDisturbEachOther) {
     ASSERT_EQ(::waitpid(child, &status, 0), child);
     EXPECT_EQ(status, 0);
   }
-  EXPECT_EQ(parse_tuning(read(path()), path()).size(), std::size_t{kProcesses} * kEach);
+  EXPECT_EQ(parse_tuning(test::read_bytes(path()), path()).size(), std::size_t{kProcesses} * kEach);
   for (int process = 0; process < kProcesses; ++process) {
     for (int i = 0; i < kEach; ++i) {
       EXPECT_TRUE(find_in_file(named(), example_entry(name(process, i)).key).entry)

@@ -441,9 +441,9 @@ class Recommend(CliTest):
         self.assertIn("--causal-offset bottom-right", result.stderr)
 
     def test_a_gpu_without_a_dtype_is_a_warning(self):
-        words = ["plan", "--recommend", "--ranks", "2", "--shape", "1,1k,1k,8,2,64"]
-        for more, warned in [(["--device", "cuda"], True), (["--device", "cuda", "--dtype", "bf16"], False),
-                             (["--device", "cpu"], False)]:
+        words = ["plan", "--ranks", "2", "--shape", "1,1k,1k,8,2,64"]
+        for more, warned in [(["--recommend", "--device", "cuda"], True), (["--device", "cuda"], True),
+                             (["--device", "cuda", "--dtype", "bf16"], False), (["--device", "cpu"], False)]:
             with self.subTest(more):
                 result = self.annulus(*words, *more)
                 self.expect_success(result)

@@ -30,14 +30,17 @@ KvGroups::Groups::value_type& KvGroups::group_of(const Prices& prices, int rank)
 
 std::vector<std::size_t> KvGroups::alike(const Prices& prices, const std::vector<int>& ranks) {
   const auto& [query, key] = std::tie(operands_.query, operands_.key);
-  // Ranks that hold the same batches, rows and columns, of equally many heads.
-  std::map<std::array<std::int64_t, 6>, std::vector<std::size_t>> same;
+  // Ranks that hold the same batches, rows and columns, of equally many heads that begin at the
+  // same place of a key/value head's group.
+  std::map<std::array<std::int64_t, 7>, std::vector<std::size_t>> same;
   std::vector<std::size_t> first;
   for (std::size_t i = 0; i < ranks.size(); ++i) {
     const int rank = ranks[i];
+    const std::int64_t heads = query.local_shape(rank)[2];
     std::vector<std::size_t>& others =
         same[{query.coordinate(rank, 0), query.coordinate(rank, 1), key.coordinate(rank, 0),
-              key.coordinate(rank, 1), query.local_shape(rank)[2], key.local_shape(rank)[2]}];
+              key.coordinate(rank, 1), heads, key.local_shape(rank)[2],
+              query.coordinate(rank, 2) * heads % problem_.shape.heads_per_kv_head()}];
     const auto found = std::ranges::find_if(others, [&](std::size_t other) {
       return group_of(prices, rank).second->nodes == group_of(prices, ranks[other]).second->nodes;
     });

@@ -214,6 +214,12 @@ class Simulate(CliTest):
             finish = max(row["finish"] for row in simulated["rows"])
             self.assertAlmostEqual(chosen["predicted_ms"], finish, delta=0.006 * finish)
             self.assertAlmostEqual(plan["predicted_ms"]["finish"], chosen["predicted_ms"], delta=1e-9)
+            if ranks > 16:
+                continue
+            scaling = json.loads(self.annulus("plan", "--scaling", "--ranks", f"{ranks}", *given[3:]).stdout)
+            (row,) = [row for row in scaling["rows"] if (row["scaling"], row["ranks"]) == ("strong", ranks)]
+            self.assertEqual(row["schedule"], chosen["name"])
+            self.assertAlmostEqual(row["time"], finish, delta=0.006 * finish)
 
     def test_errors(self):
         words = ["plan", "--simulate", "--shape", "1,64k,64k,8,2,64"]

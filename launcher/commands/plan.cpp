@@ -233,6 +233,8 @@ Report layouts_report(const PlannedCase& planned, const ring::Plan& chosen_plan,
       add_layout(report, planned, input, figures, layout);
       continue;
     }
+    const ring::ShardedOperands& held = planned.operands;
+    if (held.query.shards(1) == 1 && held.key.shards(1) == 1) continue;  // all are the same
     // Striped, every rank has pieces of many documents, which take long to plan.
     if (layout == LayoutKind::striped && planned.setup.problem.mask.has_segments()) continue;
     if (layout == LayoutKind::balanced && !wants_balanced(planned, chosen_plan)) continue;
@@ -326,6 +328,11 @@ ExitCode plan_command(const CommandContext& context) {
     throw ArgumentError("--shape", "nothing", "B,T,S,N,K,D or B,T,S,N,K,D,Dv");
   }
   const Options options = with_ranks(context.options);
+  if (!options.dtype && !planned_place(options).is_host()) {
+    print_warnings(
+        {"--dtype is not given, so float32 is planned; GPUs compute bfloat16 many times "
+         "as fast (--dtype bfloat16)"});
+  }
   const Registry registry = Registry::standard();
   if (options.recommend) {
     recommend(options, registry, context.out);

@@ -20,6 +20,7 @@
 #include <annulus/ring/attention.hpp>
 #include <annulus/ring/attention_weights.hpp>
 #include <annulus/ring/context.hpp>
+#include <annulus/ring/predicted_run.hpp>
 #include <annulus/ring/sharded_attention.hpp>
 #include <annulus/verification/device_tensors.hpp>
 #include <annulus/verification/for_tensor.hpp>
@@ -194,7 +195,8 @@ std::string memory_text(const Attention& attention, int rank) {
 void add_dry_run(Report& report, const Attention& attention, const ring::ShardedAttention* backward,
                  double bytes_of_ranks, int rank) {
   const auto predicted = [](const ring::ScheduleChoice& choice) {
-    return choice.seconds > 0 ? fmt::format(", predicted {:.3g} ms", choice.seconds * 1e3) : "";
+    return choice.seconds > 0 ? ", predicted " + ring::milliseconds_text(choice.seconds)
+                              : std::string();
   };
   report.add_meta("would run", fmt::format("{} by {}, transport {}{}, {} received by all ranks",
                                            variant_text(attention.schedule()),

@@ -312,11 +312,6 @@ void recommend(const Options& given, const Registry& registry, std::ostream& out
   const Recommendation& best = all.front();
   if (!best.why_not.empty()) refuse(options, all);
   print_warnings(setup.warnings);
-  if (!options.dtype && !planned_place(options).is_host()) {
-    print_warnings(
-        {"--dtype is not given, so float32 is planned; GPUs compute bfloat16 many times "
-         "as fast (--dtype bfloat16)"});
-  }
   std::set<std::string> transports;
   bool has_projection = false;
   std::size_t recommended = 0;

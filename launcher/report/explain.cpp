@@ -7,6 +7,7 @@
 
 #include <annulus/attention/modifiers.hpp>
 #include <annulus/core/log.hpp>
+#include <annulus/ring/predicted_run.hpp>
 
 #include "launcher/options/option_values.hpp"
 
@@ -48,9 +49,10 @@ std::string why_chosen(const ring::ScheduleChoice& choice) {
   if (choice.passed_over.empty()) return "it was named";
   const auto priced = std::ranges::count_if(choice.passed_over,
                                             [](const auto& other) { return other.seconds > 0; });
+  if (choice.seconds == 0) return "no other can run here and be of use";
   if (priced == 0) return "no other could be faster, or only tie with it; see the bounds below";
-  return fmt::format("it is predicted to take {:.3g} ms, the best of {} simulated",
-                     choice.seconds * 1e3, priced + 1);
+  return fmt::format("it is predicted to take {}, the best of {} simulated",
+                     ring::milliseconds_text(choice.seconds), priced + 1);
 }
 
 }  // namespace

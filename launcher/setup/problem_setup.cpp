@@ -329,7 +329,9 @@ MeshShape set_up_mesh(const Options& options, int ranks) {
     return mesh;
   }
   if (ranks == 0) {
-    throw ArgumentError("--mesh", "nothing", "the axes and their sizes, such as dp=1,sp=4,tp=1");
+    throw ArgumentError("--mesh", "nothing",
+                        "the axes and their sizes, such as dp=1,sp=4,tp=1, or --ranks for the "
+                        "sequence axis alone");
   }
   return as_option("--sequence-axis", [&] { return MeshShape({{options.sequence_axis, ranks}}); });
 }

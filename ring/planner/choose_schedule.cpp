@@ -179,8 +179,8 @@ class Comparison {
           ", {} tie, in which {} {}", one.played ? "a" : "at best a", variant_text(best.variant),
           one.bytes > best.bytes ? "needs less memory" : "is as good and comes first");
     }
-    return fmt::format("predicted {}{:.3g} ms against {:.3g} ms{} ({})",
-                       one.played ? "" : "at least ", seconds * 1e3, best.seconds * 1e3, tie,
+    return fmt::format("predicted {}{} against {}{} ({})", one.played ? "" : "at least ",
+                       milliseconds_text(seconds), milliseconds_text(best.seconds), tie,
                        one.input.prices.model.source);
   }
 

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <map>
 #include <memory>
 #include <vector>
@@ -20,16 +21,22 @@ class KvGroups {
 
   /// The plan of one rank, of the same problem, operands and nodes.
   [[nodiscard]] RankPlan plan(const PlanInput& input, Schedule schedule, int rank);
+  /// For each of these ranks, the first of them whose plan it can have, as an index: their plans
+  /// with a single group differ only in heads and in numbers of ranks, all by the same difference.
+  [[nodiscard]] std::vector<std::size_t> alike(const Prices& prices, const std::vector<int>& ranks);
 
  private:
   struct Group {
     KvNeeds needs;
     GroupNodes nodes;
   };
+  using Groups = std::map<std::vector<int>, std::unique_ptr<Group>>;  // by its ranks
+
+  Groups::value_type& group_of(const Prices& prices, int rank);
 
   const AttentionProblem& problem_;
   const ShardedOperands& operands_;
-  std::map<std::vector<int>, std::unique_ptr<Group>> groups_;  // by its ranks
+  Groups groups_;
 };
 
 }  // namespace annulus::ring

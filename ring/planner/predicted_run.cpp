@@ -5,6 +5,7 @@
 #include <limits>
 #include <map>
 #include <set>
+#include <string>
 #include <utility>
 
 #include <fmt/format.h>
@@ -25,17 +26,25 @@ namespace {
 // first.
 constexpr int kLargeMesh = 257;
 
-void add_traffic(PredictedRun& run, const RankPlan& rank, const Prices& prices) {
+struct Traffic {
+  double received = 0;
+  double across = 0;
+};
+
+// Bytes that a rank receives.
+Traffic traffic_of(const RankPlan& rank, const Prices& prices) {
+  Traffic bytes;
   const int node = prices.node_of(rank.rank);
   for (const Exchange* exchange : rank.all<Exchange>()) {
     const std::vector<int>& ranks = rank.groups[static_cast<std::size_t>(exchange->group)].ranks;
     for (const Transfer& transfer : exchange->receives) {
       const auto received = static_cast<double>(transfer.bytes);
-      run.received_bytes += received;
+      bytes.received += received;
       const int peer = ranks[static_cast<std::size_t>(transfer.peer)];
-      if (prices.node_of(peer) != node) run.across_bytes += received;
+      if (prices.node_of(peer) != node) bytes.across += received;
     }
   }
+  return bytes;
 }
 
 void add_memory(PredictedRun& run, const RankPlan& rank) {
@@ -111,28 +120,46 @@ std::vector<int> simulated_ranks(const PlanInput& input, int all, int most) {
 }
 
 struct Predictor::Impl {
+  // Ranks to simulate, and for each of them the first one alike: see KvGroups.
+  struct Ranks {
+    std::vector<int> numbers;
+    std::vector<std::size_t> alike;
+  };
+
   KvGroups groups;
-  std::vector<int> ranks;
+  Ranks ranks;
   int busiest;
-  std::vector<int> sample = {};  // ranks that are simulated first; only for a large mesh
+  Ranks sample = {};  // of a mesh of which all ranks are simulated, if it is large
 
   std::optional<PredictedRun> run(const PlanInput& input, const ScheduleVariant& variant,
-                                  const std::vector<int>& of, double limit) {
+                                  const Ranks& of, double limit) {
     PredictedRun run;
     Simulation simulation(input.prices, variant_text(variant));
-    for (const int rank : of) {
-      const RankPlan plan = groups.plan(input, variant.schedule, rank);
-      add_memory(run, plan);
-      add_traffic(run, plan, input.prices);
-      if (simulation.add(plan) > limit) return std::nullopt;
+    std::vector<std::optional<Traffic>> shared;  // by rank, where others have the same plan
+    for (std::size_t i = 0; i < of.numbers.size(); ++i) {
+      const std::size_t first = of.alike[i];
+      std::optional<Traffic>& known = shared.emplace_back();
+      Traffic traffic;
+      if (shared[first]) {
+        simulation.add_alike(first, of.numbers[i]);
+        traffic = *shared[first];
+      } else {
+        const RankPlan plan = groups.plan(input, variant.schedule, of.numbers[i]);
+        if (simulation.add(plan) > limit) return std::nullopt;
+        add_memory(run, plan);
+        traffic = traffic_of(plan, input.prices);
+        if (plan.groups.size() == 1) known = traffic;
+      }
+      run.received_bytes += traffic.received;
+      run.across_bytes += traffic.across;
     }
     const std::vector<RankTimeline> timelines = simulation.run(limit);
     if (timelines.empty()) return std::nullopt;
     for (const RankTimeline& timeline : timelines) {
       run.seconds = std::max(run.seconds, timeline.finish);
     }
-    const double scale =
-        static_cast<double>(input.operands.key.mesh().ranks()) / static_cast<double>(of.size());
+    const double scale = static_cast<double>(input.operands.key.mesh().ranks()) /
+                         static_cast<double>(of.numbers.size());
     run.received_bytes *= scale;
     run.across_bytes *= scale;
     return run;
@@ -143,17 +170,22 @@ Predictor::Predictor(const PlanInput& input) : Predictor(input, simulated_ranks(
 
 Predictor::Predictor(const PlanInput& input, std::vector<int> ranks) {
   const int busiest = busiest_rank(input, ranks);
-  impl_ = std::make_unique<Impl>(Impl{KvGroups(input), std::move(ranks), busiest});
-  const auto simulated = static_cast<int>(impl_->ranks.size());
+  impl_ = std::make_unique<Impl>(Impl{KvGroups(input), {}, busiest});
+  const auto find_alike = [&](std::vector<int> numbers) {
+    std::vector<std::size_t> alike = impl_->groups.alike(input.prices, numbers);
+    return Impl::Ranks{std::move(numbers), std::move(alike)};
+  };
+  const auto simulated = static_cast<int>(ranks.size());
+  impl_->ranks = find_alike(std::move(ranks));
   if (simulated >= kLargeMesh && simulated == input.operands.key.mesh().ranks()) {
-    impl_->sample = simulated_ranks(input, 0);
+    impl_->sample = find_alike(simulated_ranks(input, 0));
   }
 }
 
 Predictor::~Predictor() = default;
 
 const std::vector<int>& Predictor::ranks() const noexcept {
-  return impl_->ranks;
+  return impl_->ranks.numbers;
 }
 
 PredictedRun Predictor::least(const PlanInput& input, const ScheduleVariant& variant) {
@@ -166,7 +198,7 @@ PredictedRun Predictor::least(const PlanInput& input, const ScheduleVariant& var
 
 PredictedRun Predictor::estimate(const PlanInput& input, const ScheduleVariant& variant,
                                  const PredictedRun& least, double limit) {
-  if (impl_->sample.empty()) return least;
+  if (impl_->sample.numbers.empty()) return least;
   const auto sampled = impl_->run(input, variant, impl_->sample, limit * kSampleError);
   if (sampled) return *sampled;
   PredictedRun slow = least;
@@ -181,6 +213,11 @@ std::optional<PredictedRun> Predictor::run(const PlanInput& input, const Schedul
 
 PredictedRun predict_run(const PlanInput& input, const ScheduleVariant& variant) {
   return *Predictor(input).run(input, variant);
+}
+
+std::string milliseconds_text(double seconds) {
+  const double ms = seconds * 1e3;
+  return ms >= 1000 ? fmt::format("{:.0f} ms", ms) : fmt::format("{:.3g} ms", ms);
 }
 
 void settle_transport(CostModel& model, Transport asked, const NamedSharding& key,

@@ -19,6 +19,7 @@
 #include <annulus/ring/context.hpp>
 #include <annulus/ring/layout_choice.hpp>
 #include <annulus/ring/planner.hpp>
+#include <annulus/ring/predicted_run.hpp>
 
 #include "recommend/planned_problem.hpp"
 
@@ -75,7 +76,7 @@ struct PricedLayout {
 // "0.728 ms".
 std::string text_of(const PricedLayout& one) {
   if (!one.is_known && one.seconds == kEndless) return "cannot run";
-  return fmt::format("{}{:.3g} ms", one.is_known ? "" : "more than ", one.seconds * 1e3);
+  return (one.is_known ? "" : "more than ") + milliseconds_text(one.seconds);
 }
 
 LayoutChoice choose(const PlannedProblem& planned, const MeshShape& mesh) {

@@ -99,12 +99,6 @@ void check_nodes(const WantedRanks& wanted) {
                       fmt::format("a divisor of {} ranks", wanted.ranks));
 }
 
-// "1878", "18.8" or "0.188".
-std::string milliseconds(double seconds) {
-  const double ms = seconds * 1e3;
-  return ms >= 100 ? fmt::format("{:.0f}", ms) : fmt::format("{:.3g}", ms);
-}
-
 std::string too_much(double bytes, double limit, const char* how_much) {
   return fmt::format("does not fit: needs {}{:.0f} MiB per rank, of {:.0f}", how_much, bytes / kMiB,
                      limit / kMiB);
@@ -271,7 +265,7 @@ class Search {
 
   static void set_slow(Candidate& candidate) {
     candidate.is_slow = true;
-    candidate.why_not = fmt::format("slower: takes {} ms or more", milliseconds(candidate.least));
+    candidate.why_not = fmt::format("slower: takes {} or more", milliseconds_text(candidate.least));
   }
 
   // A sample of a large mesh ranks the candidates, so that the most promising ones are simulated
@@ -356,7 +350,7 @@ class Search {
       if (one.total() > fastest(one) * kTie) {
         one.least = one.total();
         one.is_slow = true;
-        one.why_not = fmt::format("slower: takes {} ms", milliseconds(one.total()));
+        one.why_not = fmt::format("slower: takes {}", milliseconds_text(one.total()));
         continue;
       }
       Candidate*& chosen = best[one.head_shards];

@@ -80,9 +80,22 @@ class Simulation::Impl {
         latencies_{prices.model.messages(false).at_zero(), prices.model.messages(true).at_zero()} {}
 
   double add(const RankPlan& rank, bool record) {
+    return add(make_script(rank, prices_, stragglers_.factor(rank.rank), record));
+  }
+
+  void add_alike(std::size_t index, int rank) {
+    Script script = states_.at(index).script;
+    const double slowness = stragglers_.factor(rank) / stragglers_.factor(script.rank);
+    for (Step& step : script.steps) step.seconds *= slowness;
+    for (Message& message : script.messages) message.peer += rank - script.rank;
+    script.rank = rank;
+    static_cast<void>(add(std::move(script)));
+  }
+
+  double add(Script script) {
     RankState state;
-    state.script = make_script(rank, prices_, stragglers_.factor(rank.rank), record);
-    state.node = static_cast<std::uint32_t>(prices_.node_of(rank.rank));
+    state.script = std::move(script);
+    state.node = static_cast<std::uint32_t>(prices_.node_of(state.script.rank));
     for (const ExchangeQueue& queue : state.script.queues) {
       QueueState& added = state.queues.emplace_back();
       added.axes =
@@ -586,6 +599,10 @@ Simulation::~Simulation() = default;
 
 double Simulation::add(const RankPlan& rank, bool record) {
   return impl_->add(rank, record);
+}
+
+void Simulation::add_alike(std::size_t index, int rank) {
+  impl_->add_alike(index, rank);
 }
 
 std::vector<RankTimeline> Simulation::run(double limit) {

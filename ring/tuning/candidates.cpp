@@ -87,10 +87,6 @@ std::vector<TunedCandidate> in_order(std::vector<TunedCandidate> candidates,
   return first;
 }
 
-std::string milliseconds(double seconds) {
-  return fmt::format("{:.3g} ms", seconds * 1e3);
-}
-
 }  // namespace
 
 std::vector<TunedCandidate> tuning_candidates(const PlanInput& input, const OpenChoices& open,
@@ -148,8 +144,9 @@ std::vector<TunedCandidate> tuning_candidates(const PlanInput& input, const Open
   int taken = 0;
   for (TunedCandidate& one : candidates) {
     if (!hopeful(one) && !(one.choice == defaults)) {
-      one.reason = fmt::format("predicted {} against {}, more than {} times",
-                               milliseconds(one.predicted), milliseconds(best), limits.factor);
+      one.reason =
+          fmt::format("predicted {} against {}, more than {} times",
+                      milliseconds_text(one.predicted), milliseconds_text(best), limits.factor);
     } else if (taken == limits.candidates) {
       one.reason = fmt::format("only {} are timed", limits.candidates);
     } else {

@@ -13,6 +13,9 @@ class GroupNodes {
   /// `group`: the mesh ranks of the members.
   GroupNodes(const Prices& prices, const std::vector<int>& group);
 
+  /// True if the members are spread over nodes in the same way, whichever nodes these are.
+  bool operator==(const GroupNodes&) const = default;
+
   [[nodiscard]] int count() const noexcept { return static_cast<int>(members_.size()); }
   /// Nodes are numbered from 0 in the order of their first members.
   [[nodiscard]] int node_of(int member) const { return node_of_[static_cast<std::size_t>(member)]; }

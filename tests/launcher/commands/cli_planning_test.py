@@ -195,6 +195,12 @@ class Simulate(CliTest):
             finish = max(row["finish"] for row in simulated["rows"])
             self.assertAlmostEqual(chosen["predicted_ms"], finish, delta=0.006 * finish)
             self.assertAlmostEqual(plan["predicted_ms"]["finish"], chosen["predicted_ms"], delta=1e-9)
+            if ranks > 16:
+                continue
+            scaling = json.loads(self.annulus("plan", "--scaling", "--ranks", f"{ranks}", *given[3:]).stdout)
+            (row,) = [row for row in scaling["rows"] if (row["scaling"], row["ranks"]) == ("strong", ranks)]
+            self.assertEqual(row["schedule"], chosen["name"])
+            self.assertAlmostEqual(row["time"], finish, delta=0.006 * finish)
 
     def test_errors(self):
         words = ["plan", "--simulate", "--shape", "1,64k,64k,8,2,64"]
@@ -407,9 +413,9 @@ class Recommend(CliTest):
         self.assertIn("--causal-offset bottom-right", result.stderr)
 
     def test_a_gpu_without_a_dtype_is_a_warning(self):
-        words = ["plan", "--recommend", "--ranks", "2", "--shape", "1,1k,1k,8,2,64"]
-        for more, warned in [(["--device", "cuda"], True), (["--device", "cuda", "--dtype", "bf16"], False),
-                             (["--device", "cpu"], False)]:
+        words = ["plan", "--ranks", "2", "--shape", "1,1k,1k,8,2,64"]
+        for more, warned in [(["--recommend", "--device", "cuda"], True), (["--device", "cuda"], True),
+                             (["--device", "cuda", "--dtype", "bf16"], False), (["--device", "cpu"], False)]:
             with self.subTest(more):
                 result = self.succeed(*words, *more)
                 self.assertEqual("--dtype bfloat16" in result.stderr, warned, result.stderr)

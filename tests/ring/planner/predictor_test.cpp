@@ -88,6 +88,52 @@ TEST(Predictor, GivesUpAtTheLimit) {
   EXPECT_EQ(predict_run(input, ring).seconds, seconds);
 }
 
+// Ranks that differ only in their heads have the same plan, which is made once.
+TEST(Predictor, EqualPlansAreMadeOnce) {
+  struct Case {
+    MeshShape mesh;
+    int ranks_per_node;
+  };
+  int compared = 0;
+  for (const auto& [mesh, ranks_per_node] :
+       {Case{MeshShape({{"tp", 4}, {"sp", 8}}), 4}, Case{MeshShape({{"sp", 8}, {"tp", 4}}), 4},
+        Case{MeshShape({{"sp", 6}, {"tp", 4}}), 6},
+        Case{MeshShape({{"dp", 2}, {"sp", 4}, {"tp", 4}}), 8},
+        Case{MeshShape({{"tp", 16}, {"sp", 2}}), 8}}) {
+    for (const bool backward : {false, true}) {
+      AttentionProblem problem = long_problem(1 << 14, 32, 8);
+      problem.shape.batch = 2;
+      problem.mask.set_kv_lengths({1 << 14, 1 << 12});
+      const ShardedOperands operands =
+          shard_operands(problem, mesh, default_layout(problem, mesh, {}));
+      PlanInput input = flash_input(problem, operands);
+      if (backward) input.backward.emplace();
+      put_on_nodes(input, mesh.ranks(), ranks_per_node);
+      Predictor predictor(input);
+      for (const ConsideredVariant& one : variants_for(input, "auto")) {
+        if (!one.obstacle.empty() || !one.pointless.empty()) continue;
+        PlanInput with = input;
+        with.options = with_variant(input.options, one.variant);
+        const PredictedRun run = *predictor.run(with, one.variant);
+        const Plan plan = make_plan(with, one.variant.schedule);
+        double received = 0;
+        for (const RankPlan& rank : plan.ranks) {
+          for (const Exchange* exchange : rank.all<Exchange>()) {
+            for (const Transfer& transfer : exchange->receives) {
+              received += static_cast<double>(transfer.bytes);
+            }
+          }
+        }
+        EXPECT_EQ(run.seconds, predicted_seconds(plan, with.prices))
+            << to_string(mesh) << " " << variant_text(one.variant) << backward;
+        EXPECT_EQ(run.received_bytes, received) << to_string(mesh) << variant_text(one.variant);
+        ++compared;
+      }
+    }
+  }
+  EXPECT_GT(compared, 20);
+}
+
 /// The predicted time of a variant, and the bytes of its buffers.
 struct PlayedVariant {
   ScheduleVariant variant;

@@ -3,6 +3,7 @@
 #include <limits>
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include <annulus/mesh/transport.hpp>
@@ -59,6 +60,9 @@ class Predictor {
 
 /// The run of one variant.
 [[nodiscard]] PredictedRun predict_run(const PlanInput& input, const ScheduleVariant& variant);
+
+/// "0.505 ms", "926 ms" or "7372 ms": three digits, or more before the point.
+[[nodiscard]] std::string milliseconds_text(double seconds);
 
 /// If the model's transport stays inside a node, and ranks are on several (see Prices; empty: one
 /// node), sets the transport that such ranks take. Throws ArgumentError("transport", …) if the

@@ -343,7 +343,7 @@ TEST_F(CudaFlashBackward, SaysWhatItComputes) {
   problem.bias.reset();
   problem.dropout.reset();
   problem.dtype = DType::float32;
-  problem.shape.head_dim = 128;
+  problem.shape.head_dim = problem.shape.value_dim = 128;
   EXPECT_TRUE(flash().fits_backward(problem, place));
   problem.dropout.emplace(0.1, 1);
   EXPECT_THAT(flash().fits_backward(problem, place).reason(), HasSubstr("not for float32"));

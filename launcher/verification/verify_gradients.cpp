@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <limits>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -195,7 +196,11 @@ GradientVerification verify_gradients(const ShardedCase& sharded_case,
   gradients.compute(attention, tensors, kOtherBytes);
   const bool repeats = !problem.repeats_bits(context.place()) || gradients.bytes() == first;
 
-  const OracleGradients truth = whole_gradients(sharded_case, world, context.threads(), phase);
+  std::optional<OracleGradients> own;
+  std::optional<OracleGradients>& kept =
+      sharded_case.backward->truth ? *sharded_case.backward->truth : own;
+  if (!kept) kept = whole_gradients(sharded_case, world, context.threads(), phase);
+  const OracleGradients& truth = *kept;
   result.sharded = gradients.errors(truth, world);
   tell("unsharded backward pass");
   result.schedule = pass.schedule();

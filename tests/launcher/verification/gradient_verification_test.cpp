@@ -2,6 +2,8 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -162,6 +164,17 @@ TEST_F(VerifyGradients, FailsABackwardPassThatDoesNotRepeat) {
     first_of(all.value) *= 1 + static_cast<float>(++calls) * 1.2e-7F;
   });
   EXPECT_THAT(found.failure(), HasSubstr("a repeated backward pass gave different bits"));
+}
+
+TEST_F(VerifyGradients, KeepsTheOraclesGradientsForOtherCases) {
+  case_.backward->truth = std::make_shared<std::optional<OracleGradients>>();
+  const Verification first = verify();
+  ASSERT_TRUE(case_.backward->truth->has_value());
+  const Verification again = verify();
+  EXPECT_EQ(first.failure(), "");
+  EXPECT_EQ(again.gradients->sharded, first.gradients->sharded);
+  for (double& gradient : (*case_.backward->truth)->value.values) gradient *= 1.1;
+  EXPECT_THAT(verify().failure(), HasSubstr("gradient of value"));
 }
 
 // The LSE that gradients are computed from is float32 for every dtype.

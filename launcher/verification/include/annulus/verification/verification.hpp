@@ -2,10 +2,12 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include <annulus/attention/oracle_gradients.hpp>
 #include <annulus/attention/problem.hpp>
 #include <annulus/attention/registry.hpp>
 #include <annulus/attention/score_tensors.hpp>
@@ -30,6 +32,9 @@ struct BackwardCase {
   DType grad_wire = DType::float32;  ///< see ring::PlanOptions::grad_wire
   /// True if the case passes when no implementation computes the gradients.
   bool may_be_refused = false;
+  /// Keeps the oracle's gradients for other cases of the same problem, request, seed and fills on
+  /// as many ranks: filled in by the first one. Null: they are computed for this case alone.
+  std::shared_ptr<std::optional<OracleGradients>> truth = {};
 };
 
 /// How the values that AttentionProblem::call_arguments names come with the calls of a case.

@@ -3,6 +3,7 @@
 // carry data.
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <string>
 #include <vector>
 

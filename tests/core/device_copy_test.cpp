@@ -1,5 +1,6 @@
 // Copies on a GPU, and between it and the host.
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include <gtest/gtest.h>

@@ -1,8 +1,9 @@
 // reshard() and shard_map() with arrays on GPUs.
-#include <algorithm>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <gmock/gmock.h>

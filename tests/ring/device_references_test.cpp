@@ -1,4 +1,6 @@
 // Sharded attention on GPU ranks against the results of JAX and ejkernel for the same inputs.
+#include <string>
+#include <vector>
 
 #include <annulus/core/device.hpp>
 

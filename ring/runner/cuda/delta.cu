@@ -1,3 +1,4 @@
+#include <cstdint>
 
 #include <annulus/core/cuda_stream.hpp>
 #include <annulus/core/error.hpp>

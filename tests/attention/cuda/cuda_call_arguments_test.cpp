@@ -2,6 +2,7 @@
 // recording for many calls, against the oracle and the CPU.
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 

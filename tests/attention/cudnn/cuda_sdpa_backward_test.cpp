@@ -1,5 +1,6 @@
 // Gradients by cuDNN against the oracle's, and what it refuses.
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <memory>
 #include <utility>

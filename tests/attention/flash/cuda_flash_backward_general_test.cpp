@@ -3,7 +3,6 @@
 #include <cstdint>
 #include <iterator>
 #include <limits>
-#include <memory>
 #include <utility>
 #include <vector>
 

@@ -1,6 +1,8 @@
 // The flash kernels of the general class: bias, dense mask and dropout.
+#include <cmath>
 #include <limits>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include <gtest/gtest.h>

@@ -2,7 +2,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <cuda_runtime_api.h>
+#include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -10,6 +12,7 @@
 #include <gtest/gtest.h>
 
 #include <annulus/annulus.hpp>
+#include <annulus/core/cuda.hpp>
 #include <annulus/core/cuda_stream.hpp>
 
 #include "tests/ring/face/device_face_fixture.hpp"

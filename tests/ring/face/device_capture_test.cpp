@@ -7,6 +7,7 @@
 
 #include <annulus/annulus.hpp>
 #include <annulus/attention/registry.hpp>
+#include <annulus/core/cuda.hpp>
 
 #include "tests/ring/face/device_face_fixture.hpp"
 #include "tests/support/message_of.hpp"

@@ -13,6 +13,7 @@
 
 #include <annulus/annulus.hpp>
 #include <annulus/core/convert.hpp>
+#include <annulus/core/cuda.hpp>
 #include <annulus/core/cuda_stream.hpp>
 
 #include "tests/support/rank_device.hpp"

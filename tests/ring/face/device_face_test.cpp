@@ -1,6 +1,7 @@
 // The public interface on GPU ranks: the caller's stream, many objects in turn, and the cost of a
 // call and of another object.
 #include <algorithm>
+#include <chrono>
 #include <csignal>
 #include <cstdint>
 #include <cstdio>

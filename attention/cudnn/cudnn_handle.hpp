@@ -18,9 +18,10 @@ inline void check_cudnn(cudnnStatus_t status, const char* call) {
   throw CudnnError(std::string(call) + ": " + cudnnGetErrorString(status));
 }
 
-/// The calling thread's handle for the current device, working on `stream` from now on: making one
-/// takes long, and a handle serves one thread at a time. Handles of threads that end serve later
-/// ones; none is destroyed, since CUDA may be gone when the process ends.
+/// Returns the calling thread's handle for the current device. The handle works on `stream` from
+/// now on. Making a handle takes long, and a handle serves one thread at a time, so the handle of a
+/// thread that has ended serves a later thread. No handle is destroyed, since CUDA may be gone when
+/// the process ends.
 [[nodiscard]] cudnnHandle_t cudnn_handle(cudaStream_t stream);
 
 }  // namespace annulus

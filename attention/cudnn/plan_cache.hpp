@@ -15,10 +15,10 @@
 
 namespace annulus {
 
-/// Things that are slow to make and shared by all who need the same, as plans of a library are:
-/// made once, by whoever asks first, while others who ask for it wait. The least recently used ones
-/// leave when there are more than `most`; whoever still holds one keeps it. Safe to use from
-/// several threads; different keys are made at the same time.
+/// A cache of plans that are slow to make. The first caller who asks for a key makes its plan;
+/// other callers who ask for the same key wait. If there are more than `most` plans, the least
+/// recently used ones leave the cache; a caller who still holds one keeps it. Several threads may
+/// use the cache, and plans for different keys are made at the same time.
 template <class Key, class Plan, class Hash = std::hash<Key>>
 class PlanCache {
  public:
@@ -26,8 +26,9 @@ class PlanCache {
 
   explicit PlanCache(std::size_t most) : most_(most) {}
 
-  /// The plan for `key`, by `make` unless it is known. A refusal (UnsupportedError) is known from
-  /// then on and thrown again; any other error reaches the waiting threads, and is forgotten.
+  /// Returns the plan for `key`, and calls `make` if the cache has none. The cache remembers a
+  /// refusal (UnsupportedError) and throws it again. Any other error is thrown in all threads that
+  /// wait for the plan, and is then forgotten.
   Pointer get(const Key& key, const std::function<Pointer()>& make) {
     std::promise<Pointer> promise;
     std::uint64_t own = 0;
@@ -66,7 +67,7 @@ class PlanCache {
     const std::lock_guard lock(mutex_);
     return entries_.size();
   }
-  /// How many were made, or refused, so far.
+  /// The number of plans that were made or refused so far.
   [[nodiscard]] std::uint64_t made() const {
     const std::lock_guard lock(mutex_);
     return made_;

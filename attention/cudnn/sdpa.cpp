@@ -46,7 +46,7 @@ class SdpaKernel final : public Kernel {
                    {block.query.data(), block.key.data(), block.value.data(), result.output.data(),
                     result.lse.data(), workspace_.data(), kept.lengths.at_least_one_row().data(),
                     kept.lengths.at_least_one_column().data()});
-    // cuDNN promises nothing for rows past a length, and gets one that is at least 1.
+    // cuDNN's results for rows past a length are undefined, and it is given 1 for a length of 0.
     if (const ConstTensorView visible = kept.lengths.rows(); visible.data() != nullptr) {
       cuda::reset_beyond(visible, result, context.stream);
     }

@@ -8,10 +8,10 @@
 
 namespace annulus {
 
-// cuDNN's scaled dot-product attention: what it takes, which every build knows …
+// The problems that cuDNN's scaled dot-product attention takes. Every build can answer this.
 
 inline constexpr std::int64_t kSdpaVector =
-    8;  ///< elements; head dimensions and strides are multiples
+    8;  ///< elements; head dimensions and strides are multiples of it
 
 [[nodiscard]] Capability sdpa_accepts(const AttentionProblem& problem, Place place);
 [[nodiscard]] Capability sdpa_takes(const AttentionProblem& problem, const BlockGeometry& block);
@@ -19,14 +19,14 @@ inline constexpr std::int64_t kSdpaVector =
                                              const BlockGeometry& block);
 /// The mask of a block in local indices.
 [[nodiscard]] LocalMask sdpa_mask(const AttentionProblem& problem, const BlockGeometry& block);
-/// The same for the backward pass: batches have lengths, be they whole, unless the columns are
-/// whole tiles of cuDNN.
+/// The same for the backward pass. Batches have lengths, even if all of them are whole, unless the
+/// columns fill whole tiles of cuDNN.
 [[nodiscard]] LocalMask sdpa_backward_mask(const AttentionProblem& problem,
                                            const BlockGeometry& block);
 /// True if a side of a band hides anything.
 [[nodiscard]] bool is_limited(std::int64_t side);
 
-// … and cuDNN itself, which a build may lack.
+// cuDNN itself. A build may lack it.
 
 [[nodiscard]] Capability sdpa_available(Place place);
 [[nodiscard]] std::unique_ptr<Kernel> make_sdpa_kernel(const AttentionProblem& problem,

@@ -12,16 +12,17 @@
 
 namespace annulus {
 
-/// The gradients of blocks of one problem on one device by cuDNN, which rounds each block's
-/// gradients to the problem's dtype. Keeps a workspace that is as large as the largest block needs.
-/// One call at a time.
+/// Computes the gradients of the blocks of one problem on one device by cuDNN. cuDNN rounds each
+/// block's gradients to the problem's dtype. Keeps a workspace for the largest block. One call at a
+/// time.
 class SdpaBackward {
  public:
   /// Both must outlive it.
   SdpaBackward(const AttentionProblem& problem, Device& device)
       : problem_(problem), device_(device), workspace_(device) {}
 
-  /// Builds the plan and takes the workspace. Throws UnsupportedError for what run() cannot take.
+  /// Builds the plan and takes the workspace. Throws UnsupportedError for a block that run() cannot
+  /// take.
   void prepare(const BackwardBlock& block, const Gradients& gradients);
   /// Adds the block's gradients. Ordered by `stream`.
   void run(const BackwardBlock& block, const Gradients& gradients, Stream& stream);
@@ -41,7 +42,7 @@ class SdpaBackward {
   void check(const BackwardBlock& block, const Gradients& gradients) const;
   [[nodiscard]] const Kept& find(const BackwardBlock& block);
   [[nodiscard]] Kept make(const SdpaDescriptor& shape, const AttentionBlock& block);
-  // In memory that begins at `base`, which may be null where only the size counts.
+  // The parts, in memory that begins at `base`. `base` may be null if only the size is asked for.
   [[nodiscard]] Parts parts_of(const AttentionBlock& block, void* base) const;
 
   const AttentionProblem& problem_;

@@ -48,7 +48,8 @@ std::string sdpa_layout_obstacle(const AttentionBlock& block) {
   return {};
 }
 
-// A bug of one version, which plans for other machines do not know.
+// A bug of one version. It is known only where that version is loaded, so plans for other machines
+// ignore it.
 std::string sdpa_version_obstacle(const LocalMask& mask, std::int64_t columns) {
   if (is_limited(mask.band.low) && !is_limited(mask.band.high) && columns > 1024 &&
       cudnnGetVersion() == kBrokenWindowVersion) {
@@ -95,7 +96,7 @@ void set_mask(SdpaDescriptor& d, const LocalMask& mask) {
   if (is_limited(mask.band.low)) d.left = 1 - mask.band.low;
   if (is_limited(mask.band.high)) d.right = mask.band.high;
   d.padded = mask.padded();
-  // A diagonal that ends in the corner has kernels of its own in cuDNN.
+  // cuDNN has kernels of its own for a diagonal that ends in the corner.
   const std::int64_t shift = d.columns - d.rows;
   if (shift > 0 && d.right == shift && !d.padded) {
     d.bottom_right = true;

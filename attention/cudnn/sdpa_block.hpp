@@ -30,16 +30,17 @@ namespace annulus {
 [[nodiscard]] SdpaDescriptor::Strides first_strides(const ConstTensorView& view);
 void set_mask(SdpaDescriptor& descriptor, const LocalMask& mask);
 
-/// Per batch, on the device; all null where batches have no lengths of their own.
+/// The lengths of each batch, on the device. All views are null if batches have no lengths of their
+/// own.
 class SdpaLengths {
  public:
   SdpaLengths() = default;
   SdpaLengths(const LocalMask& mask, MemoryPool& memory);
 
-  // For cuDNN, at least 1 each: it gives NaN for batches of no length.
+  // For cuDNN, which gives NaN for batches of length 0: each length is at least 1.
   [[nodiscard]] ConstTensorView at_least_one_row() const { return part(0); }
   [[nodiscard]] ConstTensorView at_least_one_column() const { return part(1); }
-  // As they are.
+  // The true lengths.
   [[nodiscard]] ConstTensorView rows() const { return part(2); }
   [[nodiscard]] ConstTensorView columns() const { return part(3); }
 
@@ -50,8 +51,8 @@ class SdpaLengths {
   std::int64_t batches_ = 0;
 };
 
-/// The data that a kernel keeps for blocks that it was prepared for. Blocks of one shape share it,
-/// if they have the same positions or no mask.
+/// The data that a kernel keeps for the blocks that it was prepared for. Blocks of one shape share
+/// the data if they have the same positions or no mask.
 template <class Kept>
 class SdpaBlocks {
  public:

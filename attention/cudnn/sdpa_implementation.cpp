@@ -11,8 +11,8 @@
 namespace annulus {
 namespace {
 
-// Why cuDNN cannot take this band over `rows` × `columns`; empty if it can. Where batches have
-// lengths of their own, these leave no row without a column at the left side of the band.
+// Why cuDNN cannot take this band over `rows` × `columns`; empty if it can. If batches have lengths
+// of their own, these lengths ensure that the band's left side leaves no row without a column.
 std::string mask_obstacle(const LocalMask& mask, std::int64_t rows, std::int64_t columns) {
   const Band& band = mask.band;
   if (!band.limited()) return {};
@@ -28,16 +28,16 @@ std::string mask_obstacle(const LocalMask& mask, std::int64_t rows, std::int64_t
   return {};
 }
 
-// Where columns end in half of such a tile and the LSE is below −88.7, cuDNN 9.19 gives NaN in dQ
-// on Hopper, unless lengths hide what fills the tile.
+// On Hopper, cuDNN 9.19 gives NaN in dQ if the columns end in half of a tile of this size and the
+// LSE is below −88.7, unless lengths hide the rest of the tile.
 constexpr std::int64_t kBackwardTile = 128;
 
 constexpr std::array kRates{H200Rates{64, 64, kInLongRuns * 493e12, kInLongRuns * 469e12},
                             H200Rates{128, 128, kInLongRuns * 698e12, kInLongRuns * 659e12},
                             H200Rates{192, 128, kInLongRuns * 686e12, kInLongRuns * 628e12},
                             H200Rates{256, 256, kInLongRuns * 739e12, kInLongRuns * 694e12}};
-// Rates of long walks: measured at 16k, without the time that tiles and edges of the mask take
-// there.
+// Rates of long walks. They were measured at 16k, without the time of tiles and of the mask's edges
+// at that length.
 constexpr std::array kBackwardRates{
     H200Rates{64, 64, 452e12, 466e12}, H200Rates{128, 128, 545e12, 545e12},
     H200Rates{192, 128, 314e12, 517e12}, H200Rates{256, 256, 359e12, 408e12}};
@@ -58,8 +58,8 @@ class SdpaImplementation final : public Implementation {
                                           const BlockGeometry& block) const override {
     return sdpa_takes_backward(problem, block);
   }
-  // cuDNN splits the keys of a single row among multiprocessors, and adds their parts in an order
-  // that varies.
+  // cuDNN splits the keys of a single row among multiprocessors. The order in which it adds their
+  // parts varies.
   [[nodiscard]] bool repeats_bits(const BlockGeometry& block) const override {
     return block.rows.size() > 1;
   }
@@ -75,7 +75,7 @@ class SdpaImplementation final : public Implementation {
   static constexpr FeatureSet kFeatures{Feature::causal, Feature::window, Feature::segments,
                                         Feature::lengths};
   std::vector<std::string> names_{"sdpa", "cudnn", "cuda_flash_attn2"};
-  // cuDNN computes delta itself, from dO and an output: dO that is 0 leaves nothing to say it by.
+  // cuDNN computes delta itself, as rowsum(dO ∘ output). If dO is 0, no output gives the delta.
   Declaration declaration_{.features = kFeatures,
                            .blocks = BlockForm::straight,
                            .results = ResultForm::rounded,

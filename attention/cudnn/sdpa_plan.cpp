@@ -1,4 +1,4 @@
-// The one source that sees cudnn-frontend, which takes long to compile.
+// Only this source includes cudnn-frontend, which takes long to compile.
 #include "cudnn/sdpa_plan.hpp"
 
 #include <array>
@@ -100,7 +100,7 @@ struct SdpaPlan::Graph {
                             .set_data_type(fe::DataType_t::INT32));
   }
 
-  // Scale and mask, alike in both passes.
+  // Sets scale and mask, which are the same in both passes.
   template <class Attributes>
   Attributes attributes_of(const SdpaDescriptor& d) {
     Attributes attributes;
@@ -240,8 +240,8 @@ struct PlanKeyHash {
 }  // namespace
 
 std::shared_ptr<const SdpaPlan> shared_sdpa_plan(const SdpaDescriptor& descriptor) {
-  // Documents of every length have plans of their own. The cache is never destroyed: CUDA may be
-  // gone when the process ends.
+  // Documents of different lengths have different plans. The cache is never destroyed, since CUDA
+  // may be gone when the process ends.
   constexpr std::size_t kMaximumPlans = 1024;
   static auto* const cache = new PlanCache<PlanKey, SdpaPlan, PlanKeyHash>(kMaximumPlans);
   int device = 0;

@@ -10,9 +10,10 @@
 namespace annulus::cuda {
 namespace {
 
-// Elements per access: sixteen bytes of the narrow side. cuDNN takes no other head dimensions.
+// Elements per access: sixteen bytes of a half type. cuDNN takes only head dimensions that are
+// multiples of it.
 constexpr int kWidth = 8;
-// The weights of a row without visible keys: exp of any logit minus this is 0.
+// The LSE of a row without visible keys: its weights, exp of any logit minus this, are 0.
 constexpr float kNoWeight = 1e30F;
 
 // The sum, or the maximum, over the lanes that share a vector.
@@ -34,7 +35,7 @@ __global__ void make_rows_kernel(VectorGrid grid, Strided<const T> grad_output,
     const auto* const gradient = reinterpret_cast<const Values*>(grad_output.at(b, t, n));
     const float natural = *lse.at(b, n, t);
     const bool visible = natural != -INFINITY;
-    // By the largest entry, so that no square overflows or vanishes.
+    // Entries are divided by the largest one, so that no square overflows or vanishes.
     float largest = 0;
     for (int pack = lane; pack < grid.packs; pack += grid.lanes) {
       for (const T& value : gradient[pack].at) largest = fmaxf(largest, fabsf(to_float(value)));

@@ -41,7 +41,7 @@ _operators.define("attention_backward(Tensor grad_output, Tensor? grad_lse, Tens
 
 
 def _plain(value: Any) -> Any:
-    """A value for json: lists in place of arrays and tensors."""
+    """Converts arrays and tensors to lists, for json."""
     if isinstance(value, Tensor):
         value = value.detach().cpu().numpy()
     if isinstance(value, (np.ndarray, np.generic)):
@@ -50,7 +50,7 @@ def _plain(value: Any) -> Any:
 
 
 def text_of(options: Mapping[str, Any]) -> str:
-    """The options as the operator takes them."""
+    """Returns the text in which the operator takes the options."""
     unknown(options)
     given = {name: value for name, value in options.items() if value is not None}
     return json.dumps(given, default=_plain, sort_keys=True)
@@ -60,14 +60,14 @@ def text_of(options: Mapping[str, Any]) -> str:
 def _options_of(text: str) -> dict[str, Any]:
     options = json.loads(text)
     ids = options.get("segments")
-    if ids is not None:  # many numbers
+    if ids is not None:  # converted once, since there are many
         options["segments"] = ([np.asarray(part, np.int32) for part in ids] if np.ndim(ids[0]) == 2
                                else np.asarray(ids, np.int32))
     return options
 
 
 def _dense(tensor: Tensor) -> Tensor:
-    """The same numbers, with the last dimension contiguous, as the library needs it."""
+    """The tensor, or a copy if its last dimension is not contiguous, as the library requires."""
     return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
 
 
@@ -194,15 +194,15 @@ class _Eager(torch.autograd.Function):  # type: ignore[misc]
     def backward(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
         if not torch.is_grad_enabled():
             return _gradients(ctx, *gradients)
-        # The gradients may be differentiated themselves. torch's once_differentiable() lets this pass
-        # in silence where grad_output requires no gradient.
+        # The caller may differentiate the gradients, which is refused. torch's once_differentiable()
+        # would not refuse it if grad_output requires no gradient.
         with torch.no_grad():
             found = _gradients(ctx, *gradients)
         return _Once.apply(*(x if x is None else x.requires_grad_() for x in found))
 
 
 class _Once(torch.autograd.Function):  # type: ignore[misc]
-    """Gradients that have none."""
+    """Returns gradients that cannot be differentiated again."""
 
     @staticmethod
     def forward(_ctx: Any, *gradients: Any) -> tuple[Any, ...]:
@@ -261,8 +261,8 @@ _calls = _load_calls()
 
 
 def _native(made: _attention.Attention, extras: Sequence[Any]) -> int | None:
-    """The object of torch_calls.cpp, which takes none of the operands after the sinks; None if they
-    are needed."""
+    """The number of the object in torch_calls.cpp; None if torch_calls.cpp cannot take the call, such as
+    one with operands after the sinks."""
     if _calls is None or made.drops or any(extra is not None for extra in extras):
         return None
     if made.native is None:
@@ -288,12 +288,12 @@ def _eager(made: _attention.Attention, *arguments: Any) -> tuple[Tensor, Tensor]
 
 @torch.compiler.assume_constant_result
 def _texts(mesh: Any, options: dict[str, Any]) -> tuple[str, str]:
-    """The mesh and the options as the operator takes them; a constant of compiled code."""
+    """The texts of the mesh and the options. They are constants of compiled code."""
     return mesh_of(mesh).text, text_of(options)
 
 
 def _check_tensors(query: Any, key: Any, value: Any) -> None:
-    """TypeError for what is no tensor, or lies on another device than the query."""
+    """Raises TypeError for an operand that is no tensor or is on another device than the query."""
     for name, operand in (("query", query), ("key", key), ("value", value)):
         if not isinstance(operand, Tensor):
             raise TypeError(f"{name}: got {type(operand).__name__}, expected a torch tensor")
@@ -304,7 +304,7 @@ def _check_tensors(query: Any, key: Any, value: Any) -> None:
 
 
 def _cast(tensors: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Query, key and value as autocast has them; sinks and bias in float32."""
+    """Casts query, key and value as autocast says, and sinks and bias to float32."""
     query, key, value, sinks, bias = tensors
     device = query.device.type
     if torch.is_autocast_enabled(device):
@@ -317,7 +317,7 @@ def _cast(tensors: tuple[Any, ...]) -> tuple[Any, ...]:
 def run_operator(query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None,
                  bias: Tensor | None, mask: Tensor | None, seed: int | None, mesh: str,
                  options: str) -> tuple[Tensor, Tensor]:
-    """attention() with the texts of its mesh and options."""
+    """attention(), given its mesh and options as texts."""
     operands = _cast((query, key, value, sinks, bias))
     rest = (mask, seed, None, None, None, None)
     if _is_eager(query, key, value):
@@ -326,7 +326,7 @@ def run_operator(query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None
 
 
 def _value(values: Any, name: str) -> Tensor | None:
-    """Lengths or offsets of a call as a tensor, which the operator takes."""
+    """Converts lengths or offsets of a call to a tensor."""
     if values is None or isinstance(values, Tensor):
         return values
     return torch.from_numpy(np.atleast_1d(int32(values, name)).copy())
@@ -341,12 +341,12 @@ def attention(query: Tensor, key: Tensor, value: Tensor, *, mesh: "AnyMesh" = No
     Collective, as is its backward pass: all ranks ask for the same gradients. The mesh must have
     been made before the operator is compiled. Under autocast, query, key and value are cast.
 
-    DTensors are read as they are placed, and the results are DTensors; if the query is one, all
-    operands must be. The rows of a DTensor lie in order, so the layout is contiguous. `mesh`, if
-    given, must have the axes of their DeviceMesh.
+    If the query is a DTensor, all operands must be DTensors, and so are the results. Their placements
+    say how they are sharded. The rows of a DTensor are in order, so the layout is contiguous. `mesh`,
+    if given, must have the axes of their DeviceMesh.
 
-    seed: a number, or a tensor of one number. Captured graphs read such a tensor at every replay,
-    and also tensors of the lengths and offsets that call_arguments names.
+    seed: a number, or a tensor of one number. A captured graph reads the tensor anew at every replay.
+    It also reads tensors of the lengths and offsets that call_arguments names.
     """
     if type(query) not in _PLAIN_TENSORS and "torch.distributed.tensor" in sys.modules:
         from . import _dtensor

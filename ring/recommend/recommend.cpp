@@ -28,8 +28,8 @@ constexpr double kMiB = 1 << 20;
 struct MeshLayout {
   LaidOut laid_out;
   std::unique_ptr<Predictor> predictor = {};
-  // The three members below serve the backward pass, if one is wanted. Its bound is infinite if no
-  // schedule can run.
+  // The three members below serve the backward pass, if one is wanted. `backward_least` is infinite
+  // if no schedule can run.
   std::unique_ptr<VariantSearch> backward_search = {};
   std::optional<std::pair<ScheduleVariant, PredictedRun>> backward = {};
   double backward_least = 0;
@@ -40,8 +40,8 @@ struct Candidate : Recommendation {
   double estimate = 0;                // of total(); see Predictor::estimate()
 };
 
-// The last axis of a mesh lies inside nodes as far as possible: sp, along which attention exchanges
-// data, or tp, along which the output projection does. Ranks of dp exchange nothing.
+// The last axis of a mesh lies inside nodes as far as possible. It is sp or tp: attention exchanges
+// data along sp, and the output projection does along tp. Ranks of dp exchange nothing.
 std::vector<MeshShape> meshes_of(const AttentionShape& shape, const WantedRanks& wanted) {
   if (wanted.mesh) return {*wanted.mesh};
   const int ranks = wanted.ranks;
@@ -74,8 +74,8 @@ std::vector<int> nodes_of(const WantedRanks& wanted) {
   return nodes;
 }
 
-// Seconds to sum a tensor of [b,t,n·Dv] over the ranks that share its heads: the shorter time of
-// two algorithms, a ring of 2 (P − 1) steps with a P-th of the bytes each, and a tree.
+// Seconds to sum a tensor [b,t,n·Dv] over the P ranks that divide its heads. It is the shorter time
+// of two algorithms: a ring of 2 (P − 1) steps, each with a P-th of the bytes, and a tree.
 double all_reduce_seconds(const LaidOut& laid_out, DType dtype, const std::vector<int>& nodes) {
   const NamedSharding& output = laid_out.operands.output;
   const AxisNames& axes = output.spec()[2];
@@ -257,7 +257,7 @@ class Search {
     return wanted_.memory_bytes > 0 && candidate.run.memory_bytes > wanted_.memory_bytes;
   }
 
-  // The fastest so far with as many head shards.
+  // The shortest time so far of candidates with as many head shards.
   [[nodiscard]] double& fastest(const Candidate& candidate) {
     return fastest_.try_emplace(candidate.head_shards, std::numeric_limits<double>::infinity())
         .first->second;
@@ -283,7 +283,7 @@ class Search {
       candidate.estimate = run.seconds + rest;
       if (std::isinf(run.seconds)) {
         candidate.least = std::max(candidate.least, limit);
-        return;  // play() decides: the candidate behind the limit may turn out not to fit
+        return;  // play() decides, since the candidate that set the limit may turn out not to fit
       }
       const bool fits = wanted_.memory_bytes == 0 || run.memory_bytes <= wanted_.memory_bytes;
       if (fits) limit = std::min(limit, candidate.estimate * kSampleError * kTie);
@@ -292,7 +292,7 @@ class Search {
     }
   }
 
-  // The one that needs least memory among those that are as fast as the fastest so far; null if
+  // The candidate that needs least memory, among those that tie with the fastest so far; null if
   // none fits.
   [[nodiscard]] const Candidate* best_so_far(int head_shards) const {
     const Candidate* best = nullptr;
@@ -341,8 +341,8 @@ class Search {
     fastest(candidate) = std::min(fastest(candidate), candidate.total());
   }
 
-  // Leaves one recommendation for each number of head shards: among ties, the one that needs
-  // least memory.
+  // Leaves one recommendation for each number of head shards. Among candidates that tie, it is the
+  // one that needs least memory.
   void choose() {
     std::map<int, Candidate*> best;
     for (Candidate& one : candidates_) {
@@ -365,8 +365,8 @@ class Search {
     }
   }
 
-  // If several recommendations tie with the fastest, the one that divides heads least comes first,
-  // since it asks least of a model.
+  // If several recommendations tie with the fastest, the one with the fewest head shards comes
+  // first, since it demands least of a model.
   void put_fewest_head_shards_first() {
     const double limit = candidates_.front().total() * kTie;
     auto first = candidates_.begin();
@@ -398,7 +398,7 @@ class Search {
   std::vector<std::unique_ptr<MeshLayout>> layouts_;  // candidates refer to them
   std::vector<Candidate> candidates_;
   std::map<int, double> fastest_;  // seconds, by number of head shards, if they fit
-  std::map<int, double> hopeful_;  // a limit for estimates, likewise
+  std::map<int, double> hopeful_;  // the limit for estimates, by number of head shards
 };
 
 }  // namespace

@@ -22,10 +22,10 @@ struct Event {
 };
 
 /// The next event of every rank and every message, the earliest first. Events of the same time
-/// always come in the same order. It is a binary heap that knows the place of each event, so that
-/// an event can move when its time changes. If outdated events stayed until their time, they would
-/// outnumber the messages: every message that starts or ends changes the speed of all others on its
-/// links.
+/// always come in the same order. The queue is a binary heap that knows the place of each event, so
+/// an event can move when its time changes. Every message that starts or ends changes the times of
+/// all others on its links. If outdated events stayed in the heap, they would outnumber the
+/// messages.
 class EventQueue {
  public:
   [[nodiscard]] bool empty() const noexcept { return heap_.empty(); }
@@ -90,7 +90,7 @@ class EventQueue {
   }
 
   std::vector<Event> heap_;
-  std::vector<std::uint32_t> ranks_, flows_;  // where their events are in the heap
+  std::vector<std::uint32_t> ranks_, flows_;  // the places of their events in the heap
 };
 
 }  // namespace annulus::ring::simulation

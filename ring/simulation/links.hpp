@@ -10,8 +10,8 @@ namespace annulus::ring::simulation {
 
 /// Shared links, and the messages that move over them. A message at full speed takes a share of
 /// each of its links. If the shares of a link add up to more than 1, all its messages slow down
-/// alike; a message is as slow as its slowest link. Several messages that move at the same time
-/// over the same links may be one flow: its weight says how many they are on average.
+/// alike. A message is as slow as its slowest link. Several messages that move over the same links
+/// at the same time may be one flow; the flow's weight is their average number.
 class Links {
  public:
   using Flow = std::uint32_t;
@@ -24,8 +24,8 @@ class Links {
     double share = 1;
   };
 
-  /// Adds a flow of messages that start to move, each of which takes these shares. Its speed is
-  /// known after settle().
+  /// Adds a flow of messages that start to move. Each message takes the shares in `demands`. The
+  /// flow's speed is known after settle().
   void enter(Flow flow, double weight, const std::array<Demand, kMaximumLinks>& demands,
              std::size_t count) {
     if (flow >= flows_.size()) flows_.resize(flow + 1);
@@ -45,14 +45,14 @@ class Links {
       const auto found = std::find(link.flows.begin(), link.flows.end(), flow);
       *found = link.flows.back();
       link.flows.pop_back();
-      // Exactly 0 when empty, without rounding errors.
+      // The load of an empty link is exactly 0, without rounding errors.
       link.load = link.flows.empty() ? 0 : link.load - flows_[flow].weight * demand.share;
       touch(demand.link);
     }
   }
 
-  /// Calls changed(flow, speed) for every flow on a link that another one has entered or left. The
-  /// speed of all its messages together is at most 1.
+  /// Calls changed(flow, speed) for every flow on a link that another flow has entered or left.
+  /// `speed`, at most 1, is that of all messages of the flow together.
   template <class Changed>
   void settle(const Changed& changed) {
     for (const std::uint32_t index : touched_) {
@@ -82,7 +82,7 @@ class Links {
   }
 
   [[nodiscard]] double speed(Flow flow) const {
-    // Shares that add up to 1, apart from rounding, slow down no message.
+    // If the shares add up to 1, apart from rounding, no message slows down.
     constexpr double kFull = 1 + 1e-9;
     double load = 1;
     for (std::size_t i = 0; i < flows_[flow].count; ++i) {

@@ -5,13 +5,13 @@
 #include <unordered_map>
 #include <vector>
 
-// Messages that ranks have offered and that their receivers have not taken yet.
+// Messages that their senders have offered and their receivers have not taken yet.
 namespace annulus::ring::simulation {
 
 class Offers {
  public:
-  /// Identifies the messages of one group from one rank to another, which match in order. Ranks and
-  /// groups are numbers below 2^24.
+  /// Identifies the messages that one rank of a group sends to another. They are received in the
+  /// order in which they are sent. Ranks and groups are numbers below 2^24.
   [[nodiscard]] static std::uint64_t route(std::uint32_t axes, std::uint32_t from,
                                            std::uint32_t to) {
     constexpr unsigned kRankBits = 24;
@@ -29,8 +29,8 @@ class Offers {
     }
   }
 
-  /// Takes the next message of a route and returns the sender's exchange; nothing if none is
-  /// offered.
+  /// Takes the next message of a route and returns the sender's exchange. Returns nothing if no
+  /// message is offered.
   [[nodiscard]] std::optional<std::uint32_t> take(std::uint64_t route) {
     const auto found = queues_.find(route);
     if (found == queues_.end()) return std::nullopt;

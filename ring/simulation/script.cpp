@@ -197,7 +197,7 @@ double least_seconds(const Script& script) {
   double least = 0;
   for (const Step& step : script.steps) least += step.seconds;
   for (const ExchangeQueue& queue : script.queues) {
-    std::array<double, 2> received{};  // from the node, from others
+    std::array<double, 2> received{};  // from its own node, from other nodes
     for (const ExchangeScript& exchange : queue.exchanges) {
       for (const Message& message : script.messages_of(exchange.receives)) {
         received[message.across ? 1 : 0] += message.seconds;

@@ -9,19 +9,19 @@
 #include <annulus/ring/plan.hpp>
 #include <annulus/ring/prices.hpp>
 
-/// Plans as a simulation needs them: times instead of tensors, and little memory for each task, so
-/// that thousands of ranks with thousands of tasks fit.
+/// Plans in the form that a simulation reads. A task has times instead of tensors, and takes so
+/// little memory that thousands of ranks with thousands of tasks fit.
 namespace annulus::ring::simulation {
 
-/// A condition: `count` tasks of a queue of the same rank are done, or the last of them is released
-/// (see Stage).
+/// A condition on a queue of the same rank: its first `count` tasks are done or, if `released` is
+/// set, the last of them is released (see Stage).
 struct Need {
   std::uint16_t queue = 0;  ///< 0: steps; 1 + i: exchanges of queue i
   bool released = false;
   std::uint32_t count = 0;
 };
 
-/// Elements of a list of the script.
+/// A range of elements of one of the script's lists.
 struct Slice {
   std::uint32_t begin = 0;
   std::uint32_t count = 0;
@@ -44,11 +44,11 @@ struct Message {
 /// An exchange of the plan.
 struct ExchangeScript {
   Slice needs;
-  Slice takes;  ///< additional needs of receiving
+  Slice takes;  ///< more needs, of receiving only
   Slice sends;
   Slice receives;
   std::uint32_t steps_before = 0;  ///< steps that precede it in the list
-  int step = 0;                    ///< of the plan, the same on all ranks that take part
+  int step = 0;                    ///< the plan's step, the same on all ranks that take part
   std::uint32_t task = 0;
 };
 
@@ -78,7 +78,8 @@ struct Script {
 /// `slowness` multiplies the time of all computation.
 [[nodiscard]] Script make_script(const RankPlan& plan, const Prices& prices, double slowness,
                                  bool labels);
-/// A lower bound of the rank's time: its computation, or what it receives over either network.
+/// A lower bound of the rank's time: the time of its computation, or of the messages that it
+/// receives over one of the networks.
 [[nodiscard]] double least_seconds(const Script& script);
 
 }  // namespace annulus::ring::simulation

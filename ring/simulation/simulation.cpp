@@ -137,8 +137,8 @@ class Simulation::Impl {
   // Handles all events of the next moment.
   void step() {
     if (events_.empty()) return;
-    // Events whose times differ only by rounding are one moment, as each moment may change the
-    // speed of many messages.
+    // Events whose times differ only by rounding are handled together, because speeds are updated
+    // after each moment, and many messages may change their speed.
     constexpr double kSameMoment = 1 + 1e-12;
     now_ = events_.top().time;
     while (!events_.empty() && events_.top().time <= now_ * kSameMoment) {
@@ -230,7 +230,8 @@ class Simulation::Impl {
     for (std::uint32_t q = 0; q < state.queues.size(); ++q) {
       while (advance_queue(r, q)) start_step(r);
     }
-    // A queue may wait for what a later one has just done. The end of an exchange leads here again.
+    // A queue may wait for an exchange of a later queue. When that exchange ends, the rank advances
+    // again.
   }
 
   [[nodiscard]] double speed_of(const RankState& state) const {
@@ -299,7 +300,7 @@ class Simulation::Impl {
     queue.offered = queue.ready = false;
     queue.missing = exchange.receives.count;
     for (const Message& message : state.script.messages_of(exchange.sends)) {
-      // A rank that is left out takes messages as soon as they are offered.
+      // A rank that is not simulated takes messages as soon as they are offered.
       if (present(message.peer) == kAbsent && traits_.one_sided) continue;
       ++queue.untaken[queue.done];
       ++state.untaken;
@@ -356,9 +357,9 @@ class Simulation::Impl {
     flow.progress.left += message.seconds;
   }
 
-  // True if a rank that is left out takes part in this exchange of a simulated rank `r`, which is
-  // so once the rank that stands for it has come as far. Until then, `r` waits to be examined
-  // again.
+  // True if a rank that is not simulated takes part in the current exchange of the simulated rank
+  // `r`. It does so once the rank that stands for it has come as far. Until then, `r` is on that
+  // rank's list of followers, and will be examined again.
   [[nodiscard]] bool takes_part(int left_out, std::uint32_t r, std::uint32_t q) {
     RankState& stand_in = states_[stand_ins_.stand_in_of(left_out)];
     const QueueState& mine = states_[r].queues[q];
@@ -374,7 +375,7 @@ class Simulation::Impl {
     return false;
   }
 
-  // Adds the message to the flow if it can move; else returns false.
+  // Adds the message to the flow if the message can move; otherwise returns false.
   [[nodiscard]] bool take(Flow& flow, std::uint32_t r, std::uint32_t q, const Message& message) {
     const std::uint32_t peer = present(message.peer);
     if (peer == kAbsent) {
@@ -407,7 +408,8 @@ class Simulation::Impl {
     }
   }
 
-  // Starts all messages of a lane that can move. Messages of ranks that are left out are one flow.
+  // Starts all messages of a lane that can move. Messages of ranks that are not simulated form one
+  // flow.
   void start_together(std::uint32_t r, std::uint32_t q, LaneKind kind) {
     RankState& state = states_[r];
     Lane& lane = state.queues[q].lanes[kind];
@@ -436,8 +438,8 @@ class Simulation::Impl {
 
   void start(Flow flow, Lane& lane) {
     flow.begin = now_;
-    // If the transport starts messages together, one that follows another inside a node has no
-    // latency of its own.
+    // If the transport starts messages together, only a lane's first message has a latency inside a
+    // node.
     const bool started = lane.begun && traits_.starts_once && !flow.across;
     const double latency = started ? 0 : latencies_[flow.across ? 1 : 0];
     lane.busy = lane.begun = true;
@@ -577,7 +579,7 @@ class Simulation::Impl {
   TransportTraits traits_;
   TransportTraits inside_;  // of the transport inside a node
   Stragglers stragglers_;
-  std::array<double, 2> latencies_;  // before messages move: inside a node, between nodes
+  std::array<double, 2> latencies_;  // until a message moves: inside a node, between nodes
   std::vector<RankState> states_;
   std::map<AxisNames, std::uint32_t> axes_;
   StandIns stand_ins_;

@@ -10,7 +10,7 @@
 
 #include "simulation/script.hpp"
 
-// The state of a simulation at a moment: its ranks, and the messages on their way.
+// The state of a simulation at one moment: the ranks, and the messages on their way.
 namespace annulus::ring::simulation {
 
 inline constexpr std::uint32_t kAbsent = std::numeric_limits<std::uint32_t>::max();
@@ -27,23 +27,24 @@ struct Progress {
   }
 };
 
-/// Messages of an exchange: from ranks of the node, from other nodes, and to ranks that are left
-/// out. They follow each other, except between nodes where the transport starts them together.
+/// The messages of an exchange that come from the rank's own node, or from other nodes, or that go
+/// to ranks that are not simulated. They move one after another, except that some transports start
+/// all messages between nodes together.
 struct Lane {
-  Slice list;  // of messages, some of which are of other lanes
+  Slice list;  // of messages; it may hold messages of other lanes, too
   std::uint32_t next = 0;
   bool busy = false;
   bool begun = false;
-  std::vector<std::uint32_t> open;  // of messages that move together: not moving yet
+  std::vector<std::uint32_t> open;  // messages that start together, but do not move yet
 };
 enum LaneKind : std::uint8_t { kInside, kAcross, kOutInside, kOutAcross, kLanes };
 
 /// A rank's progress in the exchanges of one group.
 struct QueueState {
-  std::uint32_t axes = 0;              // of its group, as a number
-  std::uint32_t done = 0;              // exchanges that have received
+  std::uint32_t axes = 0;              // identifies the axes of its group
+  std::uint32_t done = 0;              // exchanges that have received everything
   bool active = false;                 // the next one has begun
-  bool offered = false;                // peers can take what it sends
+  bool offered = false;                // peers can take the messages that it sends
   bool ready = false;                  // it can receive
   std::uint32_t missing = 0;           // messages not yet received
   std::vector<std::uint32_t> untaken;  // by exchange: messages sent but not received
@@ -57,7 +58,7 @@ struct QueueState {
 struct RankState {
   Script script;
   std::uint32_t node = 0;
-  std::uint32_t steps = 0;  // that are done
+  std::uint32_t steps = 0;  // steps that are done
   bool computing = false;
   Progress step;
   double step_begin = 0;
@@ -67,14 +68,14 @@ struct RankState {
   int moving = 0;             // messages that are on their way
   int by_kernels = 0;         // messages that multiprocessors move
   double moving_since = 0;
-  std::vector<std::uint32_t> followers;  // ranks that wait for one it stands for
+  std::vector<std::uint32_t> followers;  // ranks that wait for a rank that this one stands for
   bool queued = false;                   // in the list of ranks to examine
   bool slowed = false;                   // the speed of its computation must be updated
   RankTimeline timeline;
   std::vector<TraceSpan> spans;
 };
 
-/// A message on its way, or several from or to ranks that are left out.
+/// A message on its way, or several messages from or to ranks that are not simulated.
 struct Flow {
   std::uint32_t sender = kAbsent, sender_queue = 0;
   std::uint32_t sender_exchange = 0;
@@ -87,7 +88,8 @@ struct Flow {
   double begin = 0;
   Progress progress;
 
-  /// Its weight on links: at most the number of its messages, since small ones end early.
+  /// The flow's weight on its links. It is at most the number of messages, since small ones end
+  /// early.
   [[nodiscard]] double weight() const { return longest > 0 ? progress.left / longest : 1; }
 };
 

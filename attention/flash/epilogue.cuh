@@ -34,11 +34,24 @@ template <class Element, MaskClass kMask>
   return std::is_same_v<Element, __half> && kMask == MaskClass::general ? 12 : 0;
 }
 
-/// PlainLogits whose weights are multiplied by 2^kExponent.
+/// PlainLogits whose weights are multiplied by 2^kExponent, unless the maximum is so large that the
+/// difference would be rounded.
 template <int kExponent>
 struct EnlargedLogits : PlainLogits {
-  [[nodiscard]] __device__ __forceinline__ float exponent(float x, float shift) const {
-    return PlainLogits::exponent(x, shift - kExponent);
+  [[nodiscard]] __device__ __forceinline__ float shift(float maximum) const {
+    const float plain = PlainLogits::shift(maximum);
+    if constexpr (kExponent == 0) return plain;
+    return is_enlarged(plain) ? plain - kExponent : plain;
+  }
+  /// The weight of the maximum.
+  [[nodiscard]] __device__ __forceinline__ float unit(float maximum) const {
+    if constexpr (kExponent == 0) return 1;
+    return is_enlarged(PlainLogits::shift(maximum)) ? 1 << kExponent : 1;
+  }
+
+ private:
+  [[nodiscard]] __device__ __forceinline__ static bool is_enlarged(float shift) {
+    return fabsf(shift) < 0x1p23F;
   }
 };
 
@@ -47,7 +60,6 @@ template <class Shape, int kWeightExponent>
 class ResultRows {
   using Element = typename Shape::Element;
   static constexpr int kOutputs = Shape::kValueDim / 2;
-  static constexpr float kUnitWeight = 1 << kWeightExponent;
 
  public:
   __device__ __forceinline__ ResultRows(const Arguments& arguments, const Item& work)
@@ -81,9 +93,9 @@ class ResultRows {
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         factor[h] = reciprocal_fast(sum[h]) * a.value_scale;
-        lse[h] =
-            (__fmul_rn(softmax.maximum[h], a.exponent_scale) + log2_fast(sum[h] / kUnitWeight)) *
-            kLn2;
+        lse[h] = (__fmul_rn(softmax.maximum[h], a.exponent_scale) +
+                  log2_fast(sum[h] / unit_of(softmax, h))) *
+                 kLn2;
       }
     } else {
 #pragma unroll
@@ -107,6 +119,10 @@ class ResultRows {
   }
 
  private:
+  [[nodiscard]] __device__ __forceinline__ float unit_of(const OnlineSoftmax& softmax,
+                                                         int h) const {
+    return EnlargedLogits<kWeightExponent>{a.exponent_scale}.unit(softmax.maximum[h]);
+  }
   // For any row: also one without weight, past a length, or of an item without keys.
   __device__ __forceinline__ void finish_row(int h, const OwnPart& own, float (&output)[kOutputs],
                                              OnlineSoftmax& softmax, bool shown, float& factor,
@@ -119,7 +135,8 @@ class ResultRows {
     lse = -kInfinity;
     if (sum != 0) {
       factor = (sees_nothing ? 1.0f : a.value_scale) / sum;
-      lse = (__fmul_rn(softmax.maximum[h], a.exponent_scale) + log2f(sum / kUnitWeight)) * kLn2;
+      lse = (__fmul_rn(softmax.maximum[h], a.exponent_scale) + log2f(sum / unit_of(softmax, h))) *
+            kLn2;
     } else if (saw_without_weight(a, item, own.row + 8 * h, shown)) {
       factor = kNan;
     }
@@ -139,15 +156,16 @@ class ResultRows {
     const auto lse = static_cast<float>(load_lse(a.state, result_row(item, row)));
     if (lse == -kInfinity) return;
     softmax.maximum[h] = lse * kLog2E / a.exponent_scale;
-    if (own.column == 0) softmax.sum[h] = kUnitWeight;  // of the four threads that share the row
+    const float unit = unit_of(softmax, h);
+    if (own.column == 0) softmax.sum[h] = unit;  // of the four threads that share the row
     const float* from = static_cast<const float*>(a.state.output) +
                         output_offset(a.state, result_row(item, row)) + own.column;
 #pragma unroll
     for (int n = 0; n < kOutputs / 4; ++n) {
       if (8 * n < a.value_dim) {
         const float2 pair = *reinterpret_cast<const float2*>(from + 8 * n);
-        output[4 * n + 2 * h] = pair.x * kUnitWeight;
-        output[4 * n + 2 * h + 1] = pair.y * kUnitWeight;
+        output[4 * n + 2 * h] = pair.x * unit;
+        output[4 * n + 2 * h + 1] = pair.y * unit;
       }
     }
   }

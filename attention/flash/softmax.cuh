@@ -90,9 +90,12 @@ __device__ __forceinline__ std::uint32_t pack<__half>(float low, float high) {
   return reinterpret_cast<const std::uint32_t&>(pair);
 }
 
-/// How the softmax reads scores: a score's weight is 2 to the power of exponent(x, shift).
+/// How the softmax reads scores: a score's weight is 2 to the power of exponent(x, shift(maximum)).
 struct PlainLogits {
   float scale;  ///< times log2 e
+  [[nodiscard]] __device__ __forceinline__ float shift(float maximum) const {
+    return __fmul_rn(maximum, scale);
+  }
   [[nodiscard]] __device__ __forceinline__ float value(float x) const { return x; }
   [[nodiscard]] __device__ __forceinline__ float exponent(float x, float shift) const {
     return fmaf(x, scale, -shift);
@@ -104,6 +107,9 @@ struct SmallCappedLogits {
   const float (&tanh)[3];
   const float (&scaled_tanh)[3];
   float scale;
+  [[nodiscard]] __device__ __forceinline__ float shift(float maximum) const {
+    return __fmul_rn(maximum, scale);
+  }
   [[nodiscard]] __device__ __forceinline__ float value(float x) const {
     const float u = x * x;
     return x * fmaf(fmaf(tanh[2], u, tanh[1]), u, tanh[0]);
@@ -154,11 +160,11 @@ struct OnlineSoftmax {
     for (int h = 0; h < 2; ++h) {
       // Values rise with scores.
       const float now = fmaxf(maximum[h], logits.value(quad_max(largest[h])));
-      shift[h] = __fmul_rn(now, logits.scale);
+      shift[h] = logits.shift(now);
       // The earlier weights are relative to a rounded product too. Fused with the
       // difference, it would not be: even a maximum that stays would change the sum with every
       // tile.
-      factor[h] = exp2_fast(__fmul_rn(maximum[h], logits.scale) - shift[h]);
+      factor[h] = exp2_fast(logits.shift(maximum[h]) - shift[h]);
       maximum[h] = now;
       sum[h] *= factor[h];
     }

@@ -68,20 +68,31 @@ __device__ unsigned largest_of(const uint4& v) {
   return max(largest & 0xFFFF, largest >> 16);
 }
 
-// The same of some rows of a head.
+// True if the row of dO exists and sees a key.
+__device__ bool sees_keys(const Arguments& a, std::int32_t batch, std::int32_t head,
+                          std::int32_t row) {
+  return row < (a.row_lengths == nullptr ? a.rows : a.row_lengths[batch]) &&
+         a.lse.data[batch * a.lse.batch + head * a.lse.head + row * a.lse.row] != -kInfinity;
+}
+
+// The same of a part of the rows of a head, of which there are gridDim.y · parts.
+template <class Counts>
 __device__ unsigned largest_of(const RowTensor& rows, std::int32_t batch, std::int32_t head,
-                               std::int32_t count) {
-  const __half* const values = static_cast<const __half*>(rows.data) + batch * rows.strides.batch +
-                               head * rows.strides.head;
+                               std::int32_t count, std::int32_t part, std::int32_t parts,
+                               Counts counts) {
+  const __half* const values =
+      static_cast<const __half*>(rows.data) + batch * rows.strides.batch + head * rows.strides.head;
   const std::int32_t packs = rows.dim / 8;
   const std::int32_t lanes = packs <= 8 ? 8 : packs <= 16 ? 16 : 32;
   const std::int32_t lane = static_cast<std::int32_t>(threadIdx.x) % lanes;
   if (lane >= packs) return 0;
   unsigned largest = 0;
   const std::int32_t at_a_time = kScaleThreads / lanes;
-  for (std::int32_t row = static_cast<std::int32_t>(blockIdx.y) * at_a_time +
+  const std::int32_t step = static_cast<std::int32_t>(gridDim.y) * parts * at_a_time;
+  for (std::int32_t row = (static_cast<std::int32_t>(blockIdx.y) * parts + part) * at_a_time +
                           static_cast<std::int32_t>(threadIdx.x) / lanes;
-       row < count; row += static_cast<std::int32_t>(gridDim.y) * at_a_time) {
+       row < count; row += step) {
+    if (!counts(row)) continue;
     const auto* const packed = reinterpret_cast<const uint4*>(values + row * rows.strides.sequence);
     largest = max(largest, largest_of(packed[lane]));
   }
@@ -91,13 +102,13 @@ __device__ unsigned largest_of(const RowTensor& rows, std::int32_t batch, std::i
 // Chooses output_scale. The last thread block to finish does, from what all found.
 __global__ void __launch_bounds__(kScaleThreads)
     fit_output_scale(const __grid_constant__ Arguments a,
-                    const __grid_constant__ RowTensor grad_output,
-                    const __grid_constant__ RowTensor value) {
+                     const __grid_constant__ RowTensor grad_output,
+                     const __grid_constant__ RowTensor value) {
   OutputScale& scale = *a.output_scale;
   if (value.data != nullptr) {
     const auto pair = static_cast<std::int32_t>(blockIdx.x);
     const std::int32_t batch = pair / a.heads, head = pair - batch * a.heads;
-    const std::int32_t rows = a.row_lengths == nullptr ? a.rows : a.row_lengths[batch];
+    const auto counts = [&](std::int32_t row) { return sees_keys(a, batch, head, row); };
     const std::int32_t columns = a.column_lengths == nullptr ? a.columns : a.column_lengths[batch];
     const auto add = [](std::uint32_t& to, float mine) {
       const unsigned bits = __reduce_max_sync(0xffffffff, __float_as_uint(mine));
@@ -106,20 +117,23 @@ __global__ void __launch_bounds__(kScaleThreads)
     const auto magnitude = [](unsigned bits) {
       return __half2float(__ushort_as_half(static_cast<unsigned short>(bits)));
     };
-    add(scale.largest[0], magnitude(largest_of(grad_output, batch, head, rows)));
-    if (head % a.heads_per_kv_head == 0) {
-      add(scale.largest[1], magnitude(largest_of(value, batch, head / a.heads_per_kv_head, columns)));
-    }
+    add(scale.largest[0], magnitude(largest_of(grad_output, batch, head, a.rows, 0, 1, counts)));
+    // The heads of a group share the rows of their value head.
+    add(scale.largest[1], magnitude(largest_of(value, batch, head / a.heads_per_kv_head, columns,
+                                               head % a.heads_per_kv_head, a.heads_per_kv_head,
+                                               [](std::int32_t) { return true; })));
     float delta = 0;
     const std::int64_t first = batch * a.delta.batch + head * a.delta.head;
     for (std::int32_t row = static_cast<std::int32_t>(blockIdx.y * kScaleThreads + threadIdx.x);
-         row < rows; row += static_cast<std::int32_t>(gridDim.y) * kScaleThreads) {
+         row < a.rows; row += static_cast<std::int32_t>(gridDim.y) * kScaleThreads) {
+      if (!counts(row)) continue;
       const float x = fabsf(a.delta.data[first + row * a.delta.row]);
       if (x < kInfinity) delta = fmaxf(delta, x);
     }
     add(scale.largest[2], delta);
   }
   __threadfence();
+  __syncthreads();  // all warps have added before one thread counts the block
   if (!__syncthreads_or(threadIdx.x == 0 &&
                         atomicAdd(&scale.blocks, 1) == gridDim.x * gridDim.y - 1)) {
     return;
@@ -128,18 +142,26 @@ __global__ void __launch_bounds__(kScaleThreads)
   const auto largest = [&](int i) { return __uint_as_float(__ldcg(&scale.largest[i])); };
   const float bound =
       largest(0) * largest(1) * static_cast<float>(grad_output.dim) * a.value_scale + largest(2);
-  int power = 0;  // of the factor: neither the bound nor dO reaches 2^15
+  // The power of the factor. Neither the bound nor dO reaches 2^15. The largest dO stays above
+  // 2^-5, or a huge delta or hidden value would cost the precision of dO, which dV needs.
+  int power = 0;
   if (value.data != nullptr && bound > 0) {
-    power = 14 - max(ilogbf(bound), largest(0) > 0 ? ilogbf(largest(0)) : -24);
+    power = 14 - ilogbf(bound);
+    if (largest(0) > 0) {
+      const int exponent = ilogbf(largest(0));
+      power = min(max(power, -4 - exponent), 14 - exponent);
+    } else {
+      power = min(power, 38);
+    }
   }
   scale.factor = ldexpf(1, power);
   scale.inverse = ldexpf(1, -power);
 }
 
-// copy = dO · factor, [batch, row, head, dim].
+// copy = dO · factor, [batch, row, head, dim], and 0 in rows that see nothing.
 __global__ void __launch_bounds__(kScaleThreads)
-    copy_output_gradient(const __grid_constant__ Arguments a, const __grid_constant__ RowTensor from,
-                         std::int64_t packs, uint4* copy) {
+    copy_output_gradient(const __grid_constant__ Arguments a,
+                         const __grid_constant__ RowTensor from, std::int64_t packs, uint4* copy) {
   const float factor = a.output_scale->factor;
   const auto in_row = static_cast<std::uint32_t>(from.dim / 8);
   const auto heads = static_cast<std::uint32_t>(a.heads), rows = static_cast<std::uint32_t>(a.rows);
@@ -152,7 +174,12 @@ __global__ void __launch_bounds__(kScaleThreads)
                                  batch * from.strides.batch +
                                  (position - batch * rows) * from.strides.sequence +
                                  (pair - position * heads) * from.strides.head;
-    uint4 pack = reinterpret_cast<const uint4*>(values)[i - std::int64_t{pair} * in_row];
+    uint4 pack{};
+    if (sees_keys(a, static_cast<std::int32_t>(batch),
+                  static_cast<std::int32_t>(pair - position * heads),
+                  static_cast<std::int32_t>(position - batch * rows))) {
+      pack = reinterpret_cast<const uint4*>(values)[i - std::int64_t{pair} * in_row];
+    }
     for (unsigned* two : {&pack.x, &pack.y, &pack.z, &pack.w}) {
       __half2& both = *reinterpret_cast<__half2*>(two);
       const float2 x = __half22float2(both);
@@ -219,11 +246,12 @@ cudaError_t launch_output_scale(const Arguments& arguments, const RowTensor& gra
     // About eight thread blocks for each multiprocessor, of at least four rounds.
     constexpr unsigned kBlocks = 1056;
     grid.x = static_cast<unsigned>(arguments.batches * arguments.heads);
-    grid.y = std::clamp(kBlocks / grid.x, 1U, blocks(arguments.rows, 64));
+    grid.y =
+        std::clamp(kBlocks / grid.x, 1U, blocks(std::max(arguments.rows, arguments.columns), 64));
   }
   fit_output_scale<<<grid, kScaleThreads, 0, stream>>>(arguments, grad_output, value);
-  const std::int64_t packs = std::int64_t{arguments.batches} * arguments.rows * arguments.heads *
-                             (grad_output.dim / 8);
+  const std::int64_t packs =
+      std::int64_t{arguments.batches} * arguments.rows * arguments.heads * (grad_output.dim / 8);
   copy_output_gradient<<<std::min(blocks(packs, kScaleThreads), 4096U), kScaleThreads, 0, stream>>>(
       arguments, grad_output, packs, static_cast<uint4*>(arguments.scaled_grad_output));
   return cudaGetLastError();

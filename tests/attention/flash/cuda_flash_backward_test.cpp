@@ -184,6 +184,31 @@ TEST_F(CudaFlashBackward, Float16GradientsOfAnyMagnitude) {
   }
 }
 
+// Rows that see no key, and keys past a length, hold large finite values: others keep their
+// precision.
+TEST_F(CudaFlashBackward, Float16ScalesIgnoreHiddenValues) {
+  Random random(62);
+  for (const Dims& dims : kAllDims) {
+    if (dims.dtype == DType::float32) continue;
+    for (const bool modified : {false, true}) {
+      AttentionProblem problem =
+          problem_of({1, 100, 100, 2, 1, dims.head, dims.value}, DType::float16);
+      problem.mask.set_causal(true);
+      problem.mask.set_offset(-20);
+      problem.mask.set_kv_lengths({70});
+      if (modified) problem.dropout.emplace(0.3, 7);
+      WholeGradients whole(random, random_operands(random, problem), 0x1p-6F);
+      for (std::int64_t t = 0; t < 20; ++t) {
+        fill(whole.grad_output, t, 6e4F);
+        for (std::int64_t n = 0; n < 2; ++n) whole.delta.view().at<float>({0, n, t}) = -1e30F;
+      }
+      for (std::int64_t s = 70; s < 100; ++s) fill(whole.forward.value, s, 6e4F);
+      add(whole);
+      EXPECT_LT(whole.largest_share(), 1) << dims.head << (modified ? " with dropout" : "");
+    }
+  }
+}
+
 // A gradient of any kind that is NaN fails the tests above.
 TEST(WholeGradients, ANanIsTheLargestShare) {
   Random random(61);

@@ -1,5 +1,7 @@
 // The flash kernels of the general class: bias, dense mask and dropout.
+#include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <memory>
 #include <utility>
@@ -122,6 +124,20 @@ TEST_F(CudaFlashGeneral, DropoutThatLeavesSmallWeights) {
                                         kernel->forward(block, state, {*stream_, nullptr, 1});
                                       });
     expect_accurate(parts, whole, whole.oracle());
+  }
+}
+
+// Logits so large that a sum with the weights' exponent is rounded: equal weights give the mean.
+TEST_F(CudaFlashGeneral, EqualWeightsUnderHugeBiases) {
+  Random random(142);
+  for (const float bias : {3e6F, 6e7F, -6e7F, 1e8F, -1e8F, 1e30F}) {
+    AttentionProblem problem = half_problem({1, 70, 200, 2, 1, 64, 64}, DType::float16);
+    problem.bias = Extents{1, 1, 70, 200};
+    const WholeAttention whole = random_attention(random, problem);
+    std::memset(whole.query.view().data(), 0, whole.query.bytes());
+    std::fill_n(whole.bias.view().as<float>(), whole.bias.shape().product(), bias);
+    const AccuracyBound bound = accuracy_bound(problem.dtype, 200);
+    EXPECT_LE(error_of(run(whole), problem.dtype, whole.oracle()).output, bound.output) << bias;
   }
 }
 

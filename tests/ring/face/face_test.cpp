@@ -440,7 +440,8 @@ TEST_F(Face, AMaskThatDoesNotFitChangesNothing) {
   expect_right_run(attention, options, 4);
 }
 
-TEST_F(Face, OneRankNeedsNoMpi) {
+// Without the fixture, whose context has MPI.
+TEST(FaceAlone, OneRankNeedsNoMpi) {
   Context context(on_host());
   EXPECT_EQ(context.size(), 1);
   const AttentionOptions options = causal(33);

@@ -3,8 +3,10 @@
 #include <algorithm>
 #include <cstdint>
 #include <limits>
+#include <numeric>
 #include <optional>
 #include <random>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -15,6 +17,7 @@
 #include <annulus/ring/predicted_run.hpp>
 #include <annulus/ring/simulate.hpp>
 
+#include "planner/kv_groups.hpp"
 #include "tests/ring/sequence_plan.hpp"
 
 namespace annulus::ring {
@@ -95,6 +98,7 @@ TEST(Predictor, EqualPlansAreMadeOnce) {
     int ranks_per_node;
   };
   int compared = 0;
+  std::size_t shared = 0;
   for (const auto& [mesh, ranks_per_node] :
        {Case{MeshShape({{"tp", 4}, {"sp", 8}}), 4}, Case{MeshShape({{"sp", 8}, {"tp", 4}}), 4},
         Case{MeshShape({{"sp", 6}, {"tp", 4}}), 6},
@@ -109,6 +113,10 @@ TEST(Predictor, EqualPlansAreMadeOnce) {
       PlanInput input = flash_input(problem, operands);
       if (backward) input.backward.emplace();
       put_on_nodes(input, mesh.ranks(), ranks_per_node);
+      std::vector<int> all(static_cast<std::size_t>(mesh.ranks()));
+      std::iota(all.begin(), all.end(), 0);
+      const std::vector<std::size_t> alike = KvGroups(input).alike(input.prices, all);
+      shared += all.size() - std::set<std::size_t>(alike.begin(), alike.end()).size();
       Predictor predictor(input);
       for (const ConsideredVariant& one : variants_for(input, "auto")) {
         if (!one.obstacle.empty() || !one.pointless.empty()) continue;
@@ -131,6 +139,7 @@ TEST(Predictor, EqualPlansAreMadeOnce) {
       }
     }
   }
+  EXPECT_GT(shared, 0U);
   EXPECT_GT(compared, 20);
 }
 

@@ -261,8 +261,8 @@ _calls = _load_calls()
 
 
 def _native(made: _attention.Attention, extras: Sequence[Any]) -> int | None:
-    """The number of the object in torch_calls.cpp; None if torch_calls.cpp cannot take the call, such as
-    one with operands after the sinks."""
+    """The number of the object in torch_calls.cpp. None if torch_calls.cpp cannot compute the call, for
+    example if it has operands after the sinks."""
     if _calls is None or made.drops or any(extra is not None for extra in extras):
         return None
     if made.native is None:

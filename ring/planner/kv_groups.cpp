@@ -30,8 +30,8 @@ KvGroups::Groups::value_type& KvGroups::group_of(const Prices& prices, int rank)
 
 std::vector<std::size_t> KvGroups::alike(const Prices& prices, const std::vector<int>& ranks) {
   const auto& [query, key] = std::tie(operands_.query, operands_.key);
-  // Ranks that hold the same batches, rows and columns, of equally many heads that begin at the
-  // same place of a key/value head's group.
+  // Ranks that hold the same batches, rows and columns, and equally many heads. The heads begin at
+  // the same place in a key/value head's group.
   std::map<std::array<std::int64_t, 7>, std::vector<std::size_t>> same;
   std::vector<std::size_t> first;
   for (std::size_t i = 0; i < ranks.size(); ++i) {

@@ -21,8 +21,9 @@ class KvGroups {
 
   /// The plan of one rank, of the same problem, operands and nodes.
   [[nodiscard]] RankPlan plan(const PlanInput& input, Schedule schedule, int rank);
-  /// For each of these ranks, the first of them whose plan it can have, as an index: their plans
-  /// with a single group differ only in heads and in numbers of ranks, all by the same difference.
+  /// For each of these ranks, the index of the first of them whose plan it can reuse. Their plans
+  /// with a single group differ only in the heads, and in the numbers of ranks, which all differ by
+  /// the same amount.
   [[nodiscard]] std::vector<std::size_t> alike(const Prices& prices, const std::vector<int>& ranks);
 
  private:

@@ -120,7 +120,7 @@ std::vector<int> simulated_ranks(const PlanInput& input, int all, int most) {
 }
 
 struct Predictor::Impl {
-  // Ranks to simulate, and for each of them the first one alike: see KvGroups.
+  // The ranks to simulate, and for each the first rank with the same plan: see KvGroups::alike().
   struct Ranks {
     std::vector<int> numbers;
     std::vector<std::size_t> alike;
@@ -129,13 +129,13 @@ struct Predictor::Impl {
   KvGroups groups;
   Ranks ranks;
   int busiest;
-  Ranks sample = {};  // of a mesh of which all ranks are simulated, if it is large
+  Ranks sample = {};  // only of a large mesh whose ranks are all simulated
 
   std::optional<PredictedRun> run(const PlanInput& input, const ScheduleVariant& variant,
                                   const Ranks& of, double limit) {
     PredictedRun run;
     Simulation simulation(input.prices, variant_text(variant));
-    std::vector<std::optional<Traffic>> shared;  // by rank, where others have the same plan
+    std::vector<std::optional<Traffic>> shared;  // by rank, if others have the same plan
     for (std::size_t i = 0; i < of.numbers.size(); ++i) {
       const std::size_t first = of.alike[i];
       std::optional<Traffic>& known = shared.emplace_back();

@@ -119,7 +119,8 @@ AttentionShape global_shape(const annulus_attention_options& options,
   return shape;
 }
 
-// Adds a step, or the one that a function returns, whose exceptions are errors too.
+// Adds a step. If `step` is a function that takes no arguments, adds the step that it returns, and
+// turns its exceptions into errors.
 template <class Step>
 annulus_status add_step(annulus_attention_options* options, const Step& step) {
   return guarded([&] {

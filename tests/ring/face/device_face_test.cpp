@@ -300,14 +300,15 @@ TEST_F(DeviceFace, ManyObjectsOfOneShapeTakeTheMemoryOfOne) {
 }
 
 // Times that users notice: another object of a known shape, and a replayed call.
-// Of the calling thread. Time on the clock includes the work of others on a busy machine.
+// The calling thread's processor time. On a busy machine, elapsed time includes the work of others.
 double processor_milliseconds() {
   timespec now{};
   EXPECT_EQ(::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now), 0);
   return 1e3 * static_cast<double>(now.tv_sec) + 1e-6 * static_cast<double>(now.tv_nsec);
 }
 
-// Of several objects the cheapest counts: a collective call may spin until other ranks have come.
+// The cheapest of several objects counts, since a collective call may spin until other ranks have
+// come.
 TEST_F(DeviceFace, ObjectsAndCallsAreCheap) {
   for (const std::string implementation : {"sdpa", "flash_attn2"}) {
     AttentionOptions options = causal();

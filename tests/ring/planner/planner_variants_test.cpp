@@ -22,7 +22,7 @@
 namespace annulus::ring {
 namespace {
 
-/// The messages that ranks receive from other nodes, after their ranks.
+/// The messages that ranks receive from other nodes, each with its receiver.
 std::vector<std::pair<int, Transfer>> messages_across(const Plan& plan,
                                                       const std::vector<int>& node_of_rank) {
   std::vector<std::pair<int, Transfer>> messages;
@@ -37,7 +37,7 @@ std::vector<std::pair<int, Transfer>> messages_across(const Plan& plan,
   return messages;
 }
 
-/// Tokens that cross to another node, by the rank they are of and the node they come to.
+/// The number of tokens that cross to another node, by the rank that owns them and that node.
 std::map<std::pair<int, int>, std::int64_t> crossings(const Plan& plan,
                                                       const std::vector<int>& node_of_rank) {
   std::map<std::pair<int, int>, std::int64_t> count;

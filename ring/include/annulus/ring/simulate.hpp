@@ -62,8 +62,8 @@ class Simulation {
   /// Adds a rank, each once. The plan is not needed afterwards. `record`: see spans(). Returns a
   /// lower bound of the simulated time: see least_seconds().
   double add(const RankPlan& rank, bool record = false);
-  /// Adds a rank whose plan is that of the `index`-th added rank, with all ranks of its groups
-  /// greater by the same difference as the rank itself.
+  /// Adds a rank that has the plan of the `index`-th added rank, except for the numbers of ranks:
+  /// all ranks of its groups differ by the same amount as the rank itself.
   void add_alike(std::size_t index, int rank);
   /// To be called once. Returns the timelines in the order in which the ranks were added; none as
   /// soon as the simulated time exceeds `limit` seconds. Throws InternalError, which says how far a

@@ -148,7 +148,8 @@ struct WholeGradients {
         ->backward(block, gradients, {stream, nullptr, threads});
   }
 
-  /// The largest error of a gradient in its bound (docs/semantics.md §6); NaN if any gradient holds one.
+  /// The largest error of a gradient in its bound (docs/semantics.md §6); NaN if any gradient holds
+  /// one.
   [[nodiscard]] double largest_share() const {
     const double bound = 2 * accuracy_bound(forward.problem).output;
     double largest = 0;

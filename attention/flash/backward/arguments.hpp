@@ -30,12 +30,13 @@ struct RowTensor {
   std::int32_t dim = 0;
 };
 
-/// The power of two by which dO and delta of float16 are multiplied, so that dS neither overflows nor
-/// becomes subnormal: |dS| <= |dP| + |delta| <= dim · max |dO| · max |V| / (1 − p) + max |delta|.
+/// The power of two by which dO and delta of float16 are multiplied, so that dS neither overflows
+/// nor becomes subnormal: |dS| <= |dP| + |delta| <= dim · max |dO| · max |V| / (1 − p) + max
+/// |delta|.
 struct OutputScale {
   float factor, inverse;
-  std::uint32_t largest[3];  ///< of finite |dO|, |V| and |delta|, as bits of float32
-  std::uint32_t blocks;      ///< that have added to `largest`
+  std::uint32_t largest[3];  ///< the largest finite |dO|, |V| and |delta|, as bits of float32
+  std::uint32_t blocks;      ///< thread blocks that have added to `largest`
 };
 
 /// Flags of a query tile, which prepare_rows() writes behind the tile's LSE.
@@ -98,7 +99,8 @@ struct Arguments {
 
   Gradient grad_query, grad_key, grad_value;
 
-  /// Only for float16, else null. The kernels read a copy of dO, contiguous and multiplied by factor.
+  /// Float16 only, otherwise null. Kernels then read a contiguous copy of dO, multiplied by
+  /// OutputScale's factor.
   OutputScale* output_scale = nullptr;
   void* scaled_grad_output = nullptr;
 };

@@ -75,7 +75,7 @@ __device__ bool sees_keys(const Arguments& a, std::int32_t batch, std::int32_t h
          a.lse.data[batch * a.lse.batch + head * a.lse.head + row * a.lse.row] != -kInfinity;
 }
 
-// The same of a part of the rows of a head, of which there are gridDim.y · parts.
+// The same for one part of a head's rows; there are gridDim.y · parts parts.
 template <class Counts>
 __device__ unsigned largest_of(const RowTensor& rows, std::int32_t batch, std::int32_t head,
                                std::int32_t count, std::int32_t part, std::int32_t parts,
@@ -142,8 +142,8 @@ __global__ void __launch_bounds__(kScaleThreads)
   const auto largest = [&](int i) { return __uint_as_float(__ldcg(&scale.largest[i])); };
   const float bound =
       largest(0) * largest(1) * static_cast<float>(grad_output.dim) * a.value_scale + largest(2);
-  // The power of the factor. Neither the bound nor dO reaches 2^15. The largest dO stays above
-  // 2^-5, or a huge delta or hidden value would cost the precision of dO, which dV needs.
+  // The exponent of the factor. The bound and dO stay below 2^15. The largest dO also stays above
+  // 2^-5. Otherwise a huge delta or hidden value would cost the precision of dO, which dV needs.
   int power = 0;
   if (value.data != nullptr && bound > 0) {
     power = 14 - ilogbf(bound);

@@ -54,8 +54,8 @@ enum class PairClass : std::uint8_t {
 template <int kDim, bool kHalf, PairClass kPairs, bool kSoftCap>
 [[nodiscard]] cudaError_t launch_differentiate(const Arguments& arguments, unsigned items,
                                                cudaStream_t stream);
-/// The same for wide heads: two kernels, one of them for dQ. They find lists and soft caps at run
-/// time, take no modifiers, and need no turns, as they repeat bits anyway.
+/// The same for wide heads, by two kernels, one of them for dQ. They find lists and soft caps at
+/// run time. They need no turns, since they repeat bits anyway.
 template <int kDim, int kValueDim, bool kHalf>
 [[nodiscard]] cudaError_t launch_wide(const Arguments& arguments, cudaStream_t stream);
 

@@ -29,7 +29,8 @@ struct TileWork {
 /// tiles ask. Tiles are neighbours in memory, whatever their positions. All in device memory;
 /// overlong rows and columns of the last tiles see nothing.
 struct TileMask {
-  static constexpr std::int32_t kNowhere = 0x7fffffff;  ///< the position of a column that is not
+  static constexpr std::int32_t kNowhere =
+      0x7fffffff;  ///< the position of a column that does not exist
 
   std::int32_t batches = 0, heads = 0;  ///< batches and heads with lists of their own
   std::int32_t query_tiles = 0, key_tiles = 0;

@@ -44,8 +44,8 @@ struct Tiles {
   __device__ static float delta_scale(const Arguments& a) {
     return kScaledScores ? a.scale : __ldg(&a.output_scale->factor);
   }
-  /// Factors that turn dS and sums of products into gradients of bias, and of queries and keys; and,
-  /// below, of values.
+  /// Factors that turn dS and sums of products into gradients of bias, and of queries and keys;
+  /// and, below, of values.
   __device__ static float bias_scale(const Arguments& a) {
     return kScaledScores ? a.grad_bias_scale : inverse(a);
   }

@@ -6,9 +6,9 @@
 #include "flash/backward/wide_split_keys.cuh"
 #include "flash/backward/wide_whole_keys.cuh"
 
-// dK and dV of wide heads. At 192/128, each of two warpgroups has a key tile. At 256, the sums of
-// 64 keys fill the registers of both: the first computes weights and dV, the second computes dS and
-// dK.
+// dK and dV of wide heads. At 192/128, each of two warpgroups has a key tile, except in the general
+// class. There, and at 256, two warpgroups share a key tile: the first computes weights and dV, the
+// second computes dS and dK.
 namespace annulus::flash::backward {
 
 /// dK and dV of one or two key tiles of a key/value head.

@@ -161,8 +161,8 @@ TEST_F(CudaFlashBackward, HiddenProductsMayOverflow) {
   }
 }
 
-// dS of float16 neither overflows nor vanishes: rows see few keys, with large gradients, or many, with
-// small ones.
+// dS of float16 neither overflows nor vanishes: rows see few keys, with large gradients, or many,
+// with small ones.
 TEST_F(CudaFlashBackward, Float16GradientsOfAnyMagnitude) {
   Random random(60);
   for (const Dims& dims : kAllDims) {

@@ -297,8 +297,7 @@ void add_problem(TableBuilder& table) {
   table.add("dropout", "P", drawn(kPlanned, same(&Options::dropout)),
             parsed_into(&Options::dropout, parse_dropout),
             "probability of dropping an attention weight; --seed and the weight's position decide "
-            "whether "
-            "it drops (default: 0)");
+            "whether it drops (default: 0)");
   table.add("softmax-dtype", "DTYPE", drawn(kPlanned, same(&Options::softmax_dtype)),
             dtype_into(&Options::softmax_dtype, {DType::float32, DType::float64}),
             "dtype of the softmax's weights and sums: float32, or float64, which only vanilla has "

@@ -200,13 +200,12 @@ Arguments FlashBackward::arguments_of(const BackwardBlock& block, const Gradient
   // They also say in which order a key tile walks, on which the bits of its own gradients depend.
   const std::int64_t turns = block.repeats_bits && adds_in_turns ? rows / tile : 0;
   const std::int64_t values = lse_values + rows + turns + 1;
-  constexpr std::size_t kAlignment = 256;
-  const std::size_t scale_at =
-      (static_cast<std::size_t>(values) * sizeof(float) / kAlignment + 1) * kAlignment;
-  const std::size_t copy_at = scale_at + kAlignment;
+  constexpr std::int64_t kAlignment = 256;
+  const std::int64_t scale_at = round_up(values * std::int64_t{sizeof(float)}, kAlignment);
+  const std::int64_t copy_at = scale_at + kAlignment;
   const bool copies = is_float16(problem_);
-  workspace_.reserve(copies ? copy_at + 2 * static_cast<std::size_t>(block.grad_output.elements())
-                            : scale_at);
+  workspace_.reserve(
+      static_cast<std::size_t>(copies ? copy_at + 2 * block.grad_output.elements() : scale_at));
 
   Arguments a;
   if (!is_float32(problem_)) {
@@ -261,8 +260,7 @@ Arguments FlashBackward::arguments_of(const BackwardBlock& block, const Gradient
   const std::int64_t pairs = query[0] * key[2];
   const auto most =
       static_cast<std::int64_t>(std::clamp(section_heads, 1.0, static_cast<double>(pairs)));
-  const std::int64_t sections = (pairs + most - 1) / most;
-  a.section_heads = static_cast<std::int32_t>((pairs + sections - 1) / sections);
+  a.section_heads = static_cast<std::int32_t>(ceil_divide(pairs, ceil_divide(pairs, most)));
   a.scale = static_cast<float>(problem_.logit_scale());
   a.general = is_general(problem_);
   a.natural_lse = a.general || is_float32(problem_);

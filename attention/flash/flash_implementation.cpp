@@ -166,7 +166,7 @@ class FlashImplementation final : public Implementation {
   }
 
   // The backward kernels take any block, except that prepare_backward() refuses to sum a bias's
-  // gradient over rows or keys. takes() is about forward tiles.
+  // gradient over keys. takes() is about forward tiles.
   [[nodiscard]] Capability takes_backward(const AttentionProblem& /*problem*/,
                                           const BlockGeometry& /*block*/) const override {
     return Capability::yes();

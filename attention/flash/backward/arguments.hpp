@@ -84,12 +84,10 @@ struct Arguments {
   /// The gradient of the bias, indexed like the bias; null: not wanted.
   float* grad_bias = nullptr;
   std::int64_t grad_bias_strides[4] = {};
-  float grad_bias_scale = 1;               ///< turns dS into it
   RowTensor query_rows, grad_output_rows;  ///< only with scores
 
   cuda::DropoutArguments dropout = {};
-  float value_scale = 1;      ///< of the gradients of values: 1/(1 − p) with dropout
-  float kept_grad_scale = 1;  ///< the same times the scale that dS has
+  float value_scale = 1;  ///< of the gradients of values, and of dO·Vᵀ: 1/(1 − p) with dropout
 
   float soft_cap = 0;        ///< 0: none; else the logit is soft_cap · tanh(tanh_scale · q·k)
   float tanh_scale = 0;      ///< scale / soft_cap

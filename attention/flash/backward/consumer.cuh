@@ -1,5 +1,8 @@
 #pragma once
 
+#include <cstddef>
+#include <cstdint>
+
 #include "flash/backward/consumer_weights.cuh"
 #include "flash/backward/gradient.cuh"
 #include "flash/hopper/tma.cuh"
@@ -15,6 +18,7 @@ class Consumer : ConsumerWeights<Tiles> {
   using typename Weights::Element;
   using typename Weights::Found;
   using typename Weights::Rows;
+  using typename Weights::RowValues;
   using Weights::a;
   using Weights::at;
   using Weights::differentiate_pair;
@@ -34,11 +38,17 @@ class Consumer : ConsumerWeights<Tiles> {
   using Weights::release;
   using Weights::shared;
   using Weights::skip_scores;
+  using Weights::read_early;
   using Weights::store_bias_gradient;
+  using Weights::values_of;
   using Weights::warp;
   using Weights::weigh;
   using Weights::work;
   static constexpr int kSums = Tiles::kDim / 2;
+  static constexpr int kGroupBytes = 64 * 128;
+  // Some kernels have no registers for it.
+  static constexpr bool kOverlaps =
+      Tiles::kDim == 64 ? !Tiles::kSoftCap : !kGeneral;
   static constexpr bool kSplitsDims = Tiles::kSplitsDims;
   static constexpr bool kSplitsKeys = Tiles::kSplitsKeys;
   static constexpr int kSumWarps = Tiles::kSumWarps;
@@ -51,25 +61,54 @@ class Consumer : ConsumerWeights<Tiles> {
       : Weights(arguments, memory) {}
 
   __device__ __forceinline__ void run() {
-    float key_sum[kSums], value_sum[kSums];
+    float key_sum[kSums], value_sum[kSums], query_sum[32];
 #pragma unroll
-    for (int i = 0; i < kSums; ++i) key_sum[i] = value_sum[i] = 0;
+    for (int i = 0; i < kSums; ++i) value_sum[i] = 0;
+    // Not set to 0: only products may write sums that are under way from one step to the next.
+    hopper::leave_undefined(key_sum);
+    hopper::leave_undefined(query_sum);
     shared.key_full.wait(0);
-    while (at.count < static_cast<std::uint32_t>(shared.steps)) step(key_sum, value_sum);
+    const std::uint32_t steps = hopper::uniform(static_cast<std::uint32_t>(shared.steps));
+    while (at.count < steps) step(key_sum, value_sum, query_sum);
+    if constexpr (kOverlaps) finish<0>(key_sum, query_sum);
+    if (!has_sums_) {
+#pragma unroll
+      for (int i = 0; i < kSums; ++i) key_sum[i] = 0;
+    }
     add(key_sum, value_sum);
   }
 
  private:
+  // Where shared memory begins, and the same plus a warpgroup's 64 rows of 128 bytes if this is the
+  // second one; the step's slot in rings. Operands are counted from there (see hopper::uniform()).
+  struct Start {
+    std::uint64_t all, group;
+    std::uint32_t slot;
+  };
+  [[nodiscard]] __device__ __forceinline__ Start start() const {
+    const std::uint64_t all = hopper::operand_descriptor(&shared, 0);
+    return {hopper::uniform(all), hopper::uniform(hopper::advance(all, group * kGroupBytes)),
+            hopper::uniform(at.slot())};
+  }
+  [[nodiscard]] __device__ __forceinline__ std::uint32_t offset_of(const void* member) const {
+    return static_cast<std::uint32_t>(static_cast<const std::byte*>(member) -
+                                      reinterpret_cast<const std::byte*>(&shared));
+  }
+  // The step's tile of a ring.
+  template <int kSlots, int kElements>
+  [[nodiscard]] __device__ __forceinline__ std::uint64_t in_slot(
+      std::uint64_t from, std::uint32_t slot, const Element (&ring)[kSlots][kElements]) const {
+    return hopper::advance(from, offset_of(ring) + slot * (kElements * 2));
+  }
+
   // product = A·Bᵀ of this warpgroup's 64 keys and a tile of rows.
-  __device__ __forceinline__ void issue_scores(float (&product)[kScores], const Element* keys,
-                                               const Element* rows) const {
-    const std::uint64_t left = hopper::operand_descriptor(keys + group * 64 * 64);
-    const std::uint64_t right = hopper::operand_descriptor(rows);
+  __device__ __forceinline__ static void issue_scores(float (&product)[kScores], std::uint64_t keys,
+                                                      std::uint64_t rows) {
 #pragma unroll
     for (int dim = 0; dim < Tiles::kDim; dim += 16) {
       const std::uint32_t inside = dim % 64 * 2;
-      const std::uint64_t l = hopper::advance(left, dim / 64 * (Tiles::kKeys * 128) + inside);
-      const std::uint64_t r = hopper::advance(right, dim / 64 * (Tiles::kQueries * 128) + inside);
+      const std::uint64_t l = hopper::advance(keys, dim / 64 * (Tiles::kKeys * 128) + inside);
+      const std::uint64_t r = hopper::advance(rows, dim / 64 * (Tiles::kQueries * 128) + inside);
       if (dim == 0) {
         ScoreProduct::template shared_times_shared<false>(product, l, r);
       } else {
@@ -79,28 +118,31 @@ class Consumer : ConsumerWeights<Tiles> {
     hopper::products_commit();
   }
 
-  // sum += weights·rows.
+  // sum += weights·rows, or, if `add` is 0, sum = weights·rows.
   __device__ __forceinline__ static void issue_sum(float (&sum)[kSums],
                                                    const std::uint32_t (&weights)[kScores / 2],
-                                                   const Element* rows) {
-    const std::uint64_t right = hopper::operand_descriptor(rows, Tiles::kQueries * 128);
+                                                   std::uint64_t rows, int add) {
+    const std::uint64_t right = rows + hopper::wide_step_in_descriptor(Tiles::kQueries * 128);
 #pragma unroll
     for (int row = 0; row < Tiles::kQueries; row += 16) {
       const int i = row / 4;
       SumProduct::registers_times_shared(sum, weights[i], weights[i + 1], weights[i + 2],
-                                         weights[i + 3], hopper::advance(right, row * 128), 1);
+                                         weights[i + 3], hopper::advance(right, row * 128),
+                                         row == 0 ? add : 1);
     }
     hopper::products_commit();
   }
 
   // This warpgroup's 64 × 64 part of dQᵀ = Kᵀ·dSᵀ: half of the dims, of the queries or of the keys.
   // Its threads then hold neighbouring dims, which lie in different banks.
-  __device__ __forceinline__ void issue_query(float (&sum)[32], const Element* grad_score) const {
+  __device__ __forceinline__ void issue_query(float (&sum)[32], const Start& from) const {
     constexpr int kKeys = kSplitsKeys ? 64 : Tiles::kKeys;
-    const std::uint64_t left = hopper::operand_descriptor(
-        shared.key + (kSplitsDims || kSplitsKeys ? group * kKeys * 64 : 0));
+    // The second group's part begins kKeys rows on, of which from.group counts 64.
+    const std::uint64_t part = from.all + kKeys / 64 * (from.group - from.all);
+    const std::uint64_t left =
+        hopper::advance(kSplitsDims || kSplitsKeys ? part : from.all, offset_of(shared.key));
     const std::uint64_t right =
-        hopper::operand_descriptor(grad_score + (kSplitsDims ? 0 : group * kKeys * 64));
+        in_slot(kSplitsDims ? from.all : part, from.slot, shared.grad_score);
 #pragma unroll
     for (int key = 0; key < kKeys; key += 16) {
       const std::uint64_t l = hopper::advance(left, key * 128);
@@ -114,59 +156,80 @@ class Consumer : ConsumerWeights<Tiles> {
     hopper::products_commit();
   }
 
-  __device__ __forceinline__ void step(float (&key_sum)[kSums], float (&value_sum)[kSums]) {
-    const std::uint32_t slot = at.slot(), parity = at.parity();
+  // Ends the step before `at`, if there is one that is not ended: hands over its dQ while its dK is
+  // computed, and waits for that. kLater: groups of products that were issued since.
+  template <int kLater>
+  __device__ __forceinline__ void finish(float (&key_sum)[kSums], const float (&query_sum)[32]) {
+    const std::uint32_t before = at.count - 1;
+    if (is_unfinished_) add_query(query_sum, before);
+    hopper::products_wait<kLater>();
+    hopper::pin(key_sum);
+    if (is_unfinished_) release(shared.query_empty[before % Tiles::kStages]);
+    is_unfinished_ = false;
+  }
+
+  // If kOverlaps, a step ends after the first product of the next one, so that tensor cores have
+  // work while its dQ is handed over.
+  __device__ __forceinline__ void step(float (&key_sum)[kSums], float (&value_sum)[kSums],
+                                       float (&query_sum)[32]) {
     // Hides from the compiler that they are the same in every step: derived values would fill
     // registers.
     asm volatile("" : "+r"(warp), "+r"(lane));
+    const Start from = start();
     Rows rows;
-    const bool regular = is_regular(rows);
-    const std::int32_t row = shared.step[slot].tile * Tiles::kQueries;
-    if (!regular) {
-      if constexpr (kGeneral) skip_scores();
-      differentiate_pairs(row);
-      release(shared.output_empty[slot]);
-      release(shared.query_empty[slot]);
-      at.next();
-      return;
-    }
+    const bool regular = __any_sync(0xffffffff, is_regular(rows) ? 1 : 0) != 0;
+    const std::int32_t row = shared.step[at.slot()].tile * Tiles::kQueries;
     const float factor = grad_factor();
+    const std::uint64_t query = in_slot(from.all, from.slot, shared.query);
+    const std::uint64_t grad_output = in_slot(from.all, from.slot, shared.grad_output);
     float scores[kScores], grads[kScores];
     std::uint32_t weights[kScores / 2], packed[kScores / 2];
     hopper::leave_undefined(scores);
     hopper::leave_undefined(grads);
     hopper::products_begin();
-    issue_scores(scores, shared.key, shared.query[slot]);
+    issue_scores(scores, hopper::advance(from.group, offset_of(shared.key)), query);
+    if constexpr (kOverlaps) finish<1>(key_sum, query_sum);
+    if (!regular) {
+      hopper::products_wait<0>();
+      hopper::pin(scores);
+      if constexpr (kGeneral) skip_scores();
+      differentiate_pairs(row);
+      release(shared.output_empty[at.slot()]);
+      release(shared.query_empty[at.slot()]);
+      at.next();
+      return;
+    }
     const Found found = find_pairs(rows, row);
-    shared.output_full[slot].wait(parity);
+    RowValues lse, delta;
+    read_early(lse, shared.lse[at.slot()]);
+    shared.output_full[at.slot()].wait(at.parity());
     hopper::products_begin();
-    issue_scores(grads, shared.value, shared.grad_output[slot]);
+    issue_scores(grads, hopper::advance(from.group, offset_of(shared.value)), grad_output);
     forget_place();
     hopper::products_wait<1>();
     hopper::pin(scores);
-    weigh(scores, weights, row, found);
+    weigh(scores, weights, row, found, lse);
+    read_early(delta, shared.delta[at.slot()]);
     hopper::products_wait<0>();
     hopper::pin(grads);
     hopper::pin(weights);
     hopper::pin(value_sum);
     hopper::products_begin();
-    issue_sum(value_sum, weights, shared.grad_output[slot]);
+    issue_sum(value_sum, weights, grad_output, 1);
     forget_place();
     drop(grads, found);
 #pragma unroll
     for (int i = 0; i < kScores / 4; ++i) {
-      const float2 delta =
-          *reinterpret_cast<const float2*>(&shared.delta[at.slot()][8 * i + 2 * (lane % 4)]);
+      const float2 of_rows = values_of(delta, shared.delta[at.slot()], i);
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         const int j = 4 * i + 2 * h;
-        scores[j] *= fmaf(grads[j], factor, -delta.x);
-        scores[j + 1] *= fmaf(grads[j + 1], factor, -delta.y);
+        scores[j] *= fmaf(grads[j], factor, -of_rows.x);
+        scores[j + 1] *= fmaf(grads[j + 1], factor, -of_rows.y);
         packed[j / 2] = pack<Element>(scores[j], scores[j + 1]);
       }
     }
-    Element* const grad_score = shared.grad_score[at.count % 2];
-    store_grad_scores(grad_score, packed);
+    store_grad_scores(shared.grad_score[at.slot()], packed);
     if constexpr (kGeneral) {
       if (a.grad_bias != nullptr) {
         store_bias_gradient([&](int i) { return Tiles::bias_scale(a) * scores[i]; });
@@ -178,24 +241,24 @@ class Consumer : ConsumerWeights<Tiles> {
     } else {
       hopper::named_sync(kTileSync, 256);
     }
-    float query_sum[32];
-    hopper::leave_undefined(query_sum);
+    float product[32];
+    hopper::leave_undefined(product);
     hopper::pin(packed);
     hopper::pin(key_sum);
     hopper::products_begin();
-    issue_query(query_sum, grad_score);
-    issue_sum(key_sum, packed, shared.query[at.slot()]);
+    issue_query(product, from);
+    issue_sum(key_sum, packed, query, has_sums_ ? 1 : 0);
     hopper::products_wait<1>();
     hopper::pin(value_sum);
     hopper::pin(weights);
-    hopper::pin(query_sum);
+    hopper::pin(product);
     release(shared.output_empty[at.slot()]);
-    add_query(query_sum);
-    hopper::products_wait<0>();
-    hopper::pin(key_sum);
-    hopper::pin(packed);
-    release(shared.query_empty[at.slot()]);
+    const float scale = Tiles::sum_scale(a);
+#pragma unroll
+    for (int i = 0; i < 32; ++i) query_sum[i] = scale * product[i];
+    has_sums_ = is_unfinished_ = true;
     at.next();
+    if constexpr (!kOverlaps) finish<0>(key_sum, query_sum);
   }
 
   // Adds dK and dV of this warpgroup's keys, from where K, V, Q and dO of both were.
@@ -254,7 +317,7 @@ class Consumer : ConsumerWeights<Tiles> {
     if (a.grad_query.data != nullptr) {
       constexpr int kKeys = kSplitsKeys ? 64 : Tiles::kKeys;
       const int first_key = kSplitsKeys ? group * 64 : 0;
-      wait_for_buffer();
+      wait_for_buffer(at.count);
 #pragma unroll 1
       for (int r = kSplitsKeys ? warp % 4 : warp; r < Tiles::kQueries; r += kSumWarps) {
         float2 sum[kParts] = {};
@@ -274,12 +337,12 @@ class Consumer : ConsumerWeights<Tiles> {
         for (int i = 0; i < kParts; ++i) {
           const int dim = 64 * i + 2 * lane;
           const int pair = kSplitsDims ? dim / 32 : r / 64 * 2 + dim / 32;
-          float* const to = sum_place(pair, r % 64, dim % 32);
+          float* const to = sum_place(at.count, pair, r % 64, dim % 32);
           to[0] = Tiles::sum_scale(a) * sum[i].x;
           to[1] = Tiles::sum_scale(a) * sum[i].y;
         }
       }
-      pass_buffer();
+      pass_buffer(at.count);
     }
 #pragma unroll 1
     for (int k = warp; k < Tiles::kKeys; k += 8) {
@@ -332,13 +395,14 @@ class Consumer : ConsumerWeights<Tiles> {
 
   __device__ __forceinline__ void store_grad_scores(Element* to,
                                                     const std::uint32_t (&packed)[kScores / 2]) {
-    // Lane l gives the address of row l % 8 of matrix l / 8: keys 0 and 8, queries 0 and 8.
-    const int key = group * 64 + warp % 4 * 16 + lane % 16;
+    // Lane l gives the address of row l % 8 of matrix l / 8: keys 0 and 8, queries 0 and 8. The
+    // swizzle moves chunk c of 8 queries to chunk c ^ (key % 8).
+    const std::uint32_t first = hopper::shared_address(to) + (16 * warp + lane % 16) * 128 +
+                                (lane / 16 ^ lane % 8) * 16;
 #pragma unroll
     for (int query = 0; query < Tiles::kQueries; query += 16) {
-      const int chunk = (query % 64 / 8 + lane / 16) ^ (key % 8);
       const std::uint32_t address =
-          hopper::shared_address(to) + query / 64 * (Tiles::kKeys * 128) + key * 128 + chunk * 16;
+          (first ^ query % 64 * 2) + query / 64 * (Tiles::kKeys * 128);
       const int i = query / 4;
       asm volatile(
           "stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address),
@@ -347,42 +411,55 @@ class Consumer : ConsumerWeights<Tiles> {
     }
   }
 
-  // Where dQ lies, swizzled as TMA expects it.
-  [[nodiscard]] __device__ __forceinline__ float* sum_place(int box, int query, int dim) const {
-    return shared.grad_query[sum_buffer()][box] + query * 32 + (dim / 4 ^ query % 8) * 4 + dim % 4;
+  // Where dQ of step `count` lies, swizzled as TMA expects it.
+  [[nodiscard]] __device__ __forceinline__ float* sum_place(std::uint32_t count, std::uint32_t box,
+                                                            std::uint32_t query,
+                                                            std::uint32_t dim) const {
+    return shared.grad_query[sum_buffer(count)][box] + query * 32 + (dim / 4 ^ query % 8) * 4 +
+           dim % 4;
   }
-  [[nodiscard]] __device__ __forceinline__ std::uint32_t sum_buffer() const {
-    return kSplitsKeys ? group : at.count % Tiles::kSumBuffers;
+  [[nodiscard]] __device__ __forceinline__ std::uint32_t sum_buffer(std::uint32_t count) const {
+    return kSplitsKeys ? group : count % Tiles::kSumBuffers;
   }
-  __device__ __forceinline__ void wait_for_buffer() const {
-    const std::uint32_t round = kSplitsKeys ? at.count : at.count / Tiles::kSumBuffers;
-    shared.sum_empty[sum_buffer()].wait(round % 2 ^ 1);
+  __device__ __forceinline__ void wait_for_buffer(std::uint32_t count) const {
+    const std::uint32_t round = kSplitsKeys ? count : count / Tiles::kSumBuffers;
+    shared.sum_empty[sum_buffer(count)].wait(round % 2 ^ 1);
     if (threadIdx.x == (kSplitsKeys ? 128 + 128 * group : 128)) {
-      shared.sum_step[sum_buffer()] = shared.step[at.slot()];
+      shared.sum_step[sum_buffer(count)] = shared.step[count % Tiles::kStages];
     }
   }
-  __device__ __forceinline__ void pass_buffer() const {
+  __device__ __forceinline__ void pass_buffer(std::uint32_t count) const {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
     __syncwarp();
-    release(shared.sum_full[sum_buffer()]);
+    release(shared.sum_full[sum_buffer(count)]);
   }
 
   // Hands over this warp's part of the 64 × 32 sums of its pair of warps.
-  __device__ __forceinline__ void add_query(const float (&sum)[32]) {
+  __device__ __forceinline__ void add_query(const float (&sum)[32], std::uint32_t count) const {
     if (a.grad_query.data == nullptr) return;
-    wait_for_buffer();
+    wait_for_buffer(count);
+    const std::uint32_t box = kSplitsKeys ? warp % 4 / 2 : warp / 2;
+    float* const first = sum_place(count, box, 2 * (lane % 4), 16 * (warp % 2) + lane / 4);
+    // The place of the next query (j) and of 8 dims further on (h) differs in these bits.
+    constexpr std::uint32_t kNextQuery = 128 + 16, kNextDims = 32;
+    const std::uint32_t place = hopper::shared_address(first);
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const int dim = warp % 2 * 16 + lane / 4 + 8 * h;
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
-        float* const to = sum_place(kSplitsKeys ? warp % 4 / 2 : warp / 2, lane % 4 * 2 + j, dim);
+        const std::uint32_t to = place ^ (h * kNextDims) ^ (j * kNextQuery);
 #pragma unroll
-        for (int i = 0; i < 8; ++i) to[i * 256] = Tiles::sum_scale(a) * sum[4 * i + 2 * h + j];
+        for (int i = 0; i < 8; ++i) {
+          asm volatile("st.shared.f32 [%0], %1;" ::"r"(to + 1024 * i), "f"(sum[4 * i + 2 * h + j])
+                       : "memory");
+        }
       }
     }
-    pass_buffer();
+    pass_buffer(count);
   }
+
+  bool has_sums_ = false;       // key_sum is defined
+  bool is_unfinished_ = false;  // the last step is
 };
 
 }  // namespace annulus::flash::backward

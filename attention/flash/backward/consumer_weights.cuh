@@ -33,9 +33,9 @@ class ConsumerWeights {
 
   __device__ __forceinline__ ConsumerWeights(const Arguments& arguments, SharedTiles<Tiles>& memory)
       : a(arguments), work(memory.work), shared(memory) {
-    warp = __shfl_sync(0xffffffff, static_cast<int>(threadIdx.x) / 32 - 4, 0);
+    warp = __shfl_sync(0xffffffff, threadIdx.x / 32 - 4, 0);
     group = warp / 4;
-    lane = static_cast<int>(threadIdx.x) % 32;
+    lane = threadIdx.x % 32;
   }
 
   // Hides the place in the ring from the compiler, so that values derived from it fill no
@@ -54,7 +54,8 @@ class ConsumerWeights {
   // The warp's keys, and its shared memory before store_grad_scores(), which stores dS of these
   // keys there.
   [[nodiscard]] __device__ __forceinline__ WarpScores warp_scores() const {
-    return {work.batch, shared.step[at.slot()].head, work.first_column + warp * 16, lane,
+    return {work.batch, shared.step[at.slot()].head,
+            work.first_column + static_cast<std::int32_t>(warp) * 16, static_cast<int>(lane),
             reinterpret_cast<unsigned char*>(shared.grad_score[at.count % 2]) + warp * 16 * 128};
   }
   [[nodiscard]] __device__ __forceinline__ bool has_scores() const {
@@ -68,6 +69,13 @@ class ConsumerWeights {
       rows[i] = ListedRow(a, work.batch, Tiles::kQueries, row + 32 * i + lane);
     }
   }
+
+  // What is known of a step before its scores: bits of hidden pairs (see hidden_bits()) and of dropped
+  // ones.
+  struct Found {
+    std::uint32_t hidden = 0, dropped = 0;
+    bool masked = false;  // the step's tile is
+  };
 
   // Finds the pairs that a masked tile hides.
   __device__ __forceinline__ void find_hidden(const Rows& rows) const {
@@ -184,6 +192,25 @@ class ConsumerWeights {
     } else {
       store_bias_gradient([](int) { return 0.0F; });
     }
+  }
+
+  // LSE or delta of the thread's queries. A read that follows products in the program waits until
+  // the last of them has begun, so it comes early if registers suffice.
+  static constexpr bool kReadsEarly = kScores == 32 && !kGeneral;
+  using RowValues = float2[kReadsEarly ? kScores / 4 : 1];
+  __device__ __forceinline__ void read_early(RowValues& values, const float* of_slot) const {
+    if constexpr (kReadsEarly) {
+#pragma unroll
+      for (int i = 0; i < kScores / 4; ++i) values[i] = read_values(of_slot, i);
+    }
+  }
+  // The values for scores 4i to 4i + 3.
+  [[nodiscard]] __device__ __forceinline__ float2 values_of(const RowValues& early,
+                                                            const float* of_slot, int i) const {
+    return kReadsEarly ? early[kReadsEarly ? i : 0] : read_values(of_slot, i);
+  }
+  [[nodiscard]] __device__ __forceinline__ float2 read_values(const float* of_slot, int i) const {
+    return *reinterpret_cast<const float2*>(of_slot + 8 * i + 2 * (lane % 4));
   }
 
   // Calls hide(i) for score i of each hidden pair.
@@ -304,7 +331,7 @@ class ConsumerWeights {
 
   // Factor of dO·Vᵀ where nothing drops.
   [[nodiscard]] __device__ __forceinline__ float grad_factor() const {
-    return kGeneral ? a.kept_grad_scale : Tiles::score_scale(a);
+    return kGeneral ? a.value_scale : 1;
   }
 
   // The weight of a logit. The logit is value · unit in the general class, and value · unit / log2
@@ -323,28 +350,29 @@ class ConsumerWeights {
     return kGeneral ? a.soft_cap : a.soft_cap * kLog2E;
   }
   // True if some of the tile's pairs may be hidden, or some of the thread's if that is known.
-  [[nodiscard]] __device__ __forceinline__ bool has_hidden(std::uint32_t early) const {
-    return kFindsEarly ? early != 0 : shared.step[at.slot()].masked != 0;
+  [[nodiscard]] __device__ __forceinline__ bool has_hidden(const Found& found) const {
+    if constexpr (kFindsEarly) return found.hidden != 0;
+    return kReadsEarly ? found.masked : shared.step[at.slot()].masked != 0;
   }
 
   // Replaces scores by their weights.
   __device__ __forceinline__ void weigh_plain(float (&scores)[kScores],
                                               std::uint32_t (&weights)[kScores / 2],
-                                              std::int32_t row, std::uint32_t hidden) const {
+                                              std::int32_t row, const Found& found,
+                                              const RowValues& early) const {
     const float scale = unit();
-    const std::uint32_t slot = at.slot();
+    const float* const of_slot = shared.lse[at.slot()];
 #pragma unroll
     for (int i = 0; i < kScores / 4; ++i) {
-      const float2 lse =
-          *reinterpret_cast<const float2*>(&shared.lse[slot][8 * i + 2 * (lane % 4)]);
+      const float2 lse = values_of(early, of_slot, i);
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         scores[4 * i + 2 * h] = weight_of(scores[4 * i + 2 * h], scale, lse.x);
         scores[4 * i + 2 * h + 1] = weight_of(scores[4 * i + 2 * h + 1], scale, lse.y);
       }
     }
-    if (has_hidden(hidden)) {
-      for_hidden(row, hidden, [&](int i) { scores[i] = 0; });
+    if (has_hidden(found)) {
+      for_hidden(row, found.hidden, [&](int i) { scores[i] = 0; });
     }
 #pragma unroll
     for (int i = 0; i < kScores; i += 2) weights[i / 2] = pack<Element>(scores[i], scores[i + 1]);
@@ -354,17 +382,17 @@ class ConsumerWeights {
   // not on `scores`.
   __device__ __forceinline__ void weigh_general(float (&scores)[kScores],
                                                 std::uint32_t (&weights)[kScores / 2],
-                                                std::int32_t row, std::uint32_t hidden,
-                                                std::uint32_t dropped) const {
+                                                std::int32_t row, const Found& found,
+                                                const RowValues& early) const {
     if (a.soft_cap != 0) {
-      weigh_capped(scores, weights, row, hidden);
+      weigh_capped(scores, weights, row, found, early);
     } else {
-      weigh_plain(scores, weights, row, hidden);
+      weigh_plain(scores, weights, row, found, early);
     }
     if (a.dropout.threshold == 0) return;
 #pragma unroll
     for (int i = 0; i < kScores; i += 2) {
-      const std::uint32_t bits = dropped >> i;
+      const std::uint32_t bits = found.dropped >> i;
       if ((bits & 1) != 0) weights[i / 2] &= 0xffff0000;
       if ((bits & 2) != 0) weights[i / 2] &= 0x0000ffff;
     }
@@ -373,14 +401,14 @@ class ConsumerWeights {
   // The same, but leaves weights times the cap's derivative in `scores`.
   __device__ __forceinline__ void weigh_capped(float (&scores)[kScores],
                                                std::uint32_t (&weights)[kScores / 2],
-                                               std::int32_t row, std::uint32_t hidden) const {
+                                               std::int32_t row, const Found& found,
+                                               const RowValues& early) const {
     const float scale = capped_unit();
-    const std::uint32_t slot = at.slot();
+    const float* const of_slot = shared.lse[at.slot()];
     replace_by_tanh(scores, a);
 #pragma unroll
     for (int i = 0; i < kScores / 4; ++i) {
-      const float2 lse =
-          *reinterpret_cast<const float2*>(&shared.lse[slot][8 * i + 2 * (lane % 4)]);
+      const float2 lse = values_of(early, of_slot, i);
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         const int j = 4 * i + 2 * h;
@@ -391,8 +419,8 @@ class ConsumerWeights {
         scores[j + 1] = y * fmaf(-scores[j + 1], scores[j + 1], 1);
       }
     }
-    if (!has_hidden(hidden)) return;
-    for_hidden(row, hidden, [&](int i) {
+    if (!has_hidden(found)) return;
+    for_hidden(row, found.hidden, [&](int i) {
       scores[i] = 0;
       weights[i / 2] &= i % 2 == 0 ? 0xffff0000 : 0x0000ffff;
     });
@@ -412,15 +440,12 @@ class ConsumerWeights {
     return (!masked && (flags & kHiddenRows) == 0 && !has_scores()) || !is_special(flags);
   }
 
-  // Bits of this thread's scores: of hidden pairs (see hidden_bits()) and of dropped ones.
-  struct Found {
-    std::uint32_t hidden = 0, dropped = 0;
-  };
   [[nodiscard]] __device__ __forceinline__ Found find_pairs(const Rows& rows,
                                                             std::int32_t row) const {
     Found found;
+    found.masked = shared.step[at.slot()].masked != 0;
     if constexpr (kLists) {
-      if (shared.step[at.slot()].masked != 0) find_hidden(rows);
+      if (found.masked) find_hidden(rows);
     }
     if constexpr (kGeneral) {
       if (a.scores.mask.data != nullptr) find_masked(row);
@@ -434,14 +459,14 @@ class ConsumerWeights {
   // on `weights` only.
   __device__ __forceinline__ void weigh(float (&scores)[kScores],
                                         std::uint32_t (&weights)[kScores / 2], std::int32_t row,
-                                        const Found& found) const {
+                                        const Found& found, const RowValues& early) const {
     if constexpr (kGeneral) {
       if (a.scores.bias.data != nullptr) add_bias(scores);
-      weigh_general(scores, weights, row, found.hidden, found.dropped);
+      weigh_general(scores, weights, row, found, early);
     } else if constexpr (kSoftCap) {
-      weigh_capped(scores, weights, row, found.hidden);
+      weigh_capped(scores, weights, row, found, early);
     } else {
-      weigh_plain(scores, weights, row, found.hidden);
+      weigh_plain(scores, weights, row, found, early);
     }
   }
 
@@ -461,7 +486,8 @@ class ConsumerWeights {
   const Work<Tiles>& work;
   SharedTiles<Tiles>& shared;
   RingPosition<Tiles::kStages> at;
-  int warp, group, lane;
+  // Unsigned, since to divide a signed number by a power of two takes several instructions.
+  std::uint32_t warp, group, lane;
 };
 
 }  // namespace annulus::flash::backward

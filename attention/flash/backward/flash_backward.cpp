@@ -78,17 +78,17 @@ void require(const char* name, const ConstTensorView& tensor) {
   if (!obstacle.empty()) throw UnsupportedError("flash attention, backward: " + obstacle);
 }
 
-// Every batch and head that share an entry add a term to it, in any order.
+// All that share an entry add a term to it, in any order. (A bias that is shared by keys has no
+// effect, so nobody needs its gradient.)
 void require_own_entries(const TensorView& bias, bool repeats_bits) {
   const auto is_shared = [&](int dim) { return bias.size(dim) > 1 && bias.stride(dim) == 0; };
-  if (is_shared(2) || is_shared(3)) {
-    throw UnsupportedError(
-        "flash attention, backward: the bias's gradient is a sum over rows or keys");
+  if (is_shared(3)) {
+    throw UnsupportedError("flash attention, backward: the bias's gradient is a sum over keys");
   }
-  if (repeats_bits && (is_shared(0) || is_shared(1))) {
+  if (repeats_bits && (is_shared(0) || is_shared(1) || is_shared(2))) {
     throw UnsupportedError(
-        "flash attention, backward: the bias's gradient is a sum over batches or heads, which are "
-        "added in a varying order");
+        "flash attention, backward: the bias's gradient is a sum over batches, heads or rows, "
+        "which are added in a varying order");
   }
 }
 
@@ -269,18 +269,15 @@ Arguments FlashBackward::arguments_of(const BackwardBlock& block, const Gradient
     a.query_rows = rows_of(block.query);
     a.grad_output_rows = rows_of(block.grad_output);
   }
-  const bool scaled = !is_float16(problem_);  // dS
   if (is_wanted(gradients.bias)) {
     a.grad_bias = static_cast<float*>(gradients.bias.data());
     for (int i = 0; i < 4; ++i) a.grad_bias_strides[i] = gradients.bias.stride(i);
-    a.grad_bias_scale = scaled ? 1 / a.scale : 1;
   }
   if (problem_.dropout) {
     a.dropout = cuda::dropout_arguments(*problem_.dropout, block.first_batch, block.first_head);
     a.dropout.called_key = block.call_arguments.dropout_key;
     a.value_scale = a.dropout.keep_scale;
   }
-  a.kept_grad_scale = a.value_scale * (scaled ? a.scale : 1);
   if (problem_.soft_cap) {
     a.soft_cap = SmallTanh::computable(*problem_.soft_cap);
     a.tanh_scale = static_cast<float>(problem_.logit_scale() / a.soft_cap);

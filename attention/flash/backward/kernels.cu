@@ -49,7 +49,7 @@ __global__ void __launch_bounds__(kQueries) prepare_rows(const __grid_constant__
     record[kQueries + in_tile] = __int_as_float(in_tile == 0 ? flags : 0);
   }
   a.padded_delta[std::int64_t{blockIdx.x} * kQueries + in_tile] =
-      Tiles<Element, 128>::delta_scale(a) * delta;
+      Tiles<Element, 128>::output_factor(a) * delta;
   if (a.turns != nullptr && in_tile == 0) {
     a.turns[blockIdx.x] = 0;
     if (blockIdx.x == 0) *a.next_index = 0;
@@ -264,7 +264,7 @@ cudaError_t launch_backward(const Arguments& arguments, int dim, bool half, cuda
 cudaError_t launch_float32_backward(const Arguments& arguments, const Float32Operands& operands,
                                     int dim, cudaStream_t stream) {
   using Rows = Tiles<__nv_bfloat16, 128>;  // without modifiers, the operands' type does not matter
-  static_assert(Rows::kQueries == kFloat32Tile && Rows::kScaledScores);
+  static_assert(Rows::kQueries == kFloat32Tile && !Rows::kScalesOutput);
   launch_preparation<Rows>(arguments, stream);
   return dim == 64 ? launch_float32<64>(arguments, operands, stream)
                    : launch_float32<128>(arguments, operands, stream);

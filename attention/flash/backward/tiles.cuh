@@ -38,27 +38,22 @@ struct Tiles {
   // A block begins with 168 registers for each thread.
   static_assert(kFewRegisters + 2 * kManyRegisters <= 3 * 168);
   static constexpr int kTileElements = kQueries * kDim;
-  /// dS has the logits' scale in it. In float16 this would make small ones subnormal.
-  static constexpr bool kScaledScores = !std::is_same_v<Element, __half>;
-  __device__ static float score_scale(const Arguments& a) { return kScaledScores ? a.scale : 1; }
-  __device__ static float delta_scale(const Arguments& a) {
-    return kScaledScores ? a.scale : __ldg(&a.output_scale->factor);
+  /// Of dO and, as they are, of delta and dS (see OutputScale).
+  static constexpr bool kScalesOutput = std::is_same_v<Element, __half>;
+  __device__ static float output_factor(const Arguments& a) {
+    return kScalesOutput ? __ldg(&a.output_scale->factor) : 1;
   }
-  /// Factors that turn dS and sums of products into gradients of bias, and of queries and keys;
-  /// and, below, of values.
+  /// Turns dS into the gradient of the bias.
   __device__ static float bias_scale(const Arguments& a) {
-    return kScaledScores ? a.grad_bias_scale : inverse(a);
+    return kScalesOutput ? __ldg(&a.output_scale->inverse) : 1;
   }
-  __device__ static float sum_scale(const Arguments& a) {
-    return kScaledScores ? 1 : a.scale * inverse(a);
-  }
-  __device__ static float inverse(const Arguments& a) { return __ldg(&a.output_scale->inverse); }
+  /// Turns sums of products with dS into gradients of queries and keys; below, for values.
+  __device__ static float sum_scale(const Arguments& a) { return a.scale * bias_scale(a); }
 };
 
 template <class Tiles>
 __device__ __forceinline__ float value_scale(const Arguments& a) {
-  const float scale = Tiles::kGeneral ? a.value_scale : 1;
-  return Tiles::kScaledScores ? scale : scale * Tiles::inverse(a);
+  return (Tiles::kGeneral ? a.value_scale : 1) * Tiles::bias_scale(a);
 }
 
 /// A key tile of one key/value head, and the query tiles that see some of it.

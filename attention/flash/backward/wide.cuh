@@ -326,7 +326,7 @@ class WideConsumer {
   }
   // Factor of dO·Vᵀ where nothing drops.
   [[nodiscard]] __device__ __forceinline__ float grad_factor() const {
-    return kGeneral ? a.kept_grad_scale : Tiles::score_scale(a);
+    return kGeneral ? a.value_scale : 1;
   }
 
   __device__ __forceinline__ void release(hopper::Barrier& barrier) const {

@@ -86,15 +86,14 @@ class WholeKeyConsumer : WideKeyConsumer<Tiles> {
                                                   shared.grad_output[slot]);
     hopper::products_wait<0>();
     hopper::pin(grads);
-    const float scale = Tiles::score_scale(a);
     std::uint32_t packed[kPacked];
 #pragma unroll
     for (int i = 0; i < kPacked; ++i) {
       const float2 delta =
           *reinterpret_cast<const float2*>(&shared.delta[slot][i / 2 * 8 + 2 * (lane % 4)]);
       const float2 weight = Base::unpack(weights[i]);
-      packed[i] = pack<Element>(weight.x * fmaf(grads[2 * i], scale, -delta.x),
-                                weight.y * fmaf(grads[2 * i + 1], scale, -delta.y));
+      packed[i] = pack<Element>(weight.x * (grads[2 * i] - delta.x),
+                                weight.y * (grads[2 * i + 1] - delta.y));
     }
     special = false;
     if (Base::is_masked()) {

@@ -15,6 +15,11 @@
 
 namespace annulus::hopper {
 
+/// A distance from 64 columns to the next 64, as operand_descriptor() takes it, in a descriptor.
+__device__ __forceinline__ constexpr std::uint64_t wide_step_in_descriptor(std::uint32_t bytes) {
+  return static_cast<std::uint64_t>(bytes >> 4) << 16;
+}
+
 /// Where an operand lies in shared memory, in the layout that a TMA box of 64 half-precision
 /// columns with 128-byte swizzle leaves: rows of 128 bytes, in groups of 8. Operands begin at
 /// multiples of 1024 bytes.
@@ -25,12 +30,26 @@ __device__ __forceinline__ std::uint64_t operand_descriptor(const void* operand,
                                                             std::uint32_t wide_step = 16) {
   constexpr std::uint64_t kSwizzle128 = 1ULL << 62;
   constexpr std::uint64_t kGroupStep = 1024 >> 4;  // from 8 rows to the next 8
-  return kSwizzle128 | kGroupStep << 32 | static_cast<std::uint64_t>(wide_step >> 4) << 16 |
+  return kSwizzle128 | kGroupStep << 32 | wide_step_in_descriptor(wide_step) |
          (shared_address(operand) & 0x3FFFF) >> 4;
 }
 /// The same operand, `bytes` further on.
 __device__ __forceinline__ std::uint64_t advance(std::uint64_t descriptor, std::uint32_t bytes) {
   return descriptor + (bytes >> 4);
+}
+
+/// The same value, of which the compiler then knows that it does not vary within a warp. If it knows
+/// that of operands, it keeps them in uniform registers. In large kernels it loses track, and moves
+/// four values to uniform registers before each product, which takes longer than the product.
+__device__ __forceinline__ std::uint32_t uniform(std::uint32_t value) {
+  std::uint32_t lane = 0;
+  asm("mov.u32 %0, %%laneid;" : "=r"(lane));
+  // Without the lane, the compiler would drop the shuffle.
+  return __shfl_sync(0xffffffff, value + lane, 0);
+}
+__device__ __forceinline__ std::uint64_t uniform(std::uint64_t descriptor) {
+  constexpr std::uint64_t kUpper = 0xFFFFFFFF00000000;  // a constant in all descriptors
+  return (descriptor & kUpper) | uniform(static_cast<std::uint32_t>(descriptor));
 }
 
 /// To be called before the first product that uses registers written by other instructions.

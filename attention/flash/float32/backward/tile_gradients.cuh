@@ -293,7 +293,7 @@ class TileGradients {
     for (int i = 0; i < kOwnRows; ++i) {
 #pragma unroll
       for (int j = 0; j < kOtherRows; ++j) {
-        grads[i][j] = derived[i][j] * fmaf(grads[i][j], a.scale, -delta[kOfKeys ? j : i]);
+        grads[i][j] = derived[i][j] * (a.scale * (grads[i][j] - delta[kOfKeys ? j : i]));
       }
     }
   }

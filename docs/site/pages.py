@@ -20,6 +20,7 @@ LANGUAGES = {".hpp": "cpp", ".h": "c", ".c": "c", ".cpp": "cpp", ".cu": "cuda", 
              ".json": "json", ".txt": "cmake", ".sh": "bash"}
 LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s:]+)\)")
 BLOCKS = re.compile(r"(^```.*?^```$)", re.DOTALL | re.MULTILINE)
+OPTION = re.compile(r"    (\w+): (.*?)(?:  # (.*))?")
 
 
 def place_of(page: str) -> str:
@@ -85,6 +86,15 @@ def cpp_reference() -> str:
     return "\n".join(lines)
 
 
+def python_options() -> str:
+    """A table of the keywords of attention: the fields of annulus.Options, with their comments."""
+    source = (ROOT / "python/annulus/_options.py").read_text()
+    fields = source.partition("class Options")[2].partition("\n\n\n")[0].splitlines()
+    rows = [f"| `{name}` | `{kind}` | {comment or ''} |" for name, kind, comment in
+            (found.groups() for found in map(OPTION.fullmatch, fields) if found)]
+    return "\n".join(["| keyword | type | meaning |", "|---|---|---|", *rows])
+
+
 def on_files(files, config):
     texts = {place_of(file.src_uri): Path(file.abs_src_path).read_text()
              for file in files.documentation_pages()}
@@ -105,10 +115,17 @@ def on_files(files, config):
     return files
 
 
+def on_page_content(html, page, config, files):
+    # A browser would break an option after its hyphens.
+    return re.sub(r"<code>(-[^\s<]{,40})</code>", r'<code class="word">\1</code>', html)
+
+
 def on_page_markdown(markdown, page, config, files):
     uri = page.file.src_uri
+    if page.parent is None:  # the menu beside it would have one line
+        page.meta["hide"] = ["navigation"]
     if uri.startswith(("source/", "reference/")):
-        return markdown
+        return markdown.replace("<!-- options -->", python_options())
     place = place_of(uri)
 
     def relinked(match):

@@ -279,15 +279,16 @@ def init(comm: "MPI.Comm | Any | None" = None, *, rank: int | None = None, size:
          share_gpus: bool = False, transport: str = "auto") -> None:
     """Sets the ranks that compute, and their devices; closes earlier meshes. Collective.
 
-    comm: a communicator of mpi4py, or a key-value store. A store is torch.distributed's, jax.distributed's
-        client, or an object with set(key, value), get(key), wait(keys, timeout) and delete_key(key). Without
-        MPI, ranks exchange data between GPUs only. None: the first of these that has several processes: mpirun,
-        torch.distributed, jax.distributed, torchrun; if none has, this process alone.
-    rank, size: the rank of this process on a store and the number of ranks, if torch.distributed,
-        jax.distributed and the environment do not have them.
-    device: "cpu" or "cuda:N". None: the CUDA device that is current, or the CPU where there is none.
-    threads: number of CPU threads of a rank's kernels; 0: its share of the cores.
-    timeout: seconds of silence after which a wait for other ranks fails.
+    - comm: a communicator of mpi4py, or a key-value store. A store is torch.distributed's,
+      jax.distributed's client, or an object with set(key, value), get(key), wait(keys, timeout) and
+      delete_key(key). Without MPI, ranks exchange data between GPUs only. None: the first of these that
+      has several processes: mpirun, torch.distributed, jax.distributed, torchrun; if none has, this
+      process alone.
+    - rank, size: the rank of this process on a store and the number of ranks, if torch.distributed,
+      jax.distributed and the environment do not have them.
+    - device: "cpu" or "cuda:N". None: the CUDA device that is current, or the CPU where there is none.
+    - threads: number of CPU threads of a rank's kernels; 0: its share of the cores.
+    - timeout: seconds of silence after which a wait for other ranks fails.
     """
     global _settings
     _place(device)

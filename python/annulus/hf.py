@@ -196,10 +196,11 @@ def shard_batch(input_ids: Any, labels: Any = None, *, mesh: "AnyMesh" = None,
     attention_mask. `labels` are the tokens' own labels; the result has them shifted, as "shift_labels",
     and "num_items_in_batch", the number of tokens with a loss in the whole batch.
 
-    spec: the mesh axes of batch and sequence, by default "fsdp+dp,sp" as far as the mesh has them;
-    heads lie on "tp". layout: "contiguous", "zigzag" or "striped".
-    dropout_seed: a new one for every step, the same on all ranks; models with dropout need it.
-    choices: schedule, implementation and the like, as in `annulus.Options`.
+    - spec: the mesh axes of batch and sequence, by default "fsdp+dp,sp" as far as the mesh has them;
+      heads lie on "tp".
+    - layout: "contiguous", "zigzag" or "striped".
+    - dropout_seed: a new one for every step, the same on all ranks; models with dropout need it.
+    - choices: schedule, implementation and the like, as in `annulus.Options`.
     """
     on = mesh_of(mesh)
     error: Exception | None = None

@@ -61,7 +61,10 @@ def _ranks_of(comm: Any, rank: int | None, size: int | None) -> Any:
 
 
 class Mesh:
-    """Ranks on named axes. Made by `annulus.mesh()`; collective over its communicator."""
+    """Ranks on named axes. Made by `annulus.mesh()`; collective over its communicator.
+
+    `rank` is this process's, `size` the number of ranks, and `axes` the size of each axis by name.
+    """
 
     def __init__(self, axes: str, comm: Any, *, device: str | int | None = None, threads: int = 0,
                  timeout: float | None = None, share_gpus: bool = False,

@@ -116,8 +116,9 @@ def on_files(files, config):
 
 
 def on_page_content(html, page, config, files):
-    # A browser would break an option after its hyphens.
-    return re.sub(r"<code>(-[^\s<]{,40})</code>", r'<code class="word">\1</code>', html)
+    # A browser would break a line after the hyphens of an option.
+    return re.sub(r"<code>[^<\n]*</code>", lambda code: re.sub(
+        r"--[a-z][\w-]*", r'<span class="word">\g<0></span>', code[0]), html)
 
 
 def on_page_markdown(markdown, page, config, files):

@@ -20,6 +20,8 @@ LANGUAGES = {".hpp": "cpp", ".h": "c", ".c": "c", ".cpp": "cpp", ".cu": "cuda", 
              ".json": "json", ".txt": "cmake", ".sh": "bash"}
 LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s:]+)\)")
 BLOCKS = re.compile(r"(^```.*?^```$)", re.DOTALL | re.MULTILINE)
+# A block inside an item of a list. MkDocs wants four spaces and a blank line after it, GitHub two spaces.
+IN_ITEM = re.compile(r"(?<=\n\n) {2,3}\S.*(?:\n {2}.*)*")
 OPTION = re.compile(r"    (\w+): (.*?)(?:  # (.*))?")
 
 
@@ -140,5 +142,8 @@ def on_page_markdown(markdown, page, config, files):
         relative = posixpath.relpath(found, posixpath.dirname(uri) or ".")
         return f"{image}[{text}]({relative}{mark}{anchor})"
 
-    return "".join(part if part.startswith("```") else LINK.sub(relinked, part)
-                   for part in BLOCKS.split(markdown))
+    def deeper(block):
+        return re.sub(r"^", "  ", block[0], flags=re.MULTILINE) + "\n"
+
+    return "".join(part if part.startswith("```") else
+                   IN_ITEM.sub(deeper, LINK.sub(relinked, part)) for part in BLOCKS.split(markdown))

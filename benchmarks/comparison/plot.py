@@ -28,7 +28,7 @@ def svg(results: Results) -> str:
     shapes = list(dict.fromkeys(entry.case.shape for entry in results.cases))
     masks = dict.fromkeys(entry.case.mask for entry in results.cases)
     rows = [(mask, timed) for mask in masks for timed in results.timed]
-    figure = matplotlib.figure.Figure(figsize=(5 * len(shapes), 3.5 * len(rows)),
+    figure = matplotlib.figure.Figure(figsize=(4 * len(shapes), 3 * len(rows)),
                                       layout="constrained")
     panels = figure.subplots(len(rows), len(shapes), squeeze=False, sharey=True)
     drawn = {}
@@ -45,14 +45,14 @@ def svg(results: Results) -> str:
                           for entry in cases]
                 points = [point for point in points if point[1] is not None]
                 if points:
-                    look = "--" if series == CEILING else "o-"
+                    look = "x--" if series == CEILING else "o-"
                     drawn[name], = axes.plot(*zip(*points), look, color=COLOURS[series])
             lengths = [entry.case.length for entry in cases]
             axes.set_xticks(lengths, [length_text(length) for length in lengths])
             axes.minorticks_off()
             axes.set_visible(bool(cases))
             axes.axhline(0, color="none")
-    figure.legend(drawn.values(), drawn.keys(), loc="outside upper center", ncols=5)
+    figure.legend(drawn.values(), drawn.keys(), loc="outside upper center", ncols=3)
     text = io.StringIO()
     with matplotlib.rc_context({"svg.fonttype": "none"}):
         figure.savefig(text, format="svg")

@@ -20,6 +20,9 @@ LANGUAGES = {".hpp": "cpp", ".h": "c", ".c": "c", ".cpp": "cpp", ".cu": "cuda", 
              ".json": "json", ".txt": "cmake", ".sh": "bash"}
 LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s:]+)\)")
 BLOCKS = re.compile(r"(^```.*?^```$)", re.DOTALL | re.MULTILINE)
+# A block inside an item of a list. MkDocs wants four spaces and a blank line after it, GitHub two spaces.
+IN_ITEM = re.compile(r"(?<=\n\n) {2,3}\S.*(?:\n {2}.*)*")
+OPTION = re.compile(r"    (\w+): (.*?)(?:  # (.*))?")
 
 
 def place_of(page: str) -> str:
@@ -85,6 +88,15 @@ def cpp_reference() -> str:
     return "\n".join(lines)
 
 
+def python_options() -> str:
+    """A table of the keywords of attention: the fields of annulus.Options, with their comments."""
+    source = (ROOT / "python/annulus/_options.py").read_text()
+    fields = source.partition("class Options")[2].partition("\n\n\n")[0].splitlines()
+    rows = [f"| `{name}` | `{kind}` | {comment or ''} |" for name, kind, comment in
+            (found.groups() for found in map(OPTION.fullmatch, fields) if found)]
+    return "\n".join(["| keyword | type | meaning |", "|---|---|---|", *rows])
+
+
 def on_files(files, config):
     texts = {place_of(file.src_uri): Path(file.abs_src_path).read_text()
              for file in files.documentation_pages()}
@@ -105,10 +117,18 @@ def on_files(files, config):
     return files
 
 
+def on_page_content(html, page, config, files):
+    # A browser would break a line after the hyphens of an option.
+    return re.sub(r"<code>[^<\n]*</code>", lambda code: re.sub(
+        r"--[a-z][\w-]*", r'<span class="word">\g<0></span>', code[0]), html)
+
+
 def on_page_markdown(markdown, page, config, files):
     uri = page.file.src_uri
+    if page.parent is None:  # the menu beside it would have one line
+        page.meta["hide"] = ["navigation"]
     if uri.startswith(("source/", "reference/")):
-        return markdown
+        return markdown.replace("<!-- options -->", python_options())
     place = place_of(uri)
 
     def relinked(match):
@@ -122,5 +142,8 @@ def on_page_markdown(markdown, page, config, files):
         relative = posixpath.relpath(found, posixpath.dirname(uri) or ".")
         return f"{image}[{text}]({relative}{mark}{anchor})"
 
-    return "".join(part if part.startswith("```") else LINK.sub(relinked, part)
-                   for part in BLOCKS.split(markdown))
+    def deeper(block):
+        return re.sub(r"^", "  ", block[0], flags=re.MULTILINE) + "\n"
+
+    return "".join(part if part.startswith("```") else
+                   IN_ITEM.sub(deeper, LINK.sub(relinked, part)) for part in BLOCKS.split(markdown))

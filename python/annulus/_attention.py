@@ -46,9 +46,9 @@ class Attention:
     """Attention planned once, for calls on the shards of a rank: query [b,t,n,D], key [b,s,k,D],
     value [b,s,k,Dv]. Collective over the mesh, as are run() and backward().
 
-    shape: (B, T, S, N, K, D, Dv) of the whole problem.
-    sinks: the number of sinks per head that every call passes.
-    bias, mask: shapes of the whole bias and the whole dense mask, [B,N,T,S], 1 where broadcast.
+    - shape: (B, T, S, N, K, D, Dv) of the whole problem.
+    - sinks: the number of sinks per head that every call passes.
+    - bias, mask: shapes of the whole bias and the whole dense mask, [B,N,T,S], 1 where broadcast.
     """
 
     # For torch_calls.cpp: its handle of this object, and a function that counts the calls whose
@@ -229,9 +229,10 @@ class Attention:
             stream: int | None = None) -> tuple[Any, Any]:
         """Output [b,t,n,Dv] and LSE [b,n,t]. Collective.
 
-        On a GPU the work is enqueued on `stream`, by default torch's current one.
-        bias, mask: the rank's rows, and all keys. sinks: of the rank's heads, [n] or [n,M].
-        query_lengths, kv_lengths, offset: of all batches, [B], if they are call_arguments.
+        - stream: of a GPU, where the work is enqueued; by default torch's current one.
+        - bias, mask: the rank's rows, and all keys.
+        - sinks: of the rank's heads, [n] or [n,M].
+        - query_lengths, kv_lengths, offset: of all batches, [B], if they are call_arguments.
         """
         check_array(query, "query")
         if out is None:
@@ -473,8 +474,8 @@ def positions(shape: Sequence[int], spec: str, *, mesh: "AnyMesh" = None,
               rank: int | None = None) -> list[np.ndarray]:
     """The global positions that a rank holds of every dimension of an array.
 
-    spec: the mesh axes of each dimension, "dp,sp,tp,-". layout: how dimension `sequence` is
-    distributed: "contiguous", "zigzag" or "striped".
+    - spec: the mesh axes of each dimension, "dp,sp,tp,-".
+    - layout: how dimension `sequence` is distributed: "contiguous", "zigzag" or "striped".
     """
     return mesh_of(mesh).positions(shape, spec, layout=layout, sequence=sequence, granule=granule,
                                    rank=rank)

@@ -258,10 +258,12 @@ def int64s(values: Any) -> Any:
 
 
 def version() -> str:
+    """The version of the library."""
     return _library.annulus_version().decode()
 
 
 def mpi_library() -> str:
+    """The MPI library that annulus uses; "" if it cannot be loaded."""
     return _library.annulus_mpi_library().decode()
 
 

@@ -8,6 +8,7 @@ import ctypes
 import math
 import sys
 import weakref
+import zlib
 from typing import TYPE_CHECKING, Any, Callable, Mapping, Sequence
 
 import numpy as np
@@ -61,7 +62,10 @@ def _ranks_of(comm: Any, rank: int | None, size: int | None) -> Any:
 
 
 class Mesh:
-    """Ranks on named axes. Made by `annulus.mesh()`; collective over its communicator."""
+    """Ranks on named axes. Made by `annulus.mesh()`; collective over its communicator.
+
+    `rank` is this process's, `size` the number of ranks, and `axes` the size of each axis by name.
+    """
 
     def __init__(self, axes: str, comm: Any, *, device: str | int | None = None, threads: int = 0,
                  timeout: float | None = None, share_gpus: bool = False,
@@ -216,6 +220,14 @@ class Mesh:
 
             self.comm.Allreduce(MPI.IN_PLACE, array)
 
+    def has_same(self, array: np.ndarray) -> bool:
+        """True if all ranks have arrays of the same bytes and shape, by a checksum. Collective."""
+        mine = np.array([zlib.crc32(array.tobytes(), zlib.crc32(str(array.shape).encode()))])
+        every = np.empty(self.size, mine.dtype)
+        _library.function("context_gather")(self.handle, mine.ctypes.data, mine.nbytes,
+                                            every.ctypes.data)
+        return bool((every == every[0]).all())
+
     def _gather_on_store(self, local: np.ndarray,
                          positions: Callable[[int], list[np.ndarray]]) -> list[np.ndarray]:
         shapes = [tuple(map(len, positions(rank))) for rank in range(self.size)]
@@ -279,15 +291,16 @@ def init(comm: "MPI.Comm | Any | None" = None, *, rank: int | None = None, size:
          share_gpus: bool = False, transport: str = "auto") -> None:
     """Sets the ranks that compute, and their devices; closes earlier meshes. Collective.
 
-    comm: a communicator of mpi4py, or a key-value store. A store is torch.distributed's, jax.distributed's
-        client, or an object with set(key, value), get(key), wait(keys, timeout) and delete_key(key). Without
-        MPI, ranks exchange data between GPUs only. None: the first of these that has several processes: mpirun,
-        torch.distributed, jax.distributed, torchrun; if none has, this process alone.
-    rank, size: the rank of this process on a store and the number of ranks, if torch.distributed,
-        jax.distributed and the environment do not have them.
-    device: "cpu" or "cuda:N". None: the CUDA device that is current, or the CPU where there is none.
-    threads: number of CPU threads of a rank's kernels; 0: its share of the cores.
-    timeout: seconds of silence after which a wait for other ranks fails.
+    - comm: a communicator of mpi4py, or a key-value store. A store is torch.distributed's,
+      jax.distributed's client, or an object with set(key, value), get(key), wait(keys, timeout) and
+      delete_key(key). Without MPI, ranks exchange data between GPUs only. None: the first of these that
+      has several processes: mpirun, torch.distributed, jax.distributed, torchrun; if none has, this
+      process alone.
+    - rank, size: the rank of this process on a store and the number of ranks, if torch.distributed,
+      jax.distributed and the environment do not have them.
+    - device: "cpu" or "cuda:N". None: the CUDA device that is current, or the CPU where there is none.
+    - threads: number of CPU threads of a rank's kernels; 0: its share of the cores.
+    - timeout: seconds of silence after which a wait for other ranks fails.
     """
     global _settings
     _place(device)

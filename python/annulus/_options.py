@@ -20,43 +20,43 @@ class Options(TypedDict, total=False):
     Positions and ids cover the whole sequence, on every rank.
     """
 
-    causal: bool
+    causal: bool  # a row sees the keys up to its own position
     offset: Union[int, Numbers, Literal["bottom-right"]]  # of the diagonal; one per batch
     window: tuple[int, int]  # keys to the left and to the right; -1: no limit
-    prefix: Union[int, Numbers]
-    sink_tokens: int
-    chunk: int
+    prefix: Union[int, Numbers]  # keys that causal, window and chunk do not hide; one per batch
+    sink_tokens: int  # first keys that stay visible beyond window and chunk
+    chunk: int  # rows see keys of their own chunk of this many positions only
     segments: Any  # ids [B,T], or a pair of ids [B,T] and [B,S]; -1: padding
     cu_seqlens: Any  # prefix sums of packed documents, or a pair for queries and keys
     alignment: Literal["top-left", "bottom-right"]  # for a pair of cu_seqlens
-    query_lengths: Numbers
-    kv_lengths: Numbers
+    query_lengths: Numbers  # rows of each batch that are not padding, [B]
+    kv_lengths: Numbers  # keys of each batch that are not padding, [B]
     block_mask: Any  # 0 or 1 per block, up to [B,N,blocks,blocks]
-    block_size: tuple[int, int]
-    scale: float
-    soft_cap: float
-    dropout: float
-    softmax_dtype: str
-    bias_policy: str
+    block_size: tuple[int, int]  # of block_mask: rows and keys of a block; (128, 128) by default
+    scale: float  # of the logits; 1/√D by default
+    soft_cap: float  # bounds the logits: cap · tanh(logit / cap)
+    dropout: float  # probability; every call then needs a seed
+    softmax_dtype: str  # "float32", or "float64" with the implementation "vanilla"
+    bias_policy: str  # for mask and bias: "combine", "bias_wins" or "bias_disables_causal"
     call_arguments: Sequence[str]  # "lengths", "offsets": they change without a new plan
-    mode: str
-    query_spec: str
-    kv_spec: str
-    layout: str
-    kv_layout: str
-    granule: int
-    schedule: str
-    implementation: str
-    transport: str
-    tuning: str
-    ulysses_degree: int
-    inner_size: int
-    backward_schedule: str
-    backward_implementation: str
+    mode: str  # "train", "prefill", "autoregressive" or "insert": selects the default specs
+    query_spec: str  # the mesh axes of each dimension of query and output, "dp,sp,tp,-"
+    kv_spec: str  # the mesh axes of each dimension of key and value
+    layout: str  # "contiguous", "zigzag", "striped" or "balanced"
+    kv_layout: str  # the keys' layout, if it is another one
+    granule: int  # the layout cuts the sequence at multiples of it
+    schedule: str  # "auto", or a schedule by name
+    implementation: str  # "auto", or a kernel by name
+    transport: str  # of GPUs: "auto", "composite", "nccl" or "peer"
+    tuning: str  # "off", "cached" or "measure"
+    ulysses_degree: int  # ranks that share heads, under the schedule "hybrid"
+    inner_size: int  # ranks of an inner ring, under the schedule "double_ring"
+    backward_schedule: str  # likewise, of the backward pass
+    backward_implementation: str  # likewise
     reproducible: Literal["no", "run", "world"]  # which calls repeat every bit
     query_length: int  # of the whole sequence, where shards are uneven
-    kv_length: int
-    kv_heads: int
+    kv_length: int  # likewise
+    kv_heads: int  # key/value heads of the whole problem, if they do not follow from the shards
     bias_shape: Sequence[int]  # of the whole bias [B,N,T,S], for its gradient where a rank has one entry
 
 

@@ -55,6 +55,7 @@ class Sharding:
         self.position_ids = position_ids
         self.documents = documents  # ids [B,T]; -1: padding
         self.seed = seed
+        self.used = False  # by a layer
         self._options = options
         self._checked = position_ids
         self._texts: dict[Any, str] = {}
@@ -95,6 +96,9 @@ class Sharding:
                               "none with padding, or with batches of different documents")
             return {**options, "cu_seqlens": (sums, sums), "alignment": "top-left"}
         return {**options, **({"segments": documents} if sums is None else {"cu_seqlens": sums})}
+
+    def cuts_sequences(self) -> bool:
+        return len(self.rows[1]) < int(self._options["query_length"])
 
     def holders(self) -> int:
         """The number of ranks that hold the same heads."""
@@ -178,7 +182,11 @@ def _counted(documents: np.ndarray | None, shape: Sequence[int]) -> np.ndarray:
 
 
 def _spec(mesh: Mesh) -> str:
-    """The mesh axes of batch and sequence, as the library's own rules have them."""
+    """The mesh axes of batch and sequence, as the library's own rules have them. Ranks along any other axis
+    would count every token again."""
+    for name, size in mesh.axes.items():
+        if size > 1 and name not in ("fsdp", "dp", "sp", "tp"):
+            raise refused("mesh", f"axis {name!r}", '"fsdp", "dp", "sp" and "tp", or a spec')
     batch = "+".join(name for name in ("fsdp", "dp") if name in mesh.axes)
     return f"{batch or '-'},{'sp' if 'sp' in mesh.axes else '-'}"
 
@@ -196,10 +204,11 @@ def shard_batch(input_ids: Any, labels: Any = None, *, mesh: "AnyMesh" = None,
     attention_mask. `labels` are the tokens' own labels; the result has them shifted, as "shift_labels",
     and "num_items_in_batch", the number of tokens with a loss in the whole batch.
 
-    spec: the mesh axes of batch and sequence, by default "fsdp+dp,sp" as far as the mesh has them;
-    heads lie on "tp". layout: "contiguous", "zigzag" or "striped".
-    dropout_seed: a new one for every step, the same on all ranks; models with dropout need it.
-    choices: schedule, implementation and the like, as in `annulus.Options`.
+    - spec: the mesh axes of batch and sequence, by default "fsdp+dp,sp" as far as the mesh has them;
+      heads lie on "tp".
+    - layout: "contiguous", "zigzag" or "striped".
+    - dropout_seed: a new one for every step, the same on all ranks; models with dropout need it.
+    - choices: schedule, implementation and the like, as in `annulus.Options`.
     """
     on = mesh_of(mesh)
     error: Exception | None = None
@@ -225,6 +234,8 @@ def shard_batch(input_ids: Any, labels: Any = None, *, mesh: "AnyMesh" = None,
                 raise refused("choices", repr(name), f"some of {', '.join(sorted(_CHOICES))}")
         spec = _spec(on) if spec is None else spec
         rows = on.positions(shape, spec, layout=layout)
+        if not all(map(len, rows)):
+            raise refused("input_ids", shape, f"tokens for every rank of {on.text}")
         indices = [torch.from_numpy(numbers).to(ids.device) for numbers in rows]
 
         def local(whole: Tensor) -> Tensor:
@@ -245,6 +256,8 @@ def shard_batch(input_ids: Any, labels: Any = None, *, mesh: "AnyMesh" = None,
     except (TypeError, ValueError, RuntimeError, UserError) as caught:
         error = caught
     on.agree(error)
+    if not on.has_same(ids.cpu().numpy()):
+        raise refused("input_ids", "other tokens on other ranks", "the whole batch on every rank")
     return batch
 
 
@@ -254,6 +267,9 @@ def loss(logits: Tensor, batch: Mapping[str, Any]) -> Tensor:
     for name in ("shift_labels", "num_items_in_batch"):
         if name not in batch:
             raise refused("batch", f"none of {name}", "what shard_batch returned for labels")
+    sharding = batch.get("annulus")
+    if sharding is not None and sharding.cuts_sequences() and not sharding.used:
+        raise refused("attn_implementation", "another one", '"annulus": no layer has seen the other ranks')
     labels = batch["shift_labels"]
     if logits.shape[:-1] != labels.shape:
         raise refused("logits", tuple(logits.shape), f"{(*labels.shape, 'vocabulary')}")
@@ -342,6 +358,7 @@ def attention_forward(module: torch.nn.Module, query: Tensor, key: Tensor, value
         if sinks.requires_grad:
             holders = annulus.holders()
             sinks.register_hook(lambda gradient: gradient / holders)
+    annulus.used = True
     text = annulus.options(mask, scaling, softcap, float(dropout))
     out, _ = run_operator(query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2), sinks,
                           None, None, seed, annulus.mesh.text, text)

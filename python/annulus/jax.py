@@ -282,10 +282,10 @@ def attention(query: jax.Array, key: jax.Array, value: jax.Array, *, mesh: "AnyM
     then the default. Tracing it for new shapes or options is collective, and so is running it. All ranks
     run the same programs in the same order.
 
-    layout: "contiguous" by default, like the arrays of jax.shard_map.
-    query_lengths, kv_lengths, offset: a jax.Array ([b] for the rank's batches, or one number for
-    all) may change from call to call; other values are part of the plan.
-    seed: an integer or a key, the same on all ranks.
+    - layout: "contiguous" by default, like the arrays of jax.shard_map.
+    - query_lengths, kv_lengths, offset: a jax.Array ([b] for the rank's batches, or one number for
+      all) may change from call to call; other values are part of the plan.
+    - seed: an integer or a key, the same on all ranks.
     """
     unknown(options)
     given: dict[str, Any] = {name: x for name, x in options.items() if x is not None}

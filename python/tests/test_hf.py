@@ -188,12 +188,13 @@ def test_a_decoder_as_an_encoder(sequence):
 def test_dropout_is_the_same_under_every_sharding(sequence):
     model = make_model("Llama", "annulus", attention_dropout=0.4)
     batch = make_batch()
-    alone = annulus.mesh(f"replicas={sequence.size}")
+    meshes = {"sharded": sequence, "alone": annulus.mesh(f"replicas={sequence.size}")}
     found = {}
     with torch.no_grad():
         for seed in (1, 2):
-            for name, mesh in (("sharded", sequence), ("alone", alone)):
-                local = annulus.hf.shard_batch(batch["input_ids"], mesh=mesh, dropout_seed=seed)
+            for name, mesh in meshes.items():
+                local = annulus.hf.shard_batch(batch["input_ids"], mesh=mesh, dropout_seed=seed,
+                                               spec="-,sp" if name == "sharded" else "-,-")
                 found[name, seed] = model(**local).logits
                 rows = local["annulus"].rows
                 if name == "sharded":
@@ -292,6 +293,26 @@ def test_batches_that_are_refused(sequence, argument, keywords):
     with pytest.raises(annulus.ArgumentError) as caught:
         annulus.hf.shard_batch(**{"input_ids": IDS, "mesh": sequence, **keywords})
     assert caught.value.argument == argument
+
+
+def test_mistakes_that_would_compute_wrong_losses(sequence):
+    if sequence.size == 1:
+        pytest.skip("needs several ranks")
+    ids = make_batch()["input_ids"]
+    local = annulus.hf.shard_batch(ids, ids, mesh=sequence)
+    for argument, mistake in (
+            ("input_ids", lambda: annulus.hf.shard_batch(ids + sequence.rank, mesh=sequence)),
+            ("input_ids", lambda: annulus.hf.shard_batch(ids[:, sequence.rank:], mesh=sequence)),
+            ("mesh", lambda: annulus.hf.shard_batch(ids, mesh={"context": -1})),
+            ("attn_implementation", lambda: annulus.hf.loss(
+                make_model("gpt-oss", "eager")(**local).logits, local))):
+        with pytest.raises(annulus.ArgumentError) as caught:
+            mistake()
+        assert caught.value.argument == argument
+    # A model cannot compute an empty part.
+    empty = annulus.positions((1, 1), "-,sp", mesh=sequence, layout="zigzag")[1].size == 0
+    with pytest.raises(annulus.ArgumentError if empty else annulus.UserError):
+        annulus.hf.shard_batch(ids[:1, :1], mesh=sequence)
 
 
 def test_more_batches_that_are_refused(sequence):

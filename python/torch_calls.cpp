@@ -39,9 +39,6 @@ std::int64_t open_object(std::int64_t attention) {
   return reinterpret_cast<std::int64_t>(
       new Object{reinterpret_cast<annulus_attention*>(attention)});
 }
-void close_object(std::int64_t object) {
-  object_of(object).attention = nullptr;
-}
 std::int64_t nodes_of(std::int64_t object) {
   return object_of(object).nodes;
 }
@@ -270,24 +267,24 @@ Arguments of_backward(const torch::jit::Stack& stack) {
 class Known {
  public:
   /// Null if Python has to find or make it.
-  [[nodiscard]] Object* find(const Arguments& arguments) {
+  [[nodiscard]] const Object* find(const Arguments& arguments) {
     if (!arguments.only_sinks()) return nullptr;
     const std::scoped_lock lock(mutex_);
     const auto found = objects_.find(arguments.key());
-    return found == objects_.end() || found->second->attention == nullptr ? nullptr : found->second;
+    return found == objects_.end() ? nullptr : found->second;
   }
-  void set(const Arguments& arguments, Object& object) {
+  void set(const Arguments& arguments, const Object& object) {
     const std::scoped_lock lock(mutex_);
     objects_[arguments.key()] = &object;
   }
-  void clear() {
+  void forget(const Object& object) {
     const std::scoped_lock lock(mutex_);
-    objects_.clear();
+    std::erase_if(objects_, [&](const auto& entry) { return entry.second == &object; });
   }
 
  private:
   std::mutex mutex_;
-  std::unordered_map<std::string, Object*> objects_;
+  std::unordered_map<std::string, const Object*> objects_;
 };
 
 Known& known() {
@@ -295,31 +292,37 @@ Known& known() {
   return known;
 }
 
-void forget() {
-  known().clear();
+/// Compiled code looks for the object anew.
+void forget(std::int64_t object) {
+  known().forget(object_of(object));
 }
 
-/// Calls the function of Python of the same parameters.
-template <bool kBackward>
-void call_python(const char* suffix, torch::jit::Stack* stack) {
-  const std::string name = kBackward ? "annulus::attention_backward" : "annulus::attention";
-  c10::Dispatcher::singleton().findSchemaOrThrow((name + suffix).c_str(), "").callBoxed(stack);
+void close_object(std::int64_t object) {
+  forget(object);
+  object_of(object).attention = nullptr;
 }
 
-void attention_kernel(const c10::OperatorHandle&, torch::jit::Stack* stack) {
+/// Calls the function in Python that has the parameters of the operator.
+void call_python(const c10::OperatorHandle& operation, const char* suffix,
+                 torch::jit::Stack* stack) {
+  const std::string name = operation.operator_name().name + suffix;
+  c10::Dispatcher::singleton().findSchemaOrThrow(name.c_str(), "").callBoxed(stack);
+}
+
+void attention_kernel(const c10::OperatorHandle& operation, torch::jit::Stack* stack) {
   const Arguments arguments = of_attention(*stack);
-  Object* object = known().find(arguments);
-  if (object == nullptr) return call_python<false>("_in_python", stack);
+  const Object* object = known().find(arguments);
+  if (object == nullptr) return call_python(operation, "_in_python", stack);
   auto [output, lse] = run(*object, arguments.tensor(0), arguments.tensor(1), arguments.tensor(2),
                            arguments.optional(3));
   torch::jit::drop(*stack, arguments.count);
   torch::jit::push(*stack, std::move(output), std::move(lse));
 }
 
-void backward_kernel(const c10::OperatorHandle&, torch::jit::Stack* stack) {
+void backward_kernel(const c10::OperatorHandle& operation, torch::jit::Stack* stack) {
   const Arguments arguments = of_backward(*stack);
-  Object* object = known().find(arguments);
-  if (object == nullptr) return call_python<true>("_in_python", stack);
+  const Object* object = known().find(arguments);
+  if (object == nullptr) return call_python(operation, "_in_python", stack);
   const auto tensor = [&](std::size_t index) {
     return arguments.optional(index).value_or(Tensor());
   };
@@ -332,15 +335,14 @@ void backward_kernel(const c10::OperatorHandle&, torch::jit::Stack* stack) {
   torch::jit::push(*stack, std::move(found));
 }
 
-/// Leaves nodes to Python, where they are made once for compiled code.
-template <bool kBackward>
+/// Leaves nodes to Python: compiled code has none of its own.
 void autograd_kernel(const c10::OperatorHandle& operation, c10::DispatchKeySet keys,
                      torch::jit::Stack* stack) {
   if (at::GradMode::is_enabled()) {
     const std::size_t count = operation.schema().arguments().size();
     for (const c10::IValue& argument : torch::jit::last(*stack, count)) {
       if (argument.isTensor() && argument.toTensor().requires_grad()) {
-        return call_python<kBackward>("_with_node", stack);
+        return call_python(operation, "_with_node", stack);
       }
     }
   }
@@ -374,9 +376,10 @@ TORCH_LIBRARY(annulus_calls, library) {
       "remember(Tensor query, Tensor key, Tensor value, Tensor? sinks, str mesh, str options,"
       " int object) -> ()",
       remember);
-  library.def("forget() -> ()", forget);
+  library.def("forget(int object) -> ()", forget);
 }
 
+// annulus/torch.py defines these operators.
 TORCH_LIBRARY_IMPL(annulus, CPU, library) {
   library.impl("attention", torch::CppFunction::makeFromBoxedFunction<&attention_kernel>());
   library.impl("attention_backward", torch::CppFunction::makeFromBoxedFunction<&backward_kernel>());
@@ -386,7 +389,6 @@ TORCH_LIBRARY_IMPL(annulus, CUDA, library) {
   library.impl("attention_backward", torch::CppFunction::makeFromBoxedFunction<&backward_kernel>());
 }
 TORCH_LIBRARY_IMPL(annulus, Autograd, library) {
-  library.impl("attention", torch::CppFunction::makeFromBoxedFunction<&autograd_kernel<false>>());
-  library.impl("attention_backward",
-               torch::CppFunction::makeFromBoxedFunction<&autograd_kernel<true>>());
+  library.impl("attention", torch::CppFunction::makeFromBoxedFunction<&autograd_kernel>());
+  library.impl("attention_backward", torch::CppFunction::makeFromBoxedFunction<&autograd_kernel>());
 }

@@ -160,7 +160,7 @@ class Mesh:
         self._remember(quick, key)
         if len(self._kept) > _MAXIMUM_KEPT:
             _, (_, dropped) = self._kept.popitem(last=False)
-            if dropped.forget is not None:  # while some ranks may still have it
+            if dropped.forget is not None:  # its backward passes may keep it on some ranks
                 dropped.forget()
             self._dropped = [one for one in (*self._dropped, dropped) 
                              if one.nodes is not None and one.nodes()]

@@ -304,7 +304,7 @@ def _native(made: _attention.Attention, extras: Sequence[Any]) -> int | None:
         made.native = _calls.open(made.handle.value)
         made.at_close.append(functools.partial(_calls.close, made.native))
         made.nodes = functools.partial(_calls.nodes, made.native)
-        made.forget = _calls.forget
+        made.forget = functools.partial(_calls.forget, made.native)
     return made.native
 
 

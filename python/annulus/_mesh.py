@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 # The most bytes that are summed through a store.
 _LONGEST_SUM = 2**20
 
-# The most attention objects that a mesh keeps; the least recently used one is dropped first.
+# The most attention objects that a mesh keeps; the least recently used one is dropped first. Calls of
+# compiled code do not count as uses.
 _MAXIMUM_KEPT = 64
 
 

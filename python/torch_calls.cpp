@@ -221,9 +221,6 @@ std::tuple<Tensor, Tensor> attention(const Tensor& query, const Tensor& key, con
 /// The parameters of annulus::attention and annulus::attention_backward. Both have the same ones
 /// from the query to the value, from the sinks to the offset, and at the end.
 struct Arguments {
-  Arguments(const torch::jit::Stack& stack, std::size_t count, std::size_t query, std::size_t sinks)
-      : all(stack.data() + stack.size() - count), count(count), query(query), sinks(sinks) {}
-
   [[nodiscard]] const Tensor& tensor(std::size_t index) const { return all[index].toTensor(); }
   [[nodiscard]] std::optional<Tensor> optional(std::size_t index) const {
     return all[index].toOptional<Tensor>();
@@ -257,10 +254,10 @@ struct Arguments {
 };
 
 Arguments of_attention(const torch::jit::Stack& stack) {
-  return {stack, 13, 0, 3};
+  return {&stack.back() - 12, 13, 0, 3};
 }
 Arguments of_backward(const torch::jit::Stack& stack) {
-  return {stack, 19, 2, 7};
+  return {&stack.back() - 18, 19, 2, 7};
 }
 
 /// The attention objects that Python found for earlier calls.

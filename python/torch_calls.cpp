@@ -1,18 +1,21 @@
 // Attention of torch without Python between the call and the library, for query, key, value and
-// sinks: an operator with an autograd node for eager calls, and one for the gradients that compiled
-// code asks for. annulus/torch.py loads them if they were built for the version of torch in use;
-// otherwise Python does the same.
+// sinks: an operator with an autograd node for eager calls, and the kernels of the operators that
+// compiled code calls. annulus/torch.py loads them if they were built for the version of torch in
+// use; otherwise Python does the same.
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros_like.h>
 #include <atomic>
 #include <cstdint>
+#include <mutex>
 #include <optional>
+#include <string>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/csrc/autograd/functions/basic_ops.h>
 #include <torch/custom_class.h>
 #include <torch/library.h>
 #include <tuple>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -35,9 +38,6 @@ Object& object_of(std::int64_t object) {
 std::int64_t open_object(std::int64_t attention) {
   return reinterpret_cast<std::int64_t>(
       new Object{reinterpret_cast<annulus_attention*>(attention)});
-}
-void close_object(std::int64_t object) {
-  object_of(object).attention = nullptr;
 }
 std::int64_t nodes_of(std::int64_t object) {
   return object_of(object).nodes;
@@ -125,6 +125,25 @@ Tensor rows(const Tensor& sinks) {
   return sinks.dim() == 1 ? sinks.unsqueeze(1) : sinks;
 }
 
+std::tuple<Tensor, Tensor> run(const Object& object, const Tensor& query, const Tensor& key,
+                               const Tensor& value, const std::optional<Tensor>& sinks) {
+  const auto sizes = query.sizes();
+  Tensor output = at::empty({sizes[0], sizes[1], sizes[2], value.size(3)}, query.options());
+  Tensor lse = at::empty({sizes[0], sizes[2], sizes[1]}, query.options().dtype(at::kFloat));
+  const Tensor q = dense(query);
+  const Tensor k = dense(key);
+  const Tensor v = dense(value);
+  Operands operands;
+  operands.set(ANNULUS_QUERY, q);
+  operands.set(ANNULUS_KEY, k);
+  operands.set(ANNULUS_VALUE, v);
+  operands.set(ANNULUS_OUTPUT, output);
+  operands.set(ANNULUS_LSE, lse);
+  if (sinks) operands.set(ANNULUS_SINKS, rows(*sinks));
+  check(annulus_attention_run(attention_of(object), operands.get(), stream_of(query)));
+  return {std::move(output), std::move(lse)};
+}
+
 class Attention : public torch::autograd::Function<Attention> {
  public:
   static torch::autograd::variable_list forward(torch::autograd::AutogradContext* context,
@@ -132,20 +151,7 @@ class Attention : public torch::autograd::Function<Attention> {
                                                 const Tensor& value,
                                                 const std::optional<Tensor>& sinks,
                                                 std::int64_t object) {
-    const auto sizes = query.sizes();
-    Tensor output = at::empty({sizes[0], sizes[1], sizes[2], value.size(3)}, query.options());
-    Tensor lse = at::empty({sizes[0], sizes[2], sizes[1]}, query.options().dtype(at::kFloat));
-    const Tensor q = dense(query);
-    const Tensor k = dense(key);
-    const Tensor v = dense(value);
-    Operands operands;
-    operands.set(ANNULUS_QUERY, q);
-    operands.set(ANNULUS_KEY, k);
-    operands.set(ANNULUS_VALUE, v);
-    operands.set(ANNULUS_OUTPUT, output);
-    operands.set(ANNULUS_LSE, lse);
-    if (sinks) operands.set(ANNULUS_SINKS, rows(*sinks));
-    check(annulus_attention_run(attention_of(object_of(object)), operands.get(), stream_of(query)));
+    auto [output, lse] = run(object_of(object), query, key, value, sinks);
     context->set_materialize_grads(false);
     context->save_for_backward({query, key, value, output, lse, sinks.value_or(Tensor())});
     context->saved_data["use"] =
@@ -210,17 +216,146 @@ std::tuple<Tensor, Tensor> attention(const Tensor& query, const Tensor& key, con
   return {std::move(found[0]), std::move(found[1])};
 }
 
-/// Gradients of query, key and value, and of the sinks if they are wanted.
-std::vector<Tensor> gradients(const Tensor& grad_output, const std::optional<Tensor>& grad_lse,
-                              const Tensor& query, const Tensor& key, const Tensor& value,
-                              const Tensor& output, const Tensor& lse,
-                              const std::optional<Tensor>& sinks, bool grad_sinks,
-                              std::int64_t object) {
-  auto found = Attention::differentiate(attention_of(object_of(object)),
-                                        {query, key, value, output, lse, sinks.value_or(Tensor())},
-                                        grad_output, grad_lse.value_or(Tensor()), grad_sinks);
+// ---- The operators of compiled code, which name an attention object by its mesh and options -----
+
+/// The parameters of annulus::attention and annulus::attention_backward. Both have the same ones
+/// from the query to the value, from the sinks to the offset, and at the end.
+struct Arguments {
+  [[nodiscard]] const Tensor& tensor(std::size_t index) const { return all[index].toTensor(); }
+  [[nodiscard]] std::optional<Tensor> optional(std::size_t index) const {
+    return all[index].toOptional<Tensor>();
+  }
+  /// Only Python passes the operands after the sinks on.
+  [[nodiscard]] bool only_sinks() const {
+    for (std::size_t i = sinks + 1; i < sinks + kExtras; ++i) {
+      if (!all[i].isNone()) return false;
+    }
+    return true;
+  }
+  /// Calls with the same key have the same attention object.
+  [[nodiscard]] std::string key() const {
+    std::string key = all[count - 2].toStringRef();
+    key += '\0';
+    key += all[count - 1].toStringRef();
+    for (const std::size_t index : {query, query + 1, query + 2, sinks}) {
+      key += '\0';
+      if (all[index].isNone()) continue;
+      const Tensor& operand = tensor(index);
+      key += static_cast<char>(operand.scalar_type());
+      const auto sizes = operand.sizes();
+      key.append(reinterpret_cast<const char*>(sizes.data()), sizes.size() * sizeof(sizes[0]));
+    }
+    return key;
+  }
+
+  static constexpr std::size_t kExtras = 8;  // sinks to offset
+  const c10::IValue* all;
+  std::size_t count, query, sinks;
+};
+
+Arguments of_attention(const torch::jit::Stack& stack) {
+  return {&stack.back() - 12, 13, 0, 3};
+}
+Arguments of_backward(const torch::jit::Stack& stack) {
+  return {&stack.back() - 18, 19, 2, 7};
+}
+
+/// The attention objects that Python found for earlier calls.
+class Known {
+ public:
+  /// Null if Python has to find or make it.
+  [[nodiscard]] const Object* find(const Arguments& arguments) {
+    if (!arguments.only_sinks()) return nullptr;
+    const std::scoped_lock lock(mutex_);
+    const auto found = objects_.find(arguments.key());
+    return found == objects_.end() ? nullptr : found->second;
+  }
+  void set(const Arguments& arguments, const Object& object) {
+    const std::scoped_lock lock(mutex_);
+    objects_[arguments.key()] = &object;
+  }
+  void forget(const Object& object) {
+    const std::scoped_lock lock(mutex_);
+    std::erase_if(objects_, [&](const auto& entry) { return entry.second == &object; });
+  }
+
+ private:
+  std::mutex mutex_;
+  std::unordered_map<std::string, const Object*> objects_;
+};
+
+Known& known() {
+  static Known known;
+  return known;
+}
+
+/// Compiled code looks for the object anew.
+void forget(std::int64_t object) {
+  known().forget(object_of(object));
+}
+
+void close_object(std::int64_t object) {
+  forget(object);
+  object_of(object).attention = nullptr;
+}
+
+/// Calls the function in Python that has the parameters of the operator.
+void call_python(const c10::OperatorHandle& operation, const char* suffix,
+                 torch::jit::Stack* stack) {
+  const std::string name = operation.operator_name().name + suffix;
+  c10::Dispatcher::singleton().findSchemaOrThrow(name.c_str(), "").callBoxed(stack);
+}
+
+void attention_kernel(const c10::OperatorHandle& operation, torch::jit::Stack* stack) {
+  const Arguments arguments = of_attention(*stack);
+  const Object* object = known().find(arguments);
+  if (object == nullptr) return call_python(operation, "_in_python", stack);
+  auto [output, lse] = run(*object, arguments.tensor(0), arguments.tensor(1), arguments.tensor(2),
+                           arguments.optional(3));
+  torch::jit::drop(*stack, arguments.count);
+  torch::jit::push(*stack, std::move(output), std::move(lse));
+}
+
+void backward_kernel(const c10::OperatorHandle& operation, torch::jit::Stack* stack) {
+  const Arguments arguments = of_backward(*stack);
+  const Object* object = known().find(arguments);
+  if (object == nullptr) return call_python(operation, "_in_python", stack);
+  const auto tensor = [&](std::size_t index) {
+    return arguments.optional(index).value_or(Tensor());
+  };
+  const bool grad_sinks = arguments.all[15].toBool();
+  auto found = Attention::differentiate(
+      attention_of(*object), {tensor(2), tensor(3), tensor(4), tensor(5), tensor(6), tensor(7)},
+      tensor(0), tensor(1), grad_sinks);
   if (!grad_sinks) found.pop_back();
-  return found;
+  torch::jit::drop(*stack, arguments.count);
+  torch::jit::push(*stack, std::move(found));
+}
+
+/// Leaves nodes to Python: compiled code has none of its own.
+void autograd_kernel(const c10::OperatorHandle& operation, c10::DispatchKeySet keys,
+                     torch::jit::Stack* stack) {
+  if (at::GradMode::is_enabled()) {
+    const std::size_t count = operation.schema().arguments().size();
+    for (const c10::IValue& argument : torch::jit::last(*stack, count)) {
+      if (argument.isTensor() && argument.toTensor().requires_grad()) {
+        return call_python(operation, "_with_node", stack);
+      }
+    }
+  }
+  const at::AutoDispatchBelowADInplaceOrView guard;
+  operation.redispatchBoxed(keys & c10::after_ADInplaceOrView_keyset, stack);
+}
+
+/// Remembers the object for calls of annulus::attention with these arguments.
+void remember(const Tensor& query, const Tensor& key, const Tensor& value,
+              const std::optional<Tensor>& sinks, std::string mesh, std::string options,
+              std::int64_t object) {
+  torch::jit::Stack stack = {query, key, value, sinks};
+  stack.resize(11);
+  stack.emplace_back(std::move(mesh));
+  stack.emplace_back(std::move(options));
+  known().set(of_attention(stack), object_of(object));
 }
 
 }  // namespace
@@ -235,7 +370,22 @@ TORCH_LIBRARY(annulus_calls, library) {
       " -> (Tensor, Tensor)",
       attention);
   library.def(
-      "gradients(Tensor grad_output, Tensor? grad_lse, Tensor query, Tensor key, Tensor value,"
-      " Tensor output, Tensor lse, Tensor? sinks, bool grad_sinks, int object) -> Tensor[]",
-      gradients);
+      "remember(Tensor query, Tensor key, Tensor value, Tensor? sinks, str mesh, str options,"
+      " int object) -> ()",
+      remember);
+  library.def("forget(int object) -> ()", forget);
+}
+
+// annulus/torch.py defines these operators.
+TORCH_LIBRARY_IMPL(annulus, CPU, library) {
+  library.impl("attention", torch::CppFunction::makeFromBoxedFunction<&attention_kernel>());
+  library.impl("attention_backward", torch::CppFunction::makeFromBoxedFunction<&backward_kernel>());
+}
+TORCH_LIBRARY_IMPL(annulus, CUDA, library) {
+  library.impl("attention", torch::CppFunction::makeFromBoxedFunction<&attention_kernel>());
+  library.impl("attention_backward", torch::CppFunction::makeFromBoxedFunction<&backward_kernel>());
+}
+TORCH_LIBRARY_IMPL(annulus, Autograd, library) {
+  library.impl("attention", torch::CppFunction::makeFromBoxedFunction<&autograd_kernel>());
+  library.impl("attention_backward", torch::CppFunction::makeFromBoxedFunction<&autograd_kernel>());
 }

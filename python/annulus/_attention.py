@@ -51,10 +51,11 @@ class Attention:
     - bias, mask: shapes of the whole bias and the whole dense mask, [B,N,T,S], 1 where broadcast.
     """
 
-    # For torch_calls.cpp: its handle of this object, and a function that counts the calls whose
-    # backward pass may still run.
+    # For torch_calls.cpp: its handle of this object, a function that counts the calls whose backward
+    # pass may still run, and one by which compiled code looks for its objects anew.
     native: Any = None
     nodes: Any = None
+    forget: Any = None
 
     # Dimensions of the bias in which it may be broadcast, for all that its shape on this rank says.
     unsaid: tuple[int, ...] = ()

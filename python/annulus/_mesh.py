@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 # The most bytes that are summed through a store.
 _LONGEST_SUM = 2**20
 
-# The most attention objects that a mesh keeps; the least recently used one is dropped first.
+# The most attention objects that a mesh keeps; the least recently used one is dropped first. Calls of
+# compiled code do not count as uses.
 _MAXIMUM_KEPT = 64
 
 
@@ -164,6 +165,8 @@ class Mesh:
         self._remember(quick, key)
         if len(self._kept) > _MAXIMUM_KEPT:
             _, (_, dropped) = self._kept.popitem(last=False)
+            if dropped.forget is not None:  # its backward passes may keep it on some ranks
+                dropped.forget()
             self._dropped = [one for one in (*self._dropped, dropped) 
                              if one.nodes is not None and one.nodes()]
 

@@ -30,14 +30,18 @@ if TYPE_CHECKING:
 _EXTRAS = ("Tensor? sinks, Tensor? bias, Tensor? mask, SymInt? seed, Tensor? seed_tensor, "
            "Tensor? query_lengths, Tensor? kv_lengths, Tensor? offset")
 
+# The parameters and results of the operators.
+_SCHEMAS = {
+    "attention": f"(Tensor query, Tensor key, Tensor value, {_EXTRAS}, str mesh, str options) -> "
+                 "(Tensor, Tensor)",
+    "attention_backward": "(Tensor grad_output, Tensor? grad_lse, Tensor query, Tensor key, "
+                          f"Tensor value, Tensor output, Tensor lse, {_EXTRAS}, bool grad_sinks, "
+                          "bool grad_bias, str mesh, str options) -> Tensor[]"}
+
 # Registered directly, since the wrappers of custom_op() take longer than the call itself.
 _operators = torch.library.Library("annulus", "DEF")
-_operators.define(f"attention(Tensor query, Tensor key, Tensor value, {_EXTRAS}, str mesh, "
-                  "str options) -> (Tensor, Tensor)", tags=torch.Tag.pt2_compliant_tag)
-_operators.define("attention_backward(Tensor grad_output, Tensor? grad_lse, Tensor query, "
-                  f"Tensor key, Tensor value, Tensor output, Tensor lse, {_EXTRAS}, "
-                  "bool grad_sinks, bool grad_bias, str mesh, str options) -> Tensor[]",
-                  tags=torch.Tag.pt2_compliant_tag)
+for _name, _schema in _SCHEMAS.items():
+    _operators.define(_name + _schema, tags=torch.Tag.pt2_compliant_tag)
 
 
 def _plain(value: Any) -> Any:
@@ -108,22 +112,17 @@ def _made(operands: Sequence[Any], mesh: Any, text: str) -> _attention.Attention
 
 def _operator(*arguments: Any) -> tuple[Tensor, Tensor]:
     *tensors, mesh, text = arguments
-    return _eager(_made(tensors[:6], mesh, text), *tensors)
+    made = _made(tensors[:6], mesh, text)
+    native = _native(made, tensors[4:])
+    if native is not None:
+        _calls.remember(*tensors[:4], mesh, text, native)
+    return _eager(made, *tensors)
 
 
 def _backward_operator(*arguments: Any) -> list[Tensor]:
     *tensors, mesh, text = arguments
     made = _made([*tensors[2:5], *tensors[7:10]], mesh, text)
-    *extras, grad_sinks, _ = tensors[8:]
-    native = _native(made, extras)
-    if native is not None:
-        return _calls.gradients.default(*tensors[:8], grad_sinks, native)
     return [gradient for gradient in _backward(made, *tensors) if gradient is not None]
-
-
-for _device in ("CPU", "CUDA"):
-    _operators.impl("attention", _operator, _device)
-    _operators.impl("attention_backward", _backward_operator, _device)
 
 
 @torch.library.register_fake("annulus::attention", lib=_operators)
@@ -141,35 +140,44 @@ def _(_grad_output: Tensor, _grad_lse: Any, query: Tensor, key: Tensor, value: T
     return [operand.new_empty(operand.shape) for operand in wanted]
 
 
-def _save(ctx: Any, inputs: Any, output: Any) -> None:
-    query, key, value, sinks, bias, mask, seed, *values, mesh, text = inputs
-    ctx.set_materialize_grads(False)
-    ctx.save_for_backward(query, key, value, *output, sinks, bias, mask, *values)
-    ctx.seed, ctx.mesh, ctx.text = seed, mesh, text
+class _Operator(torch.autograd.Function):  # type: ignore[misc]
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, Tensor]:
+        with torch._C._AutoDispatchBelowAutograd():
+            output = torch.ops.annulus.attention(*inputs)
+        query, key, value, sinks, bias, mask, seed, *values, ctx.mesh, ctx.text = inputs
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(query, key, value, *output, sinks, bias, mask, *values)
+        ctx.seed = seed
+        return output
 
-
-def _differentiate(ctx: Any, grad_output: Any, grad_lse: Any) -> tuple[Any, ...]:
-    *operands, sinks, bias, mask, seed_tensor, query_lengths, kv_lengths, offset = ctx.saved_tensors
-    needs = ctx.needs_input_grad
-    if grad_output is None:
-        grad_output = torch.zeros_like(operands[3])
-    found = iter(torch.ops.annulus.attention_backward(
-        grad_output, grad_lse, *operands, sinks, bias, mask, ctx.seed, seed_tensor, query_lengths,
-        kv_lengths, offset, needs[3], needs[4], ctx.mesh, ctx.text))
-    gradients = [next(found) for _ in range(3)]
-    gradients += [next(found) if needed else None for needed in needs[3:5]]
-    return (*gradients, *(None,) * 8)
-
-
-torch.library.register_autograd("annulus::attention", _differentiate, setup_context=_save,
-                                lib=_operators)
+    @staticmethod
+    def backward(ctx: Any, grad_output: Any, grad_lse: Any) -> tuple[Any, ...]:
+        (*operands, sinks, bias, mask, seed_tensor, query_lengths, kv_lengths,
+         offset) = ctx.saved_tensors
+        needs = ctx.needs_input_grad
+        if grad_output is None:
+            grad_output = torch.zeros_like(operands[3])
+        found = iter(torch.ops.annulus.attention_backward(
+            grad_output, grad_lse, *operands, sinks, bias, mask, ctx.seed, seed_tensor,
+            query_lengths, kv_lengths, offset, needs[3], needs[4], ctx.mesh, ctx.text))
+        gradients = [next(found) for _ in range(3)]
+        gradients += [next(found) if needed else None for needed in needs[3:5]]
+        return (*gradients, *(None,) * 8)
 
 
 def _refuse(_ctx: Any, *_gradients: Any) -> Any:
     raise RuntimeError("annulus.torch: attention has no second derivative")
 
 
-torch.library.register_autograd("annulus::attention_backward", _refuse, lib=_operators)
+class _BackwardOperator(torch.autograd.Function):  # type: ignore[misc]
+    @staticmethod
+    def forward(_ctx: Any, *inputs: Any) -> tuple[Tensor, ...]:
+        with torch._C._AutoDispatchBelowAutograd():
+            return tuple(torch.ops.annulus.attention_backward(*inputs))
+
+    backward = staticmethod(_refuse)
+
 
 # ---- The eager function, which leaves out torch's dispatcher -------------------------------------
 
@@ -260,6 +268,33 @@ def _load_calls() -> Any:
 _calls = _load_calls()
 
 
+def _register(name: str, kernel: Any, node: Any) -> None:
+    """Registers the kernel of an operator, and the function that it is with gradients."""
+    def with_node(*arguments: Any) -> Any:
+        found = node.apply(*arguments)
+        return list(found) if name == "attention_backward" else found
+
+    def autograd(*arguments: Any) -> Any:
+        if torch.is_grad_enabled() and torch._C._any_requires_grad(*arguments):
+            return with_node(*arguments)
+        with torch._C._AutoDispatchBelowAutograd():
+            return getattr(torch.ops.annulus, name)(*arguments)
+
+    if _calls is None:
+        for key, function in {"CPU": kernel, "CUDA": kernel, "Autograd": autograd}.items():
+            _operators.impl(name, function, key)
+        return
+    # torch_calls.cpp has the kernels, which call these two.
+    for suffix, key, function in (("_in_python", "CompositeExplicitAutograd", kernel),
+                                  ("_with_node", "CompositeImplicitAutograd", with_node)):
+        _operators.define(name + suffix + _SCHEMAS[name])
+        _operators.impl(name + suffix, function, key)
+
+
+_register("attention", _operator, _Operator)
+_register("attention_backward", _backward_operator, _BackwardOperator)
+
+
 def _native(made: _attention.Attention, extras: Sequence[Any]) -> int | None:
     """The number of the object in torch_calls.cpp. None if torch_calls.cpp cannot compute the call, for
     example if it has operands after the sinks."""
@@ -269,6 +304,7 @@ def _native(made: _attention.Attention, extras: Sequence[Any]) -> int | None:
         made.native = _calls.open(made.handle.value)
         made.at_close.append(functools.partial(_calls.close, made.native))
         made.nodes = functools.partial(_calls.nodes, made.native)
+        made.forget = functools.partial(_calls.forget, made.native)
     return made.native
 
 

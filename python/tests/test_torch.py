@@ -1,7 +1,10 @@
 """annulus.torch against torch's own attention, on CPU ranks."""
 
+import functools
 import gc
 import json
+import os
+import subprocess
 import sys
 
 import numpy as np
@@ -43,10 +46,18 @@ def sdpa(tensors):
     return out.detach(), q.grad, k.grad, v.grad
 
 
+def forget_objects():
+    """Compiled code asks Python for its objects again."""
+    for made in annulus.mesh().attention:
+        if made.forget is not None:
+            made.forget()
+
+
 @pytest.fixture(params=["python", "C++", "operator", "operator in C++"])
 def face(request, monkeypatch):
     """The code that passes an eager call on to the library."""
     if "C++" not in request.param:
+        forget_objects()  # so that the operator asks Python
         monkeypatch.setattr(annulus.torch, "_calls", None)
     elif annulus.torch._calls is None:
         pytest.skip("torch_calls.cpp was not built for this torch")
@@ -63,13 +74,37 @@ def compare(leaves, out, expected, mesh):
 def test_like_sdpa(sequence, tensors, face):
     q, k, v, grad = shards(sequence, tensors)
     out, lse = annulus.torch.attention(q, k, v, mesh=sequence, causal=True, layout="zigzag")
-    names = {"python": "_Eager", "C++": "Attention", "operator": "GeneratedBackwardFor_annulus"}
+    names = {"python": "_Eager", "C++": "Attention", "operator": "_Operator"}
     assert names[face] in out.grad_fn.name()
     out.backward(grad)
     compare((q, k, v), out, sdpa(tensors), sequence)
     with torch.no_grad():
         again, other = annulus.torch.attention(q, k, v, mesh=sequence, causal=True, layout="zigzag")
     assert torch.equal(again, out) and torch.equal(other, lse) and not again.requires_grad
+
+
+def test_compiled_code_asks_python_once_for_an_object(sequence, tensors, monkeypatch):
+    """Once for each object: the first one, and the next one after the mesh has dropped it."""
+    if annulus.torch._calls is None:
+        pytest.skip("torch_calls.cpp was not built for this torch")
+    forget_objects()
+    asked, made = [], annulus.torch._made
+    monkeypatch.setattr(annulus.torch, "_made", lambda *call: asked.append(call) or made(*call))
+    monkeypatch.setattr(annulus._mesh, "_MAXIMUM_KEPT", 1)
+    q, k, v, grad = shards(sequence, tensors)
+
+    @functools.partial(torch.compile, fullgraph=True, backend="aot_eager", dynamic=False)
+    def call(q, k, v, window):
+        return annulus.torch.attention(q, k, v, mesh="sp=-1", causal=True, layout="zigzag",
+                                       window=(window, 0))[0]
+
+    for window, times in ((-1, 1), (-1, 1), (3, 2), (-1, 3)):
+        for x in (q, k, v):
+            x.grad = None
+        out = call(q, k, v, window)
+        out.backward(grad)
+        assert len(asked) == times
+    compare((q, k, v), out, sdpa(tensors), sequence)
 
 
 class Layer(torch.nn.Module):
@@ -276,6 +311,18 @@ def test_calls_in_cpp_that_do_not_load(tmp_path, monkeypatch):
     (tmp_path / f"libannulus_torch-{torch.__version__}.so").write_text("no library")
     with pytest.warns(UserWarning):
         assert annulus.torch._load_calls() is None
+
+
+def test_without_calls_in_cpp(sequence, tmp_path):
+    if sequence.size > 1 or annulus.torch._calls is None:
+        pytest.skip("other tests have shown it" if sequence.size == 1 else "runs processes alone")
+    library = tmp_path / "libannulus.so"
+    library.symlink_to(annulus._library.path())
+    of_mpi = ("OMPI_", "PMIX_", "PMI_", "PRTE_")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(of_mpi)}
+    subprocess.run([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k",
+                    "like_sdpa or compiled or second or opcheck", __file__],
+                   env=environment | {"ANNULUS_PYTHON_LIBRARY": str(library)}, check=True)
 
 
 def test_the_numpy_face_takes_tensors(sequence, tensors):

@@ -96,7 +96,7 @@ def _rate(results: Results, entry: CaseResults, series: str, timed: str) -> str:
     rounds = entry.systems.get(series, [])
     rate = results.rate(entry, series, timed)
     if rate is None:
-        return "failed" if rounds else "-"
+        return "failed" if any(one.error for one in rounds) else "-"  # "-": not timed
     good = sum(one.time(timed) is not None for one in rounds)
     return f"{rate:.0f}" if good == len(rounds) else f"{rate:.0f} ({good} of {len(rounds)} rounds)"
 

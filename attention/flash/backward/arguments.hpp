@@ -10,7 +10,8 @@
 
 namespace annulus::flash::backward {
 
-/// A float32 gradient [batch, sequence, head, dim] that a kernel adds to; without data: not wanted.
+/// A float32 gradient [batch, sequence, head, dim] that a kernel adds to. No data: it is not
+/// wanted.
 struct Gradient {
   float* data = nullptr;
   Strides strides;
@@ -41,7 +42,7 @@ struct OutputScale {
 
 /// Flags of a query tile, which prepare_rows() writes behind the tile's LSE.
 inline constexpr std::int32_t kHiddenRows = 1;     ///< some row sees nothing or does not exist
-inline constexpr std::int32_t kSpecialValues = 2;  ///< some value is special, see the kernel
+inline constexpr std::int32_t kSpecialValues = 2;  ///< some value is special, see special.cuh
 /// Values that lie behind the LSE of each query tile: its flags, as int32, and padding.
 inline constexpr std::int32_t kFlagValues = 4;
 
@@ -57,7 +58,7 @@ struct Arguments {
   /// not exist, and kFlagValues more. In units of log2 unless natural_lse.
   float* scaled_lse = nullptr;
   bool natural_lse = false;  ///< for float32 and the general class
-  /// For each batch and head, padded_rows values: delta by the scale of dS, 0 where LSE is +∞.
+  /// For each batch and head, padded_rows values: delta times its scale, 0 where the LSE is +∞.
   float* padded_delta = nullptr;
 
   std::int32_t batches = 0, heads = 0, heads_per_kv_head = 1;
@@ -68,7 +69,7 @@ struct Arguments {
   /// For each batch, head and query tile, 1 + the last key tile that has added to its dQ, or 0;
   /// null: key tiles add in any order. next_index follows the array.
   std::int32_t* turns = nullptr;
-  std::int32_t* next_index = nullptr;  ///< of the work of the next block
+  std::int32_t* next_index = nullptr;  ///< the next block's index of work
 
   /// Row r sees column c if low <= c − r <= high, r < row_lengths[batch] and c <
   /// column_lengths[batch]. Without arrays, the tensors' lengths hold.
@@ -84,7 +85,7 @@ struct Arguments {
   /// The gradient of the bias, indexed like the bias; null: not wanted.
   float* grad_bias = nullptr;
   std::int64_t grad_bias_strides[4] = {};
-  RowTensor query_rows, grad_output_rows;  ///< only with scores
+  RowTensor query_rows, grad_output_rows;  ///< with bias or mask: Q and dO, unscaled
 
   cuda::DropoutArguments dropout = {};
   float value_scale = 1;  ///< of the gradients of values, and of dO·Vᵀ: 1/(1 − p) with dropout

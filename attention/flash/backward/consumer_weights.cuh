@@ -398,7 +398,7 @@ class ConsumerWeights {
     }
   }
 
-  // The same, but leaves weights times the cap's derivative in `scores`.
+  // Like weigh_plain(), but leaves weights times the cap's derivative in `scores`.
   __device__ __forceinline__ void weigh_capped(float (&scores)[kScores],
                                                std::uint32_t (&weights)[kScores / 2],
                                                std::int32_t row, const Found& found,

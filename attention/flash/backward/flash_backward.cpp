@@ -197,7 +197,8 @@ Arguments FlashBackward::arguments_of(const BackwardBlock& block, const Gradient
   const std::int64_t padded = round_up(query[1], tile);
   const std::int64_t rows = query[0] * query[2] * padded;
   const std::int64_t lse_values = rows / tile * (tile + kFlagValues);
-  // They also say in which order a key tile walks, on which the bits of its own gradients depend.
+  // Even without dQ: with turns, key tiles walk in another order, on which the bits of dK and dV
+  // depend.
   const std::int64_t turns = block.repeats_bits && adds_in_turns ? rows / tile : 0;
   const std::int64_t values = lse_values + rows + turns + 1;
   constexpr std::int64_t kAlignment = 256;

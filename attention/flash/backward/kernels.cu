@@ -75,7 +75,8 @@ __device__ bool sees_keys(const Arguments& a, std::int32_t batch, std::int32_t h
          a.lse.data[batch * a.lse.batch + head * a.lse.head + row * a.lse.row] != -kInfinity;
 }
 
-// The same for one part of a head's rows; there are gridDim.y · parts parts.
+// The largest finite magnitude, as its bits, in one of gridDim.y · parts parts of a head's rows, of
+// which only some count.
 template <class Counts>
 __device__ unsigned largest_of(const RowTensor& rows, std::int32_t batch, std::int32_t head,
                                std::int32_t count, std::int32_t part, std::int32_t parts,

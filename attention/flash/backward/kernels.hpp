@@ -7,9 +7,9 @@
 
 namespace annulus::flash::backward {
 
-/// Rows of dQ that are added at a time.
+/// Rows of dQ, dK or dV in a box that TMA adds.
 inline constexpr int kSumRows = 64;
-/// Keys of a tile where a warpgroup holds dK and dV of its keys, and where it holds one of them.
+/// Keys of a tile of the main kernel, and of the kernels of wide heads.
 inline constexpr int kTileKeys = 128;
 inline constexpr int kWideTileKeys = 64;
 
@@ -32,7 +32,8 @@ enum class PairClass : std::uint8_t {
 [[nodiscard]] constexpr int tile_keys(int dim) {
   return is_wide(dim) ? kWideTileKeys : kTileKeys;
 }
-/// Rows of a query tile. Kernels of the general class also keep bias or mask in shared memory.
+/// Rows of a query tile. With 64 dims, the general class has fewer than the others, since it keeps
+/// bias or mask in shared memory too.
 [[nodiscard]] constexpr int tile_queries(int dim, PairClass pairs) {
   return dim == 64 && pairs != PairClass::general ? 128 : 64;
 }

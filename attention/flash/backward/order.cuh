@@ -6,8 +6,8 @@
 #include "flash/hopper/barrier.cuh"
 
 // The order in which key tiles add to a query tile's dQ, where the bits must not depend on which
-// block comes first: that of the blocks' indices. Blocks take their indices from a counter, so each
-// waits only for blocks that run already, whatever the order in which they are scheduled.
+// block comes first. They add in the order of their blocks' indices. Blocks take the indices from a
+// counter, so each waits only for blocks that already run, in whatever order they are scheduled.
 namespace annulus::flash::backward {
 
 /// The index of this block's work.

@@ -11,8 +11,8 @@ namespace annulus::flash::backward {
   return a.accurate_tanh != 0 ? tanh_accurate(x) : tanh_any(x);
 }
 
-/// The same for all scores, of which a warp has some each. Exponentials bound the softmax, so
-/// scores well below the cap get a tanh without exponentials.
+/// Replaces each score by its tanh_of(). Called by all threads of a warp. The rate of exponentials
+/// limits the softmax, so scores well below the cap get a tanh without exponentials.
 template <int kScores>
 __device__ __forceinline__ void replace_by_tanh(float (&scores)[kScores], const Arguments& a) {
   float largest = 0;

@@ -25,19 +25,20 @@ struct TileWork {
   std::int32_t span;   ///< query tiles from the first to the last of them
 };
 
-/// A mask that is not one straight band: which query tiles see which key tiles, and what masked
-/// tiles ask. Tiles are neighbours in memory, whatever their positions. All in device memory;
-/// overlong rows and columns of the last tiles see nothing.
+/// A mask that is not one straight band: which query tiles see which key tiles, and the data that
+/// decide about pairs of masked tiles. Rows and columns of a tile are neighbours in memory,
+/// whatever their positions. Arrays lie in device memory. Where the last tiles extend past the last
+/// row or column, nothing is visible.
 struct TileMask {
-  static constexpr std::int32_t kNowhere =
-      0x7fffffff;  ///< the position of a column that does not exist
+  /// The position of a column that does not exist.
+  static constexpr std::int32_t kNowhere = 0x7fffffff;
 
   std::int32_t batches = 0, heads = 0;  ///< batches and heads with lists of their own
   std::int32_t query_tiles = 0, key_tiles = 0;
   /// Words of 32 bits of a row of bits for query tiles, and for key tiles.
   std::int32_t query_words = 0, key_words = 0;
-  /// Bits of query tiles that see some of a key tile, [batches][heads][key tiles][query words], and
-  /// in the odd places bits of query tiles that see all of it: visible, full, visible, …
+  /// For 32 query tiles, bits of those that see some of a key tile, then bits of those that see all
+  /// of it: [batches][heads][key tiles][query words][2].
   std::uint32_t* query_bits = nullptr;
   /// Bits of key tiles of which a query tile sees some, [batches][heads][query tiles][key words].
   std::uint32_t* key_bits = nullptr;
@@ -65,8 +66,7 @@ struct TileMask {
 };
 
 /// Enqueues the kernels that fill the mask's arrays. The input's tiles of rows have any size;
-/// `tile_rows` and `tile_columns` are the mask's. `last_key`: the last position
-/// of a column.
+/// `tile_rows` and `tile_columns` are the mask's. `last_key`: the last position of a column.
 [[nodiscard]] cudaError_t launch_tile_mask(const ListInput& input, const TileMask& mask,
                                            int tile_rows, int tile_columns, std::int32_t last_key,
                                            cudaStream_t stream);

@@ -38,19 +38,20 @@ struct Tiles {
   // A block begins with 168 registers for each thread.
   static_assert(kFewRegisters + 2 * kManyRegisters <= 3 * 168);
   static constexpr int kTileElements = kQueries * kDim;
-  /// Of dO and, as they are, of delta and dS (see OutputScale).
+  /// In float16, dO, delta and dS are multiplied by a factor (see OutputScale).
   static constexpr bool kScalesOutput = std::is_same_v<Element, __half>;
   __device__ static float output_factor(const Arguments& a) {
     return kScalesOutput ? __ldg(&a.output_scale->factor) : 1;
   }
-  /// Turns dS into the gradient of the bias.
+  /// The factor that turns dS into the bias's gradient.
   __device__ static float bias_scale(const Arguments& a) {
     return kScalesOutput ? __ldg(&a.output_scale->inverse) : 1;
   }
-  /// Turns sums of products with dS into gradients of queries and keys; below, for values.
+  /// The factor that turns sums of products into gradients of queries and keys.
   __device__ static float sum_scale(const Arguments& a) { return a.scale * bias_scale(a); }
 };
 
+/// The factor that turns sums of products into gradients of values.
 template <class Tiles>
 __device__ __forceinline__ float value_scale(const Arguments& a) {
   return (Tiles::kGeneral ? a.value_scale : 1) * Tiles::bias_scale(a);
@@ -92,7 +93,7 @@ struct Work {
     return first_column / Tiles::kKeys;
   }
 
-  /// True if some pair of a query tile is hidden.
+  /// True if the band or the number of columns hides some pair of a query tile.
   [[nodiscard]] __device__ __forceinline__ bool is_masked(const Arguments& a,
                                                           std::int32_t tile) const {
     const std::int32_t row = tile * Tiles::kQueries;

@@ -5,12 +5,12 @@
 #include "flash/backward/arguments.hpp"
 #include "flash/shared.cuh"
 
-// Which query tiles a key tile meets, in which order, and which of their pairs are visible: by a
-// straight band, or by the lists of a TileMask.
+// The query tiles that a key tile meets, their order, and their visible pairs. A straight band or
+// the lists of a TileMask decide.
 //
 // In turns (see Turn), key tiles walk from the last query tile to the first, and through the heads
-// of each, so that all that run together walk at one pace, each behind its predecessor. Else they
-// walk through the query tiles of each head, from the first on.
+// of each, so that all that run together walk at one pace, each behind its predecessor. Otherwise,
+// they walk through the query tiles of each head, from the first on.
 namespace annulus::flash::backward {
 
 /// A query tile of one head.
@@ -60,7 +60,7 @@ class BandWalk {
   std::int32_t tile_, head_;
 };
 
-/// The bits of a key tile for a query head of its group.
+/// The words of a key tile in TileMask::query_bits, for a query head.
 [[nodiscard]] __device__ __forceinline__ const std::uint32_t* query_bits_of(const Arguments& a,
                                                                             std::int32_t batch,
                                                                             std::int32_t head,
@@ -171,7 +171,7 @@ template <class Work>
   return bits == 0 ? 0 : word * 32 + 32 - __clz(static_cast<int>(bits));
 }
 
-/// The keys that a column is compared by.
+/// A column's position and segment id, which decide whether a row sees it.
 struct ListedColumn {
   std::int32_t position, id;
 };

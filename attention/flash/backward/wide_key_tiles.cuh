@@ -9,8 +9,8 @@
 #include "flash/backward/query_walk.cuh"
 #include "flash/backward/wide.cuh"
 
-// What the two ways of sharing key tiles of wide heads have in common: shared memory, the copies
-// of queries into it, and the products of a warpgroup.
+// The common part of the two ways of sharing key tiles of wide heads: shared memory, the copies of
+// queries into it, and the hidden pairs of a warpgroup.
 namespace annulus::flash::backward {
 
 template <class Tiles>
@@ -99,7 +99,8 @@ __device__ __forceinline__ void load_queries(const Arguments& a, WideKeyMemory<T
   shared.query_full[at.slot()].arrive();
 }
 
-/// Called by the watchers. Where any pair may be hidden, prepare_rows() has looked already.
+/// Called by the watchers. With a bias or dense mask, prepare_rows() has already looked at all
+/// rows.
 template <class Tiles>
 __device__ __forceinline__ void watch_queries(const Arguments& a, WideKeyMemory<Tiles>& shared) {
   for (RingPosition<WideKeyMemory<Tiles>::kStages> at;; at.next()) {
@@ -144,7 +145,8 @@ class WideKeyConsumer : protected WideConsumer<Tiles> {
 
   // Waits for the step's queries; false if there are no more.
   [[nodiscard]] __device__ __forceinline__ bool begin_step() {
-    // Not known to be the same in every step, or what follows from it would fill registers.
+    // Hides from the compiler that they are the same in every step: derived values would fill
+    // registers.
     asm volatile("" : "+r"(warp), "+r"(lane));
     shared.query_full[at.slot()].wait(at.parity());
     if (shared.step[at.slot()].tile < 0) return false;
@@ -176,7 +178,7 @@ class WideKeyConsumer : protected WideConsumer<Tiles> {
     return begin < end ? (1U << end) - (1U << begin) : 0;
   }
 
-  // The number of the warp's keys, 16 at a time.
+  // The index of the warp's 16 keys among those of the block.
   [[nodiscard]] __device__ __forceinline__ int place_of_warp() const {
     return Tiles::kKeyTiles == 1 ? warp % 4 : warp;
   }

@@ -266,8 +266,9 @@ class Known {
   /// Null if Python has to find or make it.
   [[nodiscard]] const Object* find(const Arguments& arguments) {
     if (!arguments.only_sinks()) return nullptr;
+    const std::string key = arguments.key();
     const std::scoped_lock lock(mutex_);
-    const auto found = objects_.find(arguments.key());
+    const auto found = objects_.find(key);
     return found == objects_.end() ? nullptr : found->second;
   }
   void set(const Arguments& arguments, const Object& object) {
@@ -335,14 +336,17 @@ void backward_kernel(const c10::OperatorHandle& operation, torch::jit::Stack* st
 /// Leaves nodes to Python: compiled code has none of its own.
 void autograd_kernel(const c10::OperatorHandle& operation, c10::DispatchKeySet keys,
                      torch::jit::Stack* stack) {
-  if (at::GradMode::is_enabled()) {
-    const std::size_t count = operation.schema().arguments().size();
-    for (const c10::IValue& argument : torch::jit::last(*stack, count)) {
-      if (argument.isTensor() && argument.toTensor().requires_grad()) {
-        return call_python(operation, "_with_node", stack);
-      }
-    }
+  const std::size_t count = operation.schema().arguments().size();
+  bool has_node = false;
+  for (const c10::IValue& argument : torch::jit::last(*stack, count)) {
+    if (!argument.isTensor()) continue;
+    const Tensor& tensor = argument.toTensor();
+    TORCH_CHECK_NOT_IMPLEMENTED(
+        !tensor._fw_grad(0).defined(),
+        "annulus: attention has no forward-mode derivatives (torch.func.jvp)");
+    has_node = has_node || (at::GradMode::is_enabled() && tensor.requires_grad());
   }
+  if (has_node) return call_python(operation, "_with_node", stack);
   const at::AutoDispatchBelowADInplaceOrView guard;
   operation.redispatchBoxed(keys & c10::after_ADInplaceOrView_keyset, stack);
 }

@@ -21,7 +21,7 @@ LANGUAGES = {".hpp": "cpp", ".h": "c", ".c": "c", ".cpp": "cpp", ".cu": "cuda", 
 LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s:]+)\)")
 BLOCKS = re.compile(r"(^```.*?^```$)", re.DOTALL | re.MULTILINE)
 # A block inside an item of a list. MkDocs wants four spaces and a blank line after it, GitHub two spaces.
-IN_ITEM = re.compile(r"(?<=\n\n) {2,3}\S.*(?:\n {2}.*)*")
+IN_ITEM = re.compile(r"(?<=\n\n)(?: {2,3}```(?s:.*?)\n {2,3}```(?=\n)| {2,3}\S.*(?:\n {2}.*)*)")
 OPTION = re.compile(r"    (\w+): (.*?)(?:  # (.*))?")
 
 

@@ -223,13 +223,20 @@ class Mesh:
 
             self.comm.Allreduce(MPI.IN_PLACE, array)
 
-    def has_same(self, array: np.ndarray) -> bool:
-        """True if all ranks have arrays of the same bytes and shape, by a checksum. Collective."""
-        mine = np.array([zlib.crc32(array.tobytes(), zlib.crc32(str(array.shape).encode()))])
-        every = np.empty(self.size, mine.dtype)
+    def differing(self, parts: Mapping[str, Any]) -> str | None:
+        """The first part that is not the same on all ranks, by checksums of integer arrays and of other
+        parts' text. Collective."""
+        def checksum(part: Any) -> int:
+            if not isinstance(part, np.ndarray):
+                return zlib.crc32(repr(part).encode())
+            return zlib.crc32(np.ascontiguousarray(part, np.int64), zlib.crc32(str(part.shape).encode()))
+
+        mine = np.array([checksum(part) for part in parts.values()])
+        every = np.empty((self.size, len(parts)), mine.dtype)
         _library.function("context_gather")(self.handle, mine.ctypes.data, mine.nbytes,
                                             every.ctypes.data)
-        return bool((every == every[0]).all())
+        same = (every == every[0]).all(axis=0)
+        return next((name for name, alike in zip(parts, same) if not alike), None)
 
     def _gather_on_store(self, local: np.ndarray,
                          positions: Callable[[int], list[np.ndarray]]) -> list[np.ndarray]:

@@ -256,8 +256,16 @@ def shard_batch(input_ids: Any, labels: Any = None, *, mesh: "AnyMesh" = None,
     except (TypeError, ValueError, RuntimeError, UserError) as caught:
         error = caught
     on.agree(error)
-    if not on.has_same(ids.cpu().numpy()):
-        raise refused("input_ids", "other tokens on other ranks", "the whole batch on every rank")
+    def numbers(tensor: Tensor | None) -> np.ndarray | None:
+        return None if tensor is None else tensor.cpu().numpy()
+
+    # The library finds other choices, as ranks plan each call together.
+    name = on.differing({
+        "input_ids": numbers(ids), "labels": None if labels is None else numbers(shifted),
+        "attention_mask": documents, "position_ids": numbers(positions), "dropout_seed": dropout_seed,
+        "num_items_in_batch": batch.get("num_items_in_batch")})
+    if name is not None:
+        raise refused(name, "another one on another rank", "the whole batch on every rank")
     return batch
 
 

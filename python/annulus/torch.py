@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Mapping, Optional, Sequence
 try:
     import torch
     from torch import Tensor
+    from torch.autograd import forward_ad
 except ImportError as error:
     raise ImportError(f"annulus.torch needs PyTorch 2.4 or later ({error})") from error
 
@@ -268,6 +269,9 @@ def _load_calls() -> Any:
 _calls = _load_calls()
 
 
+_NO_FORWARD_MODE = "annulus: attention has no forward-mode derivatives (torch.func.jvp)"
+
+
 def _register(name: str, kernel: Any, node: Any) -> None:
     """Registers the kernel of an operator, and the function that it is with gradients."""
     def with_node(*arguments: Any) -> Any:
@@ -275,6 +279,10 @@ def _register(name: str, kernel: Any, node: Any) -> None:
         return list(found) if name == "attention_backward" else found
 
     def autograd(*arguments: Any) -> Any:
+        if forward_ad._current_level >= 0 and any(
+                isinstance(one, Tensor) and forward_ad.unpack_dual(one).tangent is not None
+                for one in arguments):
+            raise NotImplementedError(_NO_FORWARD_MODE)
         if torch.is_grad_enabled() and torch._C._any_requires_grad(*arguments):
             return with_node(*arguments)
         with torch._C._AutoDispatchBelowAutograd():

@@ -303,6 +303,13 @@ def test_mistakes_that_would_compute_wrong_losses(sequence):
     for argument, mistake in (
             ("input_ids", lambda: annulus.hf.shard_batch(ids + sequence.rank, mesh=sequence)),
             ("input_ids", lambda: annulus.hf.shard_batch(ids[:, sequence.rank:], mesh=sequence)),
+            ("labels", lambda: annulus.hf.shard_batch(ids, ids + sequence.rank, mesh=sequence)),
+            ("labels", lambda: annulus.hf.shard_batch(ids, ids if sequence.rank else None,
+                                                      mesh=sequence)),
+            ("attention_mask", lambda: annulus.hf.shard_batch(
+                ids, attention_mask=ids.new_ones(ids.shape).tril(sequence.rank + 9), mesh=sequence)),
+            ("dropout_seed", lambda: annulus.hf.shard_batch(ids, dropout_seed=sequence.rank,
+                                                            mesh=sequence)),
             ("mesh", lambda: annulus.hf.shard_batch(ids, mesh={"context": -1})),
             ("attn_implementation", lambda: annulus.hf.loss(
                 make_model("gpt-oss", "eager")(**local).logits, local))):

@@ -172,6 +172,17 @@ def test_no_second_derivatives(sequence, tensors, face):
         (first.sum() + q.sum()).backward()
 
 
+def test_no_forward_mode(sequence, tensors, face):
+    q, k, v, _ = shards(sequence, tensors)
+
+    def call(query):
+        return annulus.torch.attention(query, k.detach(), v.detach(), mesh=sequence, causal=True,
+                                       layout="zigzag")[0]
+
+    with pytest.raises(RuntimeError):
+        torch.func.jvp(call, (q.detach(),), (torch.ones_like(q),))
+
+
 def test_an_object_outlives_the_cache_until_its_gradients(sequence, tensors, face, monkeypatch):
     monkeypatch.setattr(annulus._mesh, "_MAXIMUM_KEPT", 1)
     q, k, v, grad = shards(sequence, tensors)

@@ -35,10 +35,10 @@ class Consumer : ConsumerWeights<Tiles> {
   using Weights::kScores;
   using Weights::kTileSync;
   using Weights::lane;
+  using Weights::read_early;
   using Weights::release;
   using Weights::shared;
   using Weights::skip_scores;
-  using Weights::read_early;
   using Weights::store_bias_gradient;
   using Weights::values_of;
   using Weights::warp;
@@ -46,9 +46,8 @@ class Consumer : ConsumerWeights<Tiles> {
   using Weights::work;
   static constexpr int kSums = Tiles::kDim / 2;
   static constexpr int kGroupBytes = 64 * 128;
-  // Some kernels have no registers for it.
-  static constexpr bool kOverlaps =
-      Tiles::kDim == 64 ? !Tiles::kSoftCap : !kGeneral;
+  // The kernels with a soft cap at 64 dims, and of the general class at 128, lack registers for it.
+  static constexpr bool kOverlaps = Tiles::kDim == 64 ? !Tiles::kSoftCap : !kGeneral;
   static constexpr bool kSplitsDims = Tiles::kSplitsDims;
   static constexpr bool kSplitsKeys = Tiles::kSplitsKeys;
   static constexpr int kSumWarps = Tiles::kSumWarps;
@@ -397,12 +396,11 @@ class Consumer : ConsumerWeights<Tiles> {
                                                     const std::uint32_t (&packed)[kScores / 2]) {
     // Lane l gives the address of row l % 8 of matrix l / 8: keys 0 and 8, queries 0 and 8. The
     // swizzle moves chunk c of 8 queries to chunk c ^ (key % 8).
-    const std::uint32_t first = hopper::shared_address(to) + (16 * warp + lane % 16) * 128 +
-                                (lane / 16 ^ lane % 8) * 16;
+    const std::uint32_t first =
+        hopper::shared_address(to) + (16 * warp + lane % 16) * 128 + (lane / 16 ^ lane % 8) * 16;
 #pragma unroll
     for (int query = 0; query < Tiles::kQueries; query += 16) {
-      const std::uint32_t address =
-          (first ^ query % 64 * 2) + query / 64 * (Tiles::kKeys * 128);
+      const std::uint32_t address = (first ^ query % 64 * 2) + query / 64 * (Tiles::kKeys * 128);
       const int i = query / 4;
       asm volatile(
           "stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address),

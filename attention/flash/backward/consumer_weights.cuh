@@ -70,8 +70,8 @@ class ConsumerWeights {
     }
   }
 
-  // What is known of a step before its scores: bits of hidden pairs (see hidden_bits()) and of dropped
-  // ones.
+  // What is known of a step before its scores: bits of hidden pairs (see hidden_bits()) and of
+  // dropped ones.
   struct Found {
     std::uint32_t hidden = 0, dropped = 0;
     bool masked = false;  // the step's tile is

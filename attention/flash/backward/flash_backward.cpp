@@ -78,8 +78,7 @@ void require(const char* name, const ConstTensorView& tensor) {
   if (!obstacle.empty()) throw UnsupportedError("flash attention, backward: " + obstacle);
 }
 
-// All that share an entry add a term to it, in any order. (A bias that is shared by keys has no
-// effect, so nobody needs its gradient.)
+// All that share an entry add a term to it, in any order.
 void require_own_entries(const TensorView& bias, bool repeats_bits) {
   const auto is_shared = [&](int dim) { return bias.size(dim) > 1 && bias.stride(dim) == 0; };
   if (is_shared(3)) {

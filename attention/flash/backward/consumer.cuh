@@ -46,8 +46,13 @@ class Consumer : ConsumerWeights<Tiles> {
   using Weights::work;
   static constexpr int kSums = Tiles::kDim / 2;
   static constexpr int kGroupBytes = 64 * 128;
+  // Assemblers before CUDA 12.9 make products wait for each other if sums that are under way from
+  // one step to the next may be undefined, or are set to 0 outside of the loop.
+  static constexpr bool kKeepsSums = __CUDACC_VER_MAJOR__ > 12 ||
+                                     (__CUDACC_VER_MAJOR__ == 12 && __CUDACC_VER_MINOR__ >= 9);
   // The kernels with a soft cap at 64 dims, and of the general class at 128, lack registers for it.
-  static constexpr bool kOverlaps = Tiles::kDim == 64 ? !Tiles::kSoftCap : !kGeneral;
+  static constexpr bool kOverlaps =
+      kKeepsSums && (Tiles::kDim == 64 ? !Tiles::kSoftCap : !kGeneral);
   static constexpr bool kSplitsDims = Tiles::kSplitsDims;
   static constexpr bool kSplitsKeys = Tiles::kSplitsKeys;
   static constexpr int kSumWarps = Tiles::kSumWarps;
@@ -64,20 +69,23 @@ class Consumer : ConsumerWeights<Tiles> {
 #pragma unroll
     for (int i = 0; i < kSums; ++i) value_sum[i] = 0;
     // Not set to 0: only products may write sums that are under way from one step to the next.
-    hopper::leave_undefined(key_sum);
+    if constexpr (kKeepsSums) hopper::leave_undefined(key_sum);
+    if constexpr (!kKeepsSums) clear(key_sum);
     hopper::leave_undefined(query_sum);
     shared.key_full.wait(0);
     const std::uint32_t steps = hopper::uniform(static_cast<std::uint32_t>(shared.steps));
     while (at.count < steps) step(key_sum, value_sum, query_sum);
     if constexpr (kOverlaps) finish<0>(key_sum, query_sum);
-    if (!has_sums_) {
-#pragma unroll
-      for (int i = 0; i < kSums; ++i) key_sum[i] = 0;
-    }
+    if (kKeepsSums && !has_sums_) clear(key_sum);
     add(key_sum, value_sum);
   }
 
  private:
+  __device__ __forceinline__ static void clear(float (&sum)[kSums]) {
+#pragma unroll
+    for (int i = 0; i < kSums; ++i) sum[i] = 0;
+  }
+
   // Where shared memory begins, and the same plus a warpgroup's 64 rows of 128 bytes if this is the
   // second one; the step's slot in rings. Operands are counted from there (see hopper::uniform()).
   struct Start {
@@ -246,7 +254,7 @@ class Consumer : ConsumerWeights<Tiles> {
     hopper::pin(key_sum);
     hopper::products_begin();
     issue_query(product, from);
-    issue_sum(key_sum, packed, query, has_sums_ ? 1 : 0);
+    issue_sum(key_sum, packed, query, !kKeepsSums || has_sums_ ? 1 : 0);
     hopper::products_wait<1>();
     hopper::pin(value_sum);
     hopper::pin(weights);

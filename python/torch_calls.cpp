@@ -225,7 +225,7 @@ struct Arguments {
   [[nodiscard]] std::optional<Tensor> optional(std::size_t index) const {
     return all[index].toOptional<Tensor>();
   }
-  /// Only Python passes the operands after the sinks on.
+  /// Only Python can pass on operands after the sinks.
   [[nodiscard]] bool only_sinks() const {
     for (std::size_t i = sinks + 1; i < sinks + kExtras; ++i) {
       if (!all[i].isNone()) return false;
@@ -290,7 +290,7 @@ Known& known() {
   return known;
 }
 
-/// Compiled code looks for the object anew.
+/// Compiled code then asks Python for the object again.
 void forget(std::int64_t object) {
   known().forget(object_of(object));
 }
@@ -300,7 +300,7 @@ void close_object(std::int64_t object) {
   object_of(object).attention = nullptr;
 }
 
-/// Calls the function in Python that has the parameters of the operator.
+/// Calls the Python function that takes the same arguments as the operator.
 void call_python(const c10::OperatorHandle& operation, const char* suffix,
                  torch::jit::Stack* stack) {
   const std::string name = operation.operator_name().name + suffix;
@@ -333,7 +333,7 @@ void backward_kernel(const c10::OperatorHandle& operation, torch::jit::Stack* st
   torch::jit::push(*stack, std::move(found));
 }
 
-/// Leaves nodes to Python: compiled code has none of its own.
+/// Leaves autograd nodes to Python: compiled code needs none here.
 void autograd_kernel(const c10::OperatorHandle& operation, c10::DispatchKeySet keys,
                      torch::jit::Stack* stack) {
   const std::size_t count = operation.schema().arguments().size();

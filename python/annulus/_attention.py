@@ -52,7 +52,7 @@ class Attention:
     """
 
     # For torch_calls.cpp: its handle of this object, a function that counts the calls whose backward
-    # pass may still run, and one by which compiled code looks for its objects anew.
+    # pass may still run, and one that makes compiled code forget it.
     native: Any = None
     nodes: Any = None
     forget: Any = None

@@ -259,7 +259,7 @@ def shard_batch(input_ids: Any, labels: Any = None, *, mesh: "AnyMesh" = None,
     def numbers(tensor: Tensor | None) -> np.ndarray | None:
         return None if tensor is None else tensor.cpu().numpy()
 
-    # The library finds other choices, as ranks plan each call together.
+    # The library itself finds choices that differ, since ranks plan each call together.
     name = on.differing({
         "input_ids": numbers(ids), "labels": None if labels is None else numbers(shifted),
         "attention_mask": documents, "position_ids": numbers(positions), "dropout_seed": dropout_seed,

@@ -273,7 +273,7 @@ _NO_FORWARD_MODE = "annulus: attention has no forward-mode derivatives (torch.fu
 
 
 def _register(name: str, kernel: Any, node: Any) -> None:
-    """Registers the kernel of an operator, and the function that it is with gradients."""
+    """Registers the kernel of an operator, and the autograd function that takes its place with gradients."""
     def with_node(*arguments: Any) -> Any:
         found = node.apply(*arguments)
         return list(found) if name == "attention_backward" else found
@@ -292,7 +292,7 @@ def _register(name: str, kernel: Any, node: Any) -> None:
         for key, function in {"CPU": kernel, "CUDA": kernel, "Autograd": autograd}.items():
             _operators.impl(name, function, key)
         return
-    # torch_calls.cpp has the kernels, which call these two.
+    # The kernels are in torch_calls.cpp, and call these two.
     for suffix, key, function in (("_in_python", "CompositeExplicitAutograd", kernel),
                                   ("_with_node", "CompositeImplicitAutograd", with_node)):
         _operators.define(name + suffix + _SCHEMAS[name])

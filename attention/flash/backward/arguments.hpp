@@ -10,8 +10,8 @@
 
 namespace annulus::flash::backward {
 
-/// A float32 gradient [batch, sequence, head, dim] that a kernel adds to. No data: it is not
-/// wanted.
+/// A float32 gradient [batch, sequence, head, dim] that a kernel adds to. Without data, it
+/// is not wanted.
 struct Gradient {
   float* data = nullptr;
   Strides strides;
@@ -69,7 +69,7 @@ struct Arguments {
   /// For each batch, head and query tile, 1 + the last key tile that has added to its dQ, or 0;
   /// null: key tiles add in any order. next_index follows the array.
   std::int32_t* turns = nullptr;
-  std::int32_t* next_index = nullptr;  ///< the next block's index of work
+  std::int32_t* next_index = nullptr;  ///< which work the next block takes
 
   /// Row r sees column c if low <= c − r <= high, r < row_lengths[batch] and c <
   /// column_lengths[batch]. Without arrays, the tensors' lengths hold.

@@ -46,11 +46,13 @@ class Consumer : ConsumerWeights<Tiles> {
   using Weights::work;
   static constexpr int kSums = Tiles::kDim / 2;
   static constexpr int kGroupBytes = 64 * 128;
-  // Assemblers before CUDA 12.9 make products wait for each other if sums that are under way from
-  // one step to the next may be undefined, or are set to 0 outside of the loop.
+  // Products may still be adding to a sum when the next step begins. Assemblers before CUDA 12.9
+  // then make products wait for each other if the sum may be undefined, or is set to 0 before the
+  // loop.
   static constexpr bool kKeepsSums = __CUDACC_VER_MAJOR__ > 12 ||
                                      (__CUDACC_VER_MAJOR__ == 12 && __CUDACC_VER_MINOR__ >= 9);
-  // The kernels with a soft cap at 64 dims, and of the general class at 128, lack registers for it.
+  // Kernels with a soft cap at 64 dims, and those of the general class at 128, lack the registers
+  // to overlap steps.
   static constexpr bool kOverlaps =
       kKeepsSums && (Tiles::kDim == 64 ? !Tiles::kSoftCap : !kGeneral);
   static constexpr bool kSplitsDims = Tiles::kSplitsDims;
@@ -68,7 +70,7 @@ class Consumer : ConsumerWeights<Tiles> {
     float key_sum[kSums], value_sum[kSums], query_sum[32];
 #pragma unroll
     for (int i = 0; i < kSums; ++i) value_sum[i] = 0;
-    // Not set to 0: only products may write sums that are under way from one step to the next.
+    // Not set to 0: only products may write a sum that is still being added to when a step begins.
     if constexpr (kKeepsSums) hopper::leave_undefined(key_sum);
     if constexpr (!kKeepsSums) clear(key_sum);
     hopper::leave_undefined(query_sum);
@@ -86,8 +88,9 @@ class Consumer : ConsumerWeights<Tiles> {
     for (int i = 0; i < kSums; ++i) sum[i] = 0;
   }
 
-  // Where shared memory begins, and the same plus a warpgroup's 64 rows of 128 bytes if this is the
-  // second one; the step's slot in rings. Operands are counted from there (see hopper::uniform()).
+  // Descriptors of operands are counted from these (see hopper::uniform()). `all`: the start of
+  // shared memory. `group`: the same, but 64 rows of 128 bytes further on for the second warpgroup.
+  // `slot`: the step's slot in rings.
   struct Start {
     std::uint64_t all, group;
     std::uint32_t slot;
@@ -144,7 +147,7 @@ class Consumer : ConsumerWeights<Tiles> {
   // Its threads then hold neighbouring dims, which lie in different banks.
   __device__ __forceinline__ void issue_query(float (&sum)[32], const Start& from) const {
     constexpr int kKeys = kSplitsKeys ? 64 : Tiles::kKeys;
-    // The second group's part begins kKeys rows on, of which from.group counts 64.
+    // The second group's part begins kKeys rows further on; from.group has moved only 64.
     const std::uint64_t part = from.all + kKeys / 64 * (from.group - from.all);
     const std::uint64_t left =
         hopper::advance(kSplitsDims || kSplitsKeys ? part : from.all, offset_of(shared.key));
@@ -163,8 +166,8 @@ class Consumer : ConsumerWeights<Tiles> {
     hopper::products_commit();
   }
 
-  // Ends the step before `at`, if there is one that is not ended: hands over its dQ while its dK is
-  // computed, and waits for that. kLater: groups of products that were issued since.
+  // Ends the step before `at`, if there is one that has not ended: hands over its dQ while its dK
+  // is computed, and waits for dK. kLater: groups of products that were issued since.
   template <int kLater>
   __device__ __forceinline__ void finish(float (&key_sum)[kSums], const float (&query_sum)[32]) {
     const std::uint32_t before = at.count - 1;
@@ -446,7 +449,7 @@ class Consumer : ConsumerWeights<Tiles> {
     wait_for_buffer(count);
     const std::uint32_t box = kSplitsKeys ? warp % 4 / 2 : warp / 2;
     float* const first = sum_place(count, box, 2 * (lane % 4), 16 * (warp % 2) + lane / 4);
-    // The place of the next query (j) and of 8 dims further on (h) differs in these bits.
+    // The next query (j) and the dims 8 further on (h) have places that differ in these bits.
     constexpr std::uint32_t kNextQuery = 128 + 16, kNextDims = 32;
     const std::uint32_t place = hopper::shared_address(first);
 #pragma unroll
@@ -464,8 +467,8 @@ class Consumer : ConsumerWeights<Tiles> {
     pass_buffer(count);
   }
 
-  bool has_sums_ = false;       // key_sum is defined
-  bool is_unfinished_ = false;  // the last step is
+  bool has_sums_ = false;       // a product has written key_sum
+  bool is_unfinished_ = false;  // the last step has not ended
 };
 
 }  // namespace annulus::flash::backward

@@ -74,7 +74,7 @@ class ConsumerWeights {
   // dropped ones.
   struct Found {
     std::uint32_t hidden = 0, dropped = 0;
-    bool masked = false;  // the step's tile is
+    bool masked = false;  // whether the step's tile is masked
   };
 
   // Finds the pairs that a masked tile hides.
@@ -195,7 +195,7 @@ class ConsumerWeights {
   }
 
   // LSE or delta of the thread's queries. A read that follows products in the program waits until
-  // the last of them has begun, so it comes early if registers suffice.
+  // the last of them has begun, so these reads come before products if registers suffice.
   static constexpr bool kReadsEarly = kScores == 32 && !kGeneral;
   using RowValues = float2[kReadsEarly ? kScores / 4 : 1];
   __device__ __forceinline__ void read_early(RowValues& values, const float* of_slot) const {
@@ -486,7 +486,7 @@ class ConsumerWeights {
   const Work<Tiles>& work;
   SharedTiles<Tiles>& shared;
   RingPosition<Tiles::kStages> at;
-  // Unsigned, since to divide a signed number by a power of two takes several instructions.
+  // Unsigned: dividing a signed number by a power of two takes several instructions.
   std::uint32_t warp, group, lane;
 };
 

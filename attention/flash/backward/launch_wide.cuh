@@ -28,7 +28,7 @@ template <class Tiles>
   if (a.grad_key.data != nullptr || a.grad_value.data != nullptr) {
     const std::int32_t kv_heads = a.batches * (a.heads / a.heads_per_kv_head);
     Arguments of_keys = a;
-    // The order is one of single key tiles, not of pairs.
+    // The order is of single key tiles, not of pairs.
     if (Tiles::kKeyTiles > 1) of_keys.mask.key_tile_order = nullptr;
     if (const cudaError_t code = launch_with<WideKeyMemory<Tiles>>(
             differentiate_wide_keys<Tiles>, of_keys,

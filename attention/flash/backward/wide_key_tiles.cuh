@@ -145,8 +145,8 @@ class WideKeyConsumer : protected WideConsumer<Tiles> {
 
   // Waits for the step's queries; false if there are no more.
   [[nodiscard]] __device__ __forceinline__ bool begin_step() {
-    // Hides from the compiler that they are the same in every step: derived values would fill
-    // registers.
+    // Hides from the compiler that these are the same in every step: it would keep values derived
+    // from them in registers.
     asm volatile("" : "+r"(warp), "+r"(lane));
     shared.query_full[at.slot()].wait(at.parity());
     if (shared.step[at.slot()].tile < 0) return false;

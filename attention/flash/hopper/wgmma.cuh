@@ -38,13 +38,13 @@ __device__ __forceinline__ std::uint64_t advance(std::uint64_t descriptor, std::
   return descriptor + (bytes >> 4);
 }
 
-/// The same value, of which the compiler then knows that it does not vary within a warp. If it knows
-/// that of operands, it keeps them in uniform registers. In large kernels it loses track, and moves
-/// four values to uniform registers before each product, which takes longer than the product.
+/// The same value, but the compiler knows that the whole warp shares it, and keeps operands made
+/// from it in uniform registers. Large kernels otherwise move four values there before each
+/// product, which takes longer than the product.
 __device__ __forceinline__ std::uint32_t uniform(std::uint32_t value) {
   std::uint32_t lane = 0;
   asm("mov.u32 %0, %%laneid;" : "=r"(lane));
-  // Without the lane, the compiler would drop the shuffle.
+  // Adding the lane keeps the compiler from dropping the shuffle.
   return __shfl_sync(0xffffffff, value + lane, 0);
 }
 __device__ __forceinline__ std::uint64_t uniform(std::uint64_t descriptor) {

@@ -182,8 +182,8 @@ class Consumer : ConsumerWeights<Tiles> {
   // work while its dQ is handed over.
   __device__ __forceinline__ void step(float (&key_sum)[kSums], float (&value_sum)[kSums],
                                        float (&query_sum)[32]) {
-    // Hides from the compiler that they are the same in every step: derived values would fill
-    // registers.
+    // Hides from the compiler that these are the same in every step: it would keep values derived
+    // from them in registers.
     asm volatile("" : "+r"(warp), "+r"(lane));
     const Start from = start();
     Rows rows;

@@ -163,11 +163,11 @@ class Mesh:
     def keep(self, key: Any, attention: Any, quick: Any = None) -> None:
         self._kept[key] = (key, attention)
         self._remember(quick, key)
-        if len(self._kept) > _MAXIMUM_KEPT:
+        while len(self._kept) > _MAXIMUM_KEPT:
             _, (_, dropped) = self._kept.popitem(last=False)
             if dropped.forget is not None:  # its backward passes may keep it on some ranks
                 dropped.forget()
-            self._dropped = [one for one in (*self._dropped, dropped) 
+            self._dropped = [one for one in (*self._dropped, dropped)
                              if one.nodes is not None and one.nodes()]
 
     def _remember(self, quick: Any, key: Any) -> None:
@@ -229,7 +229,8 @@ class Mesh:
         def checksum(part: Any) -> int:
             if not isinstance(part, np.ndarray):
                 return zlib.crc32(repr(part).encode())
-            return zlib.crc32(np.ascontiguousarray(part, np.int64), zlib.crc32(str(part.shape).encode()))
+            return zlib.crc32(np.ascontiguousarray(part, np.int64).data,
+                              zlib.crc32(str(part.shape).encode()))
 
         mine = np.array([checksum(part) for part in parts.values()])
         every = np.empty((self.size, len(parts)), mine.dtype)

@@ -260,12 +260,12 @@ def shard_batch(input_ids: Any, labels: Any = None, *, mesh: "AnyMesh" = None,
         return None if tensor is None else tensor.cpu().numpy()
 
     # The library itself finds choices that differ, since ranks plan each call together.
-    name = on.differing({
+    other = on.differing({
         "input_ids": numbers(ids), "labels": None if labels is None else numbers(shifted),
         "attention_mask": documents, "position_ids": numbers(positions), "dropout_seed": dropout_seed,
         "num_items_in_batch": batch.get("num_items_in_batch")})
-    if name is not None:
-        raise refused(name, "another one on another rank", "the whole batch on every rank")
+    if other is not None:
+        raise refused(other, "another one on another rank", "the whole batch on every rank")
     return batch
 
 

@@ -68,8 +68,7 @@ class Consumer : ConsumerWeights<Tiles> {
 
   __device__ __forceinline__ void run() {
     float key_sum[kSums], value_sum[kSums], query_sum[32];
-#pragma unroll
-    for (int i = 0; i < kSums; ++i) value_sum[i] = 0;
+    clear(value_sum);
     // Not set to 0: only products may write a sum that is still being added to when a step begins.
     if constexpr (kKeepsSums) hopper::leave_undefined(key_sum);
     if constexpr (!kKeepsSums) clear(key_sum);

@@ -70,8 +70,8 @@ class ConsumerWeights {
     }
   }
 
-  // What is known of a step before its scores: bits of hidden pairs (see hidden_bits()) and of
-  // dropped ones.
+  // The consumer finds these bits before it has the step's scores: of hidden pairs (see
+  // hidden_bits()) and of dropped ones.
   struct Found {
     std::uint32_t hidden = 0, dropped = 0;
     bool masked = false;  // whether the step's tile is masked

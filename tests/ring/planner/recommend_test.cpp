@@ -63,7 +63,9 @@ TEST(PlanAttention, TakesTheTransportThatIsAsked) {
     EXPECT_EQ(plan_attention(options, mesh, Place::cuda(0), 2).transport, name_of(transport));
     for (const Recommendation& one :
          recommend(options, {.ranks = 16, .nodes = 2, .place = Place::cuda(0)})) {
-      if (one.run.seconds > 0) EXPECT_EQ(one.transport, name_of(transport)) << one.mesh;
+      if (one.run.seconds > 0) {
+        EXPECT_EQ(one.transport, name_of(transport)) << one.mesh;
+      }
     }
   }
 }

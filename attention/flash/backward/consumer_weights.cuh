@@ -389,13 +389,7 @@ class ConsumerWeights {
     } else {
       weigh_plain(scores, weights, row, found, early);
     }
-    if (a.dropout.threshold == 0) return;
-#pragma unroll
-    for (int i = 0; i < kScores; i += 2) {
-      const std::uint32_t bits = found.dropped >> i;
-      if ((bits & 1) != 0) weights[i / 2] &= 0xffff0000;
-      if ((bits & 2) != 0) weights[i / 2] &= 0x0000ffff;
-    }
+    if (a.dropout.threshold != 0) backward::drop<Element>(weights, found.dropped);
   }
 
   // Like weigh_plain(), but leaves weights times the cap's derivative in `scores`.
@@ -473,12 +467,7 @@ class ConsumerWeights {
   // Drops dP of the pairs that dropout drops.
   __device__ __forceinline__ void drop(float (&grads)[kScores], const Found& found) const {
     if constexpr (kGeneral) {
-      if (a.dropout.threshold == 0) return;
-#pragma unroll
-      for (int i = 0; i < kScores; ++i) {
-        // Times 0 rather than set to 0, so that products that are not finite count.
-        if ((found.dropped >> i & 1) != 0) grads[i] *= 0;
-      }
+      if (a.dropout.threshold != 0) backward::drop(grads, found.dropped);
     }
   }
 

@@ -1,6 +1,9 @@
 #pragma once
 
 #include <cstdint>
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <type_traits>
 
 #include "cuda/dropout.cuh"
 #include "flash/backward/arguments.hpp"
@@ -66,6 +69,31 @@ template <int kUnroll>
     if (drops) dropped |= 1U << k;
   }
   return dropped;
+}
+
+/// Drops pairs from dO·Vᵀ: times 0 rather than set to 0, so that values that are not finite count.
+/// Bit i: score i drops.
+template <int kScores>
+__device__ __forceinline__ void drop(float (&grads)[kScores], std::uint32_t dropped) {
+#pragma unroll
+  for (int i = 0; i < kScores; ++i) {
+    if ((dropped >> i & 1) != 0) grads[i] *= 0;
+  }
+}
+/// The same for packed weights.
+template <class Element, int kPacked>
+__device__ __forceinline__ void drop(std::uint32_t (&weights)[kPacked], std::uint32_t dropped) {
+  using Pair = std::conditional_t<std::is_same_v<Element, __half>, __half2, __nv_bfloat162>;
+  constexpr std::uint32_t kOnes = std::is_same_v<Element, __half> ? 0x3c003c00 : 0x3f803f80;
+#pragma unroll
+  for (int i = 0; i < kPacked; ++i) {
+    std::uint32_t kept = kOnes;
+    if ((dropped >> 2 * i & 1) != 0) kept &= 0xffff0000;
+    if ((dropped >> (2 * i + 1) & 1) != 0) kept &= 0x0000ffff;
+    const Pair product =
+        __hmul2(reinterpret_cast<const Pair&>(weights[i]), reinterpret_cast<const Pair&>(kept));
+    weights[i] = reinterpret_cast<const std::uint32_t&>(product);
+  }
 }
 
 }  // namespace annulus::flash::backward

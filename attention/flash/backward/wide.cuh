@@ -304,26 +304,6 @@ class WideConsumer {
     }
   }
 
-  // Drop pairs from dO·Vᵀ, and from packed weights: times 0 rather than set to 0, so that values
-  // that are not finite count.
-  __device__ __forceinline__ static void drop(float (&grads)[kScores], std::uint32_t dropped) {
-#pragma unroll
-    for (int i = 0; i < kScores; ++i) {
-      if ((dropped >> i & 1) != 0) grads[i] *= 0;
-    }
-  }
-  __device__ __forceinline__ static void drop(std::uint32_t (&weights)[kPacked],
-                                              std::uint32_t dropped) {
-    using Pair = std::conditional_t<std::is_same_v<Element, __half>, __half2, __nv_bfloat162>;
-    constexpr std::uint32_t kOnes = std::is_same_v<Element, __half> ? 0x3c003c00 : 0x3f803f80;
-#pragma unroll
-    for (int i = 0; i < kPacked; ++i) {
-      const std::uint32_t kept = kOnes & ~halves(dropped, i);
-      const Pair product =
-          __hmul2(reinterpret_cast<const Pair&>(weights[i]), reinterpret_cast<const Pair&>(kept));
-      weights[i] = reinterpret_cast<const std::uint32_t&>(product);
-    }
-  }
   // Factor of dO·Vᵀ where nothing drops.
   [[nodiscard]] __device__ __forceinline__ float grad_factor() const {
     return kGeneral ? a.value_scale : 1;

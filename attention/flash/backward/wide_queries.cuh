@@ -327,7 +327,7 @@ class WideQueryConsumer : WideConsumer<Tiles> {
     hopper::pin(grads);
     release(shared.value_empty[value_slot]);
     if constexpr (kGeneral) {
-      if (a.dropout.threshold != 0) Base::drop(grads, dropped);
+      if (a.dropout.threshold != 0) drop(grads, dropped);
     }
     const float scale = Base::grad_factor();
 #pragma unroll

@@ -148,6 +148,22 @@ TEST_F(CudaFlashBackward, DropoutOfValuesThatAreNotFinite) {
   }
 }
 
+// A dropped NaN is NaN: where nothing is masked, kernels multiply whole tiles.
+TEST_F(CudaFlashBackward, DropoutOfWeightsThatAreNotFinite) {
+  Random random(59);
+  for (const Dims& dims : kHalfDims) {
+    for (const DType dtype : {DType::bfloat16, DType::float16}) {
+      AttentionProblem problem = problem_of({1, 300, 300, 2, 2, dims.head, dims.value}, dtype);
+      problem.dropout.emplace(0.5, kSeed);
+      WholeAttention forward = random_operands(random, problem);
+      from_float32(&kNan, dtype, forward.query.view().address({0, 100, 0, 3}), 1);
+      const WholeGradients whole(random, std::move(forward));
+      add(whole);
+      expect_same_reach(whole);
+    }
+  }
+}
+
 // More blocks than run at a time, with dropout and with lists alone.
 TEST_F(CudaFlashBackward, DropoutAndListsRepeatBits) {
   Random random(58);

@@ -320,6 +320,27 @@ TEST_F(CudaFlashBackward, RepeatsBitsOfHiddenValues) {
   }
 }
 
+// A key tile computes some query tiles pair by pair, and others by products.
+TEST_F(CudaFlashBackward, RepeatsBitsOfNonFiniteValues) {
+  Random random(20);
+  repeats_bits_ = true;
+  for (const Dims& dims : kHalfDims) {
+    AttentionProblem problem =
+        causal_problem_of({1, 1000, 1000, 8, 2, dims.head, dims.value}, dims.dtype);
+    WholeAttention forward = random_operands(random, problem);
+    fill(forward.query, 500, std::numeric_limits<float>::quiet_NaN());
+    const WholeGradients whole(random, std::move(forward));
+    add(whole);
+    expect_same_reach(whole);
+    const std::vector<float> first = floats_of(whole);
+    for (int run = 1; run < 5; ++run) {
+      whole.clear();
+      add(whole);
+      ASSERT_TRUE(same_bits(floats_of(whole), first));
+    }
+  }
+}
+
 TEST_F(CudaFlashBackward, NothingToCompute) {
   Random random(12);
   for (const AttentionShape& shape :

@@ -3,6 +3,7 @@ ANNULUS_TEST_DEVICE=cuda, only the tests in test_*cuda.py and of DTensors run, o
 on GPUs that ranks share. Under torchrun, torch's store connects the ranks, or with
 JAX_COORDINATOR_ADDRESS=HOST:PORT jax.distributed does."""
 
+import contextlib
 import os
 import socket
 
@@ -24,6 +25,20 @@ def pytest_ignore_collect(collection_path):
 
 def local_rank():
     return int(os.environ.get("OMPI_COMM_WORLD_LOCAL_RANK", os.environ.get("LOCAL_RANK", 0)))
+
+
+def unlaunched():
+    """The environment without the variables of launchers, for processes that run by themselves."""
+    launchers = ("OMPI_", "PMIX_", "PMI_", "PRTE_", "SLURM_")
+    return {name: value for name, value in os.environ.items() if not name.startswith(launchers)}
+
+
+@contextlib.contextmanager
+def refused(argument, about=None):
+    """Expects an ArgumentError that names this argument."""
+    with pytest.raises(annulus.ArgumentError) as caught:
+        yield caught
+    assert caught.value.argument == argument, about
 
 
 def connect_jax(gpus=None):

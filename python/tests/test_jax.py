@@ -2,7 +2,6 @@
 all of them in one jax.shard_map."""
 
 import functools
-import os
 import subprocess
 import sys
 
@@ -17,6 +16,7 @@ from mpi4py import MPI  # noqa: E402
 
 import annulus  # noqa: E402
 import annulus.jax  # noqa: E402
+from conftest import unlaunched  # noqa: E402
 from reference import attention as reference  # noqa: E402
 
 RANKS = MPI.COMM_WORLD.size
@@ -180,8 +180,7 @@ jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_default_device", {chosen})
 x = jnp.ones((1, 8, 2, 16))
 assert annulus.jax.attention(x, x, x)[0].shape == x.shape and annulus.mesh().device == "cpu"
-"""], check=True, env={name: value for name, value in os.environ.items()
-                       if not name.startswith(("OMPI_", "PMIX_"))})
+"""], check=True, env=unlaunched())
 
 
 def test_what_is_refused(sequence, whole):

@@ -11,16 +11,23 @@ import pytest
 
 import annulus
 from annulus import _store
+from conftest import unlaunched
 
 pytestmark = pytest.mark.skipif(annulus.mesh().size > 1, reason="starts ranks of its own")
 
-# Variables of launchers, which ranks must not inherit.
-LAUNCHERS = ("OMPI_", "PMIX_", "PMI_", "SLURM_")
-
 PROLOGUE = """
-import os, pathlib, signal, sys, threading, time
+import contextlib, os, pathlib, signal, sys, threading, time
 import numpy as np
 import annulus
+
+@contextlib.contextmanager
+def raises(kind, *texts):
+    try:
+        yield
+    except kind as error:
+        assert all(text in str(error) for text in texts), error
+    else:
+        raise SystemExit("no error")
 
 class FolderStore:
     '''The least that a store needs.'''
@@ -55,11 +62,8 @@ mesh = annulus.mesh({"sp": -1})
 assert (mesh.rank, mesh.size) == (rank, size)
 assert not any("libmpi" in line for line in open("/proc/self/maps")), "MPI was loaded"
 mesh.agree(None)
-try:
+with raises((ValueError, annulus.UserError), "mine"):
     mesh.agree(ValueError("mine") if rank == 0 else None)
-    raise SystemExit("no error")
-except (ValueError, annulus.UserError) as error:
-    assert "mine" in str(error)
 x = np.arange(2 * 13.0).reshape(2, 13)
 local = annulus.shard(x, "-,sp", mesh=mesh)
 assert (annulus.unshard(local, "-,sp", x.shape, mesh=mesh) == x).all()
@@ -67,33 +71,26 @@ ranks = np.full(3, rank, np.float32)
 mesh.sum(ranks)
 assert (ranks == size * (size - 1) / 2).all()
 if size > 1:
-    try:
+    with raises(annulus.UnsupportedError):
         mesh.sum(np.zeros(2**19))
-        raise SystemExit("no error")
-    except annulus.UnsupportedError:
-        pass
 q, k, v = (np.full((1, 8, 2, 16), rank, np.float32) for _ in range(3))
 out, _ = annulus.attention(q, k, v, mesh={"dp": size}, causal=True)
 assert np.allclose(out, rank)
 if size > 1:
-    try:
+    with raises(annulus.UnsupportedError, "needs MPI"):
         annulus.attention(q, k, v, mesh=mesh, causal=True)
-        raise SystemExit("no error")
-    except annulus.UnsupportedError as error:
-        assert "needs MPI" in str(error)
 """
 
 
 def run(tmp_path, size, code, *, environment=None, expected=0):
     """The output of every rank."""
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHERS)}
     folder = tmp_path / "store"
     folder.mkdir()
     ranks = [subprocess.Popen(
         [sys.executable, "-c", PROLOGUE + textwrap.dedent(code), str(rank), str(size), str(folder)],
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        env={**inherited, **{name: value.format(rank=rank)
-                             for name, value in (environment or {}).items()}})
+        env={**unlaunched(), **{name: value.format(rank=rank)
+                                for name, value in (environment or {}).items()}})
         for rank in range(size)]
     try:
         outputs = [process.communicate(timeout=120)[0] for process in ranks]
@@ -138,11 +135,8 @@ def test_a_missing_rank_is_named(tmp_path):
     code = ON_FOLDER.replace("timeout=30", "timeout=2") + """
 mesh = annulus.mesh()
 if rank != 1:
-    try:
+    with raises(annulus.TimeoutError, "waiting for rank 1 to give its text"):
         mesh.agree(None)
-        raise SystemExit("no error")
-    except annulus.TimeoutError as error:
-        assert "waiting for rank 1 to give its text" in str(error), error
 os._exit(0)
 """
     run(tmp_path, 3, code)
@@ -153,12 +147,9 @@ def test_a_store_that_hangs_ends_the_wait(tmp_path):
 mesh = annulus.mesh()
 FolderStore.wait = lambda *_: time.sleep(60)
 begin = time.monotonic()
-try:
+with raises(annulus.TimeoutError, f"waiting for rank {1 - rank} to",
+            "key-value store: get of annulus/0/"):
     mesh.agree(None)
-    raise SystemExit("no error")
-except annulus.TimeoutError as error:
-    assert f"waiting for rank {1 - rank} to" in str(error), error
-    assert "key-value store: get of annulus/0/" in str(error), error
 assert time.monotonic() - begin < 20
 os._exit(0)
 """)
@@ -171,11 +162,8 @@ annulus.mesh()
 annulus.mesh({"other": -1})
 store = FolderStore(folder)
 annulus.init(store, rank=rank, size=size, device="cpu", threads=1, timeout=30)
-try:
+with raises(annulus.LibraryError, f"annulus/0/rank/{rank}"):
     annulus.mesh()
-    raise SystemExit("no error")
-except annulus.LibraryError as error:
-    assert f"annulus/0/rank/{rank}" in str(error), error
 os._exit(0)
 """)
 
@@ -252,11 +240,9 @@ mesh = annulus.mesh()
 if rank == 0:
     threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
     begin = time.monotonic()
-    try:
+    with raises(KeyboardInterrupt):
         mesh.agree(None)
-        raise SystemExit("no error")
-    except KeyboardInterrupt:
-        assert time.monotonic() - begin < 10
+    assert time.monotonic() - begin < 10
 else:
     time.sleep(3)
 os._exit(0)
@@ -299,11 +285,8 @@ assert all((tensor == 3).all() for tensor in tensors)
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch")
 def test_ranks_that_nothing_connects(tmp_path):
     run(tmp_path, 2, """
-try:
+with raises(annulus.LibraryError, "missing: RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT"):
     annulus.init(device="cpu")
-    raise SystemExit("no error")
-except annulus.LibraryError as error:
-    assert "missing: RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT" in str(error)
 """, environment={"SLURM_PROCID": "{rank}", "SLURM_STEP_NUM_TASKS": "2"})
 
 
@@ -317,9 +300,8 @@ except annulus.LibraryError as error:
     ({"PMIX_RANK": "0", "RANK": "0", "WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "none"}, 2),
 ])
 def test_which_launcher_counts(environment, expected):
-    inherited = {name: value for name, value in os.environ.items()
-                 if not name.startswith(LAUNCHERS) and name not in (
-                     "RANK", "WORLD_SIZE", "MASTER_ADDR", "TORCHELASTIC_RUN_ID")}
+    inherited = {name: value for name, value in unlaunched().items() if name not in (
+        "RANK", "WORLD_SIZE", "MASTER_ADDR", "TORCHELASTIC_RUN_ID")}
     found = subprocess.run(
         [sys.executable, "-c", "from annulus import _library; print(_library.launcher())"],
         env={**inherited, **environment}, capture_output=True, text=True, check=True).stdout
@@ -329,9 +311,6 @@ def test_which_launcher_counts(environment, expected):
 def test_mpi_that_connects_none_of_several(tmp_path):
     """As under a launcher whose protocol MPI does not speak: each would run alone."""
     run(tmp_path, 1, """
-try:
+with raises(annulus.LibraryError, "started 2 tasks"):
     annulus.init(device="cpu")
-    raise SystemExit("no error")
-except annulus.LibraryError as error:
-    assert "started 2 tasks" in str(error), error
 """, environment={"PMI_RANK": "0", "PMI_SIZE": "2"})

@@ -28,8 +28,9 @@ using at::Tensor;
 /// An attention object of Python; null once Python has closed it. Autograd nodes may outlive it, so
 /// these few bytes are never freed.
 struct Object {
-  annulus_attention* attention;
+  std::atomic<annulus_attention*> attention;
   std::atomic<std::int64_t> nodes = 0;  // nodes whose backward pass may still run
+  std::atomic<std::int64_t> calls = 0;  // under way: close_object() waits for them
 };
 
 Object& object_of(std::int64_t object) {
@@ -39,8 +40,9 @@ std::int64_t open_object(std::int64_t attention) {
   return reinterpret_cast<std::int64_t>(
       new Object{reinterpret_cast<annulus_attention*>(attention)});
 }
-std::int64_t nodes_of(std::int64_t object) {
-  return object_of(object).nodes;
+/// The number of nodes and calls that still need the object.
+std::int64_t uses_of(std::int64_t object) {
+  return object_of(object).nodes + object_of(object).calls;
 }
 
 /// Counts an autograd node while it lives.
@@ -54,8 +56,9 @@ struct Use : torch::CustomClassHolder {
 };
 
 constexpr std::int64_t kClosed = -1;
+constexpr std::int64_t kInCall = -2;
 
-/// Raises the exception of Python that belongs to the status, or to kClosed.
+/// Raises the exception of Python that belongs to the status, to kClosed or to kInCall.
 [[noreturn]] void raise_status(std::int64_t status) {
   static const auto raise_error = c10::Dispatcher::singleton()
                                       .findSchemaOrThrow("annulus::raise_error", "")
@@ -68,10 +71,42 @@ void check(annulus_status status) {
   if (status != ANNULUS_SUCCESS) raise_status(status);
 }
 
-annulus_attention* attention_of(const Object& object) {
-  if (object.attention == nullptr) raise_status(kClosed);
-  return object.attention;
-}
+/// A call of an object, or of none, while it lasts. The object is not closed meanwhile.
+class Call {
+ public:
+  explicit Call(Object* object) : object_(object), outer_(innermost_) {
+    if (object_ != nullptr) ++object_->calls;
+    innermost_ = this;
+  }
+  ~Call() {
+    innermost_ = outer_;
+    if (object_ != nullptr && --object_->calls == 0) object_->calls.notify_all();
+  }
+  Call(const Call&) = delete;
+  Call& operator=(const Call&) = delete;
+
+  [[nodiscard]] bool has_object() const { return object_ != nullptr; }
+  [[nodiscard]] annulus_attention* attention() const {
+    annulus_attention* attention = object_->attention;
+    if (attention == nullptr) raise_status(kClosed);
+    return attention;
+  }
+
+  /// True within a call of the object on this thread, as in a signal handler of Python.
+  [[nodiscard]] static bool is_within(const Object& object) {
+    const Call* call = innermost_;
+    while (call != nullptr && call->object_ != &object) call = call->outer_;
+    return call != nullptr;
+  }
+
+ private:
+  static thread_local const Call* innermost_;
+
+  Object* object_;
+  const Call* outer_;
+};
+
+thread_local const Call* Call::innermost_ = nullptr;
 
 annulus_dtype dtype_of(const Tensor& tensor) {
   switch (tensor.scalar_type()) {
@@ -125,7 +160,7 @@ Tensor rows(const Tensor& sinks) {
   return sinks.dim() == 1 ? sinks.unsqueeze(1) : sinks;
 }
 
-std::tuple<Tensor, Tensor> run(const Object& object, const Tensor& query, const Tensor& key,
+std::tuple<Tensor, Tensor> run(const Call& call, const Tensor& query, const Tensor& key,
                                const Tensor& value, const std::optional<Tensor>& sinks) {
   const auto sizes = query.sizes();
   Tensor output = at::empty({sizes[0], sizes[1], sizes[2], value.size(3)}, query.options());
@@ -140,7 +175,7 @@ std::tuple<Tensor, Tensor> run(const Object& object, const Tensor& query, const 
   operands.set(ANNULUS_OUTPUT, output);
   operands.set(ANNULUS_LSE, lse);
   if (sinks) operands.set(ANNULUS_SINKS, rows(*sinks));
-  check(annulus_attention_run(attention_of(object), operands.get(), stream_of(query)));
+  check(annulus_attention_run(call.attention(), operands.get(), stream_of(query)));
   return {std::move(output), std::move(lse)};
 }
 
@@ -151,7 +186,7 @@ class Attention : public torch::autograd::Function<Attention> {
                                                 const Tensor& value,
                                                 const std::optional<Tensor>& sinks,
                                                 std::int64_t object) {
-    auto [output, lse] = run(object_of(object), query, key, value, sinks);
+    auto [output, lse] = run(Call(&object_of(object)), query, key, value, sinks);
     context->set_materialize_grads(false);
     context->save_for_backward({query, key, value, output, lse, sinks.value_or(Tensor())});
     context->saved_data["use"] =
@@ -163,9 +198,9 @@ class Attention : public torch::autograd::Function<Attention> {
                                                  torch::autograd::variable_list gradients) {
     const auto saved = context->get_saved_variables();
     const auto use = context->saved_data["use"].toCapsule();
-    annulus_attention* attention = attention_of(static_cast<const Use&>(*use).object);
+    const Call call(&static_cast<const Use&>(*use).object);
     torch::autograd::variable_list found =
-        differentiate(attention, saved, gradients[0], gradients[1],
+        differentiate(call, saved, gradients[0], gradients[1],
                       saved[5].defined() && context->needs_input_grad(3));
     if (at::GradMode::is_enabled()) {  // gradients of the gradients may be asked for
       // Torch attaches the error only to tensors that require a gradient.
@@ -180,7 +215,7 @@ class Attention : public torch::autograd::Function<Attention> {
     return found;
   }
 
-  static torch::autograd::variable_list differentiate(annulus_attention* attention,
+  static torch::autograd::variable_list differentiate(const Call& call,
                                                       const torch::autograd::variable_list& saved,
                                                       const Tensor& grad_output,
                                                       const Tensor& grad_lse, bool sinks_too) {
@@ -205,7 +240,7 @@ class Attention : public torch::autograd::Function<Attention> {
     operands.set(ANNULUS_GRAD_VALUE, found[2]);
     if (saved[5].defined()) operands.set(ANNULUS_SINKS, rows(saved[5]));
     if (sinks_too) operands.set(ANNULUS_GRAD_SINKS, rows(found[3]));
-    check(annulus_attention_backward(attention, operands.get(), 0, stream_of(grad)));
+    check(annulus_attention_backward(call.attention(), operands.get(), 0, stream_of(grad)));
     return found;
   }
 };
@@ -263,17 +298,17 @@ Arguments of_backward(const torch::jit::Stack& stack) {
 /// The attention objects that Python found for earlier calls.
 class Known {
  public:
-  /// Null if Python has to find or make it.
-  [[nodiscard]] const Object* find(const Arguments& arguments) {
-    if (!arguments.only_sinks()) return nullptr;
+  /// A call of no object if Python has to find or make it.
+  [[nodiscard]] Call call(const Arguments& arguments) {
+    if (!arguments.only_sinks()) return Call(nullptr);
     const std::string key = arguments.key();
-    const std::scoped_lock lock(mutex_);
+    const std::scoped_lock lock(mutex_);  // no object is forgotten before its call is counted
     const auto found = objects_.find(key);
-    return found == objects_.end() ? nullptr : found->second;
+    return Call(found == objects_.end() ? nullptr : found->second);
   }
-  void set(const Arguments& arguments, const Object& object) {
+  void set(const Arguments& arguments, Object& object) {
     const std::scoped_lock lock(mutex_);
-    objects_[arguments.key()] = &object;
+    if (object.attention != nullptr) objects_[arguments.key()] = &object;
   }
   void forget(const Object& object) {
     const std::scoped_lock lock(mutex_);
@@ -282,7 +317,7 @@ class Known {
 
  private:
   std::mutex mutex_;
-  std::unordered_map<std::string, const Object*> objects_;
+  std::unordered_map<std::string, Object*> objects_;
 };
 
 Known& known() {
@@ -295,9 +330,15 @@ void forget(std::int64_t object) {
   known().forget(object_of(object));
 }
 
+/// Waits for calls under way on other threads. Within one on this thread, it is refused.
 void close_object(std::int64_t object) {
+  Object& closed = object_of(object);
+  if (Call::is_within(closed)) raise_status(kInCall);
+  closed.attention = nullptr;
   forget(object);
-  object_of(object).attention = nullptr;
+  for (std::int64_t calls = closed.calls; calls != 0; calls = closed.calls) {
+    closed.calls.wait(calls);
+  }
 }
 
 /// Calls the Python function that takes the same arguments as the operator.
@@ -309,9 +350,9 @@ void call_python(const c10::OperatorHandle& operation, const char* suffix,
 
 void attention_kernel(const c10::OperatorHandle& operation, torch::jit::Stack* stack) {
   const Arguments arguments = of_attention(*stack);
-  const Object* object = known().find(arguments);
-  if (object == nullptr) return call_python(operation, "_in_python", stack);
-  auto [output, lse] = run(*object, arguments.tensor(0), arguments.tensor(1), arguments.tensor(2),
+  const Call call = known().call(arguments);
+  if (!call.has_object()) return call_python(operation, "_in_python", stack);
+  auto [output, lse] = run(call, arguments.tensor(0), arguments.tensor(1), arguments.tensor(2),
                            arguments.optional(3));
   torch::jit::drop(*stack, arguments.count);
   torch::jit::push(*stack, std::move(output), std::move(lse));
@@ -319,15 +360,15 @@ void attention_kernel(const c10::OperatorHandle& operation, torch::jit::Stack* s
 
 void backward_kernel(const c10::OperatorHandle& operation, torch::jit::Stack* stack) {
   const Arguments arguments = of_backward(*stack);
-  const Object* object = known().find(arguments);
-  if (object == nullptr) return call_python(operation, "_in_python", stack);
+  const Call call = known().call(arguments);
+  if (!call.has_object()) return call_python(operation, "_in_python", stack);
   const auto tensor = [&](std::size_t index) {
     return arguments.optional(index).value_or(Tensor());
   };
   const bool grad_sinks = arguments.all[15].toBool();
   auto found = Attention::differentiate(
-      attention_of(*object), {tensor(2), tensor(3), tensor(4), tensor(5), tensor(6), tensor(7)},
-      tensor(0), tensor(1), grad_sinks);
+      call, {tensor(2), tensor(3), tensor(4), tensor(5), tensor(6), tensor(7)}, tensor(0),
+      tensor(1), grad_sinks);
   if (!grad_sinks) found.pop_back();
   torch::jit::drop(*stack, arguments.count);
   torch::jit::push(*stack, std::move(found));
@@ -362,13 +403,18 @@ void remember(const Tensor& query, const Tensor& key, const Tensor& value,
   known().set(of_attention(stack), object_of(object));
 }
 
+void implement(torch::Library& library) {
+  library.impl("attention", torch::CppFunction::makeFromBoxedFunction<&attention_kernel>());
+  library.impl("attention_backward", torch::CppFunction::makeFromBoxedFunction<&backward_kernel>());
+}
+
 }  // namespace
 
 TORCH_LIBRARY(annulus_calls, library) {
   // `object`: the value that open() returned for the address of an attention object.
   library.def("open(int attention) -> int", open_object);
   library.def("close(int object) -> ()", close_object);
-  library.def("nodes(int object) -> int", nodes_of);
+  library.def("uses(int object) -> int", uses_of);
   library.def(
       "attention(Tensor query, Tensor key, Tensor value, Tensor? sinks, int object)"
       " -> (Tensor, Tensor)",
@@ -382,12 +428,10 @@ TORCH_LIBRARY(annulus_calls, library) {
 
 // annulus/torch.py defines these operators.
 TORCH_LIBRARY_IMPL(annulus, CPU, library) {
-  library.impl("attention", torch::CppFunction::makeFromBoxedFunction<&attention_kernel>());
-  library.impl("attention_backward", torch::CppFunction::makeFromBoxedFunction<&backward_kernel>());
+  implement(library);
 }
 TORCH_LIBRARY_IMPL(annulus, CUDA, library) {
-  library.impl("attention", torch::CppFunction::makeFromBoxedFunction<&attention_kernel>());
-  library.impl("attention_backward", torch::CppFunction::makeFromBoxedFunction<&backward_kernel>());
+  implement(library);
 }
 TORCH_LIBRARY_IMPL(annulus, Autograd, library) {
   library.impl("attention", torch::CppFunction::makeFromBoxedFunction<&autograd_kernel>());

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import sys
+import threading
+import time
 from typing import TYPE_CHECKING, Any, Callable, Mapping, NamedTuple, Sequence
 
 import numpy as np
@@ -40,6 +42,10 @@ def _rows(sinks: Any) -> Any:
 
 def closed_error() -> Exception:
     return _library.UserError("attention: it was closed")
+def in_call_error() -> Exception:
+    return _library.UserError("attention: got close() within a call of it, expected one after the call")
+
+
 
 
 class Attention:
@@ -51,10 +57,10 @@ class Attention:
     - bias, mask: shapes of the whole bias and the whole dense mask, [B,N,T,S], 1 where broadcast.
     """
 
-    # For torch_calls.cpp: its handle of this object, a function that counts the calls whose backward
-    # pass may still run, and one that makes compiled code forget it.
+    # For torch_calls.cpp: its handle of this object, a function that counts the calls under way and
+    # the backward passes that may still run, and one that makes compiled code forget it.
     native: Any = None
-    nodes: Any = None
+    uses: Any = None
     forget: Any = None
 
     # Dimensions of the bias in which it may be broadcast, for all that its shape on this rank says.
@@ -89,6 +95,7 @@ class Attention:
     def _open(self, mesh: Mesh, calls: Sequence[Call]) -> None:
         self.mesh = mesh
         self._shapes: dict[str, tuple[int, ...]] = {}
+        self._callers: list[int] = []  # threads within calls of the library
         self._positions: dict[tuple[str, int | None], list[np.ndarray]] = {}
         self._idle: dict[tuple[str, ...], list[Tensors]] = {}
         self.at_close: list[Callable[[], None]] = []  # called before the object ends
@@ -115,14 +122,31 @@ class Attention:
         return self._handle
 
     def close(self) -> None:
-        """Waits for calls under way and frees the object. Later calls raise UserError."""
+        """Waits for calls under way, on any thread, and frees the object. Later calls raise UserError, as
+        does close() within a call, in a signal handler."""
+        if self._handle is None:
+            return
+        if threading.get_ident() in self._callers:
+            raise in_call_error()
         handle, self._handle = self._handle, None
-        if handle is not None:
-            try:
-                for ending in self.at_close:
-                    ending()
-            finally:
-                _library.function("attention_destroy")(handle)
+        try:
+            for ending in self.at_close:
+                ending()
+            while self._callers:
+                time.sleep(0.001)
+        except BaseException:
+            self._handle = handle
+            raise
+        _library.function("attention_destroy")(handle)
+
+    def _library_call(self, name: str, *arguments: Any) -> None:
+        """Calls a function of the library, for which close() waits."""
+        caller = threading.get_ident()
+        self._callers.append(caller)
+        try:
+            _library.function("attention_" + name)(self.handle, *arguments)
+        finally:
+            self._callers.remove(caller)
 
     def __del__(self) -> None:
         self.close()
@@ -133,8 +157,7 @@ class Attention:
         if found is None:
             sizes = (ctypes.c_int64 * 6)()
             count = ctypes.c_int()
-            _library.function("attention_shape")(self.handle, _operand(operand), sizes,
-                                                 ctypes.byref(count))
+            self._library_call("shape", _operand(operand), sizes, ctypes.byref(count))
             found = self._shapes[operand] = tuple(sizes[:count.value])
         return found
 
@@ -147,8 +170,7 @@ class Attention:
         shown = self.mesh.rank if rank is None else rank
 
         def read(dimension: int, memory: Any, capacity: int, count: Any) -> None:
-            _library.function("attention_positions")(self.handle, number, shown, dimension, memory,
-                                                     capacity, count)
+            self._library_call("positions", number, shown, dimension, memory, capacity, count)
 
         found = [read_positions(read, dimension)
                  for dimension in range(len(self.shape(operand)))]
@@ -176,7 +198,7 @@ class Attention:
 
     def _text(self, name: str, *arguments: Any) -> str:
         text = ctypes.c_char_p()
-        _library.function("attention_" + name)(self.handle, *arguments, ctypes.byref(text))
+        self._library_call(name, *arguments, ctypes.byref(text))
         assert text.value is not None
         return text.value.decode()
 
@@ -221,7 +243,7 @@ class Attention:
         tensors.fill(operands)
         if seed is not None:
             tensors.set_seed(seed)
-        _library.function(function)(self.handle, tensors.handle, *arguments)
+        self._library_call(function, tensors.handle, *arguments)
         idle.append(tensors)
 
     def run(self, query: Any, key: Any, value: Any, *, sinks: Any = None, bias: Any = None,
@@ -244,7 +266,7 @@ class Attention:
             raise argument_error("out", f"{dtype_name(out)} {tuple(out.shape)}",
                                  f"{dtype_name(query)} {self.shape('output')}")
         lse = empty(query, self.shape("lse"), "float32")
-        self._call("attention_run",
+        self._call("run",
                    {"query": query, "key": key, "value": value, "output": out, "lse": lse}, seed,
                    sinks, bias, mask, {"query_lengths": query_lengths, "kv_lengths": kv_lengths,
                                        "offsets": offset},
@@ -274,7 +296,7 @@ class Attention:
             operands["grad_lse"] = grad_lse
         for name, array in found.items():
             operands["grad_" + name] = array
-        self._call("attention_backward", operands, seed, sinks, bias, mask,
+        self._call("backward", operands, seed, sinks, bias, mask,
                    {"query_lengths": query_lengths, "kv_lengths": kv_lengths, "offsets": offset},
                    0, stream_of(query) if stream is None else stream)
         if "sinks" in found and sinks is not None:
@@ -291,7 +313,7 @@ class Attention:
 
     def wait(self) -> None:
         """Returns when all calls are done."""
-        _library.function("attention_wait")(self.handle)
+        self._library_call("wait")
 
 
 def _operand(name: str) -> int:

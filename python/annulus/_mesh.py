@@ -78,7 +78,7 @@ class Mesh:
         self.attention: weakref.WeakSet[Any] = weakref.WeakSet()  # what close() must end first
         self._kept: collections.OrderedDict[Any, Any] = collections.OrderedDict()
         self._quick: dict[Any, Any] = {}
-        self._dropped: list[Any] = []  # kept until their last backward pass
+        self._dropped: list[Any] = []  # kept until their last call and backward pass
         options = _library.create("context_options_create")
         try:
             set_option = "context_options_set_"
@@ -168,7 +168,7 @@ class Mesh:
             if dropped.forget is not None:  # its backward passes may keep it on some ranks
                 dropped.forget()
             self._dropped = [one for one in (*self._dropped, dropped)
-                             if one.nodes is not None and one.nodes()]
+                             if one.uses is not None and one.uses()]
 
     def _remember(self, quick: Any, key: Any) -> None:
         if quick is not None:

@@ -244,7 +244,7 @@ def _is_eager(*operands: Tensor) -> bool:
 
 
 def _raise(status: int) -> None:
-    if status < 0:
+    if status == -1:
         raise _attention.closed_error()
     _library.check(status, None, None)
 
@@ -311,7 +311,8 @@ def _native(made: _attention.Attention, extras: Sequence[Any]) -> int | None:
     if made.native is None:
         made.native = _calls.open(made.handle.value)
         made.at_close.append(functools.partial(_calls.close, made.native))
-        made.nodes = functools.partial(_calls.nodes, made.native)
+        made.uses = functools.partial(_calls.uses, made.native)
+        made.handle  # raises if close() has begun, which may have missed this entry of at_close
         made.forget = functools.partial(_calls.forget, made.native)
     return made.native
 

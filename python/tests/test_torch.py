@@ -3,9 +3,11 @@
 import functools
 import gc
 import json
-import os
+import signal
 import subprocess
 import sys
+import threading
+import time
 
 import numpy as np
 import pytest
@@ -14,9 +16,9 @@ torch = pytest.importorskip("torch")
 
 import annulus  # noqa: E402
 import annulus.torch  # noqa: E402
+from conftest import refused, unlaunched  # noqa: E402
 
 BATCH, LENGTH, HEADS, KV_HEADS, DIM = 2, 32, 4, 2, 16
-from conftest import refused, unlaunched  # noqa: E402
 
 
 @pytest.fixture
@@ -207,6 +209,75 @@ def test_errors_of_both_passes(tensors, face):
     if face != "operator":  # which knows the mesh by its text, and makes it again
         with pytest.raises(annulus.UserError, match="closed"):
             out.backward(grad.detach())
+
+
+def objects_of(mesh, call):
+    """The objects that a call makes."""
+    before = set(mesh.attention)
+    call()
+    return set(mesh.attention) - before
+
+
+def test_close_waits_for_calls_of_other_threads(tensors, face):
+    """They end as if close() came after them; the next ones raise UserError."""
+    mesh = annulus.mesh("copies=-1")
+    leaves = [x.clone().requires_grad_() for x in tensors[:3]]
+    for window in range(40):
+        caught, begun = [], threading.Event()
+
+        def call():
+            out, _ = annulus.torch.attention(*leaves, mesh=mesh, window=(window, 0))
+            return torch.autograd.grad(out, leaves, tensors[3])
+
+        def call_until_closed():
+            expected = call()
+            begun.set()
+            try:
+                while True:
+                    assert all(map(torch.equal, call(), expected))
+            except Exception as error:
+                caught.append(error)
+
+        def start():
+            thread.start()
+            begun.wait(60)
+
+        thread = threading.Thread(target=call_until_closed)
+        made, = objects_of(mesh, start)
+        time.sleep(window % 4 * 0.0005)
+        made.close()
+        thread.join(60)
+        assert [type(error) for error in caught] == [annulus.UserError], caught
+    mesh.close()
+
+
+@pytest.mark.skipif(annulus.mesh({"sp": -1}).size == 1, reason="needs two ranks")
+def test_close_is_refused_within_a_call(sequence, tensors, face):
+    """In a signal handler, which runs while rank 0 waits for the other ranks."""
+    mesh = annulus.mesh("sp=-1,closed=1")
+    q, k, v, _ = (x.detach() for x in shards(sequence, tensors))
+    errors = []
+
+    def call():
+        return annulus.torch.attention(q, k, v, mesh=mesh, layout="zigzag")[0]
+
+    def close(*_):
+        with pytest.raises(annulus.UserError, match="within a call") as error:
+            made.close()
+        errors.append(error)
+
+    made, = objects_of(mesh, call)
+    expected = call()
+    if mesh.rank == 0:
+        before = signal.signal(signal.SIGALRM, close)
+        signal.setitimer(signal.ITIMER_REAL, 0.3)
+    else:
+        time.sleep(1)
+    assert torch.equal(call(), expected)
+    if mesh.rank == 0:
+        signal.signal(signal.SIGALRM, before)
+        assert errors
+    mesh.close()
 
 
 def test_opcheck(sequence, tensors):

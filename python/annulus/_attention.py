@@ -12,15 +12,13 @@ import numpy as np
 
 from . import _library
 from ._library import argument_error
-from ._mesh import Mesh, mesh_of, read_positions
+from ._mesh import AnyMesh, Mesh, mesh_of, read_positions
 from ._options import Call, Options, calls_of, int32, make_options
 from ._tensors import (HOST, OPERANDS, Tensors, check_array, dtype_name, empty, float_number,
                        place_of, stream_of)
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
-
-    AnyMesh = Mesh | Mapping[str, int] | str | None
 
 _PER_CALL = ("query_lengths", "kv_lengths")
 
@@ -42,10 +40,10 @@ def _rows(sinks: Any) -> Any:
 
 def closed_error() -> Exception:
     return _library.UserError("attention: it was closed")
+
+
 def in_call_error() -> Exception:
     return _library.UserError("attention: got close() within a call of it, expected one after the call")
-
-
 
 
 class Attention:
@@ -66,7 +64,7 @@ class Attention:
     # Dimensions of the bias in which it may be broadcast, for all that its shape on this rank says.
     unsaid: tuple[int, ...] = ()
 
-    def __init__(self, shape: Sequence[int], dtype: str = "float32", *, mesh: "AnyMesh" = None,
+    def __init__(self, shape: Sequence[int], dtype: str = "float32", *, mesh: AnyMesh = None,
                  sinks: int = 0, bias: Sequence[int] | None = None,
                  mask: Sequence[int] | None = None, **options: "Unpack[Options]") -> None:
         self._handle: Any = None
@@ -95,9 +93,9 @@ class Attention:
     def _open(self, mesh: Mesh, calls: Sequence[Call]) -> None:
         self.mesh = mesh
         self._shapes: dict[str, tuple[int, ...]] = {}
-        self._callers: list[int] = []  # threads within calls of the library
         self._positions: dict[tuple[str, int | None], list[np.ndarray]] = {}
         self._idle: dict[tuple[str, ...], list[Tensors]] = {}
+        self._callers: list[int] = []  # threads within calls of the library
         self.at_close: list[Callable[[], None]] = []  # called before the object ends
         handle = make_options(calls)
         try:
@@ -352,7 +350,7 @@ def _cheap(options: Mapping[str, Any]) -> tuple[Any, ...] | None:
     return tuple(options.items())
 
 
-def attention_for(query: Any, key: Any, value: Any, *, mesh: "AnyMesh" = None, sinks: Any = None,
+def attention_for(query: Any, key: Any, value: Any, *, mesh: AnyMesh = None, sinks: Any = None,
                   bias: Any = None, mask: Any = None, known: Any = None,
                   **options: Any) -> Attention:
     """The cached object for calls with such shards and options; collective when it is made.
@@ -442,7 +440,7 @@ def _refuse_gradients(**arrays: Any) -> None:
                             "torch.no_grad()")
 
 
-def prepare(query: Any, key: Any, value: Any, *, mesh: "AnyMesh" = None, sinks: Any = None,
+def prepare(query: Any, key: Any, value: Any, *, mesh: AnyMesh = None, sinks: Any = None,
             bias: Any = None, mask: Any = None,
             **options: Any) -> tuple[Attention, dict[str, Any]]:
     """The result of attention_for(), and the values that come with the call."""
@@ -453,7 +451,7 @@ def prepare(query: Any, key: Any, value: Any, *, mesh: "AnyMesh" = None, sinks: 
                          **options), values
 
 
-def attention(query: Any, key: Any, value: Any, *, mesh: "AnyMesh" = None, sinks: Any = None,
+def attention(query: Any, key: Any, value: Any, *, mesh: AnyMesh = None, sinks: Any = None,
               bias: Any = None, mask: Any = None, seed: int | None = None, out: Any = None,
               stream: int | None = None, **options: "Unpack[Options]") -> tuple[Any, Any]:
     """Exact attention over the shards of all ranks: output [b,t,n,Dv] and LSE [b,n,t]. Collective.
@@ -470,7 +468,7 @@ def attention(query: Any, key: Any, value: Any, *, mesh: "AnyMesh" = None, sinks
 
 
 def attention_backward(grad_output: Any, query: Any, key: Any, value: Any, output: Any, lse: Any, *,
-                       mesh: "AnyMesh" = None, grad_lse: Any = None, sinks: Any = None,
+                       mesh: AnyMesh = None, grad_lse: Any = None, sinks: Any = None,
                        bias: Any = None, mask: Any = None, seed: int | None = None,
                        grad_sinks: bool | None = None, grad_bias: bool = False,
                        stream: int | None = None, **options: "Unpack[Options]") -> Gradients:
@@ -492,7 +490,7 @@ def explain(query: Any, key: Any, value: Any, **keywords: Any) -> str:
     return attention_for(query, key, value, **keywords).explain()
 
 
-def positions(shape: Sequence[int], spec: str, *, mesh: "AnyMesh" = None,
+def positions(shape: Sequence[int], spec: str, *, mesh: AnyMesh = None,
               layout: str = "contiguous", sequence: int = 1, granule: int = 1,
               rank: int | None = None) -> list[np.ndarray]:
     """The global positions that a rank holds of every dimension of an array.
@@ -504,7 +502,7 @@ def positions(shape: Sequence[int], spec: str, *, mesh: "AnyMesh" = None,
                                    rank=rank)
 
 
-def shard(whole: np.ndarray, spec: str, *, mesh: "AnyMesh" = None, layout: str = "contiguous",
+def shard(whole: np.ndarray, spec: str, *, mesh: AnyMesh = None, layout: str = "contiguous",
           sequence: int = 1, granule: int = 1) -> np.ndarray:
     """The rank's shard of a whole array. Arguments as in positions()."""
     check_array(whole, "whole")
@@ -512,7 +510,7 @@ def shard(whole: np.ndarray, spec: str, *, mesh: "AnyMesh" = None, layout: str =
                                    granule=granule))]
 
 
-def unshard(local: np.ndarray, spec: str, shape: Sequence[int], *, mesh: "AnyMesh" = None,
+def unshard(local: np.ndarray, spec: str, shape: Sequence[int], *, mesh: AnyMesh = None,
             layout: str = "contiguous", sequence: int = 1, granule: int = 1) -> np.ndarray:
     """The whole array of this shape, on every rank. Collective. Arguments as in positions()."""
     on = mesh_of(mesh)

@@ -10,15 +10,11 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from ._library import argument_error as refused
-from ._mesh import Mesh, mesh_of
+from ._mesh import AnyMesh, Mesh, mesh_of
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor.placement_types import Placement
-
-    AnyMesh = Mesh | Mapping[str, int] | str | None
-
-_NAMES = ("batch", "sequence", "heads", "dim")
 
 # The dimension of another operand for each dimension of the query [B,T,N,D].
 _OF_LSE = {0: 0, 1: 2, 2: 1}  # [B,N,T], and of bias and mask [B,N,T,S]
@@ -35,7 +31,7 @@ def _coordinates(mesh: Mesh) -> dict[str, int]:
     return found
 
 
-def _mesh_like(device_mesh: "DeviceMesh", given: "AnyMesh") -> Mesh:
+def _mesh_like(device_mesh: "DeviceMesh", given: AnyMesh) -> Mesh:
     """Our mesh for a DeviceMesh, which may be a part of our mesh. Collective for a new DeviceMesh."""
     names = device_mesh.mesh_dim_names
     if names is None:
@@ -103,7 +99,7 @@ def _local(name: str, tensor: Any, device_mesh: "DeviceMesh") -> Tensor:
 
 
 def attention(compute: Callable[..., tuple[Tensor, Tensor]], query: DTensor, key: Any, value: Any,
-              mesh: "AnyMesh", sinks: Any, bias: Any, mask: Any, seed: Any,
+              mesh: AnyMesh, sinks: Any, bias: Any, mask: Any, seed: Any,
               options: Mapping[str, Any]) -> tuple[DTensor, DTensor]:
     device_mesh = query.device_mesh
     for name in ("query_spec", "kv_spec", "bias_shape"):

@@ -9,7 +9,7 @@ import math
 import sys
 import weakref
 import zlib
-from typing import TYPE_CHECKING, Any, Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Callable, Mapping, Sequence, Union
 
 import numpy as np
 
@@ -81,16 +81,11 @@ class Mesh:
         self._dropped: list[Any] = []  # kept until their last call and backward pass
         options = _library.create("context_options_create")
         try:
-            set_option = "context_options_set_"
-            _library.function(set_option + "mesh")(options, axes.encode())
-            place = _place(device)
-            if place is not None:
-                _library.function(set_option + "place")(options, place)
-            _library.function(set_option + "threads")(options, threads)
-            if timeout is not None:
-                _library.function(set_option + "timeout")(options, timeout)
-            _library.function(set_option + "share_gpus")(options, int(share_gpus))
-            _library.function(set_option + "transport")(options, transport.encode())
+            given = {"mesh": axes.encode(), "place": _place(device), "threads": threads, "timeout": timeout,
+                     "share_gpus": int(share_gpus), "transport": transport.encode()}
+            for name, value in given.items():
+                if value is not None:
+                    _library.function("context_options_set_" + name)(options, value)
             if isinstance(self.comm, Store):
                 self._handle = _library.create("context_create_on_store", self.comm.handle, options)
                 self.comm.used = True
@@ -338,12 +333,15 @@ def mesh(axes: "Mapping[str, int] | str | None" = None) -> Mesh:
     text = axes if isinstance(axes, str) else ",".join(f"{name}={size}" for name, size in axes.items())
     found = _by_axes.get(text)
     if found is None:
-        found = _by_axes[text] = Mesh(text, _settings["comm"], **{
-            name: value for name, value in _settings.items() if name != "comm"})
+        found = _by_axes[text] = Mesh(text, **_settings)
     return found
 
 
-def mesh_of(given: "Mesh | Mapping[str, int] | str | None") -> Mesh:
+# A mesh, or what mesh() makes one of.
+AnyMesh = Union[Mesh, Mapping[str, int], str, None]
+
+
+def mesh_of(given: AnyMesh) -> Mesh:
     return given if isinstance(given, Mesh) else mesh(given)
 
 

@@ -63,10 +63,8 @@ class Options(TypedDict, total=False):
 _TEXTS = ("bias_policy", "mode", "query_spec", "kv_spec", "layout", "kv_layout", "schedule",
           "implementation", "transport", "tuning", "reproducible", "backward_schedule",
           "backward_implementation")
-_INTEGERS = {"causal": "causal", "sink_tokens": "sink_tokens", "chunk": "chunk",
-             "granule": "granule", "ulysses_degree": "ulysses_degree", "inner_size": "inner_size",
-             "query_length": "query_length",
-             "kv_length": "kv_length", "kv_heads": "kv_heads"}
+_INTEGERS = ("causal", "sink_tokens", "chunk", "granule", "ulysses_degree", "inner_size",
+             "query_length", "kv_length", "kv_heads")
 _REALS = ("scale", "soft_cap")
 
 # One call of a setter: its name and its arguments, with arrays as bytes.
@@ -119,9 +117,9 @@ def calls_of(options: dict[str, Any]) -> list[Call]:
             if not isinstance(given[name], str):
                 raise TypeError(f"{name}: got {given[name]!r}, expected a text")
             calls.append(("text", name, given[name]))
-    for name, number in _INTEGERS.items():
+    for name in _INTEGERS:
         if name in given:
-            calls.append(("integer", number, _number(name, given[name], int)))
+            calls.append(("integer", name, _number(name, given[name], int)))
     for name in _REALS:
         if name in given:
             calls.append(("real", name, _number(name, given[name], float)))

@@ -19,24 +19,24 @@ except ImportError as error:
 import numpy as np
 
 from . import _attention, _library
-from ._mesh import Mesh, mesh_of
+from ._mesh import AnyMesh, mesh_of
 from ._options import Options, int32, unknown
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    AnyMesh = Mesh | Mapping[str, int] | str | None
-
-# The operator's parameters after the three operands.
-_EXTRAS = ("Tensor? sinks, Tensor? bias, Tensor? mask, SymInt? seed, Tensor? seed_tensor, "
-           "Tensor? query_lengths, Tensor? kv_lengths, Tensor? offset")
+# The operators' parameters after the operands that every call has.
+_EXTRAS = {"sinks": "Tensor?", "bias": "Tensor?", "mask": "Tensor?", "seed": "SymInt?",
+           "seed_tensor": "Tensor?", "query_lengths": "Tensor?", "kv_lengths": "Tensor?",
+           "offset": "Tensor?"}
+_extras = ", ".join(f"{kind} {name}" for name, kind in _EXTRAS.items())
 
 # The parameters and results of the operators.
 _SCHEMAS = {
-    "attention": f"(Tensor query, Tensor key, Tensor value, {_EXTRAS}, str mesh, str options) -> "
+    "attention": f"(Tensor query, Tensor key, Tensor value, {_extras}, str mesh, str options) -> "
                  "(Tensor, Tensor)",
     "attention_backward": "(Tensor grad_output, Tensor? grad_lse, Tensor query, Tensor key, "
-                          f"Tensor value, Tensor output, Tensor lse, {_EXTRAS}, bool grad_sinks, "
+                          f"Tensor value, Tensor output, Tensor lse, {_extras}, bool grad_sinks, "
                           "bool grad_bias, str mesh, str options) -> Tensor[]"}
 
 # Registered directly, since the wrappers of custom_op() take longer than the call itself.
@@ -79,27 +79,28 @@ def _dense(tensor: Tensor) -> Tensor:
 # ---- For both the operators and the eager function -----------------------------------------------
 
 
+def _keywords(extras: Sequence[Any]) -> dict[str, Any]:
+    """The values of _EXTRAS as keywords of Attention.run() and backward()."""
+    keywords = dict(zip(_EXTRAS, extras))
+    seed_tensor = keywords.pop("seed_tensor")
+    if seed_tensor is not None:
+        keywords["seed"] = seed_tensor
+    return keywords
+
+
 def _forward(made: _attention.Attention, query: Tensor, key: Tensor, value: Tensor,
-             sinks: Optional[Tensor], bias: Optional[Tensor], mask: Optional[Tensor],
-             seed: Optional[int], seed_tensor: Optional[Tensor], query_lengths: Optional[Tensor],
-             kv_lengths: Optional[Tensor], offset: Optional[Tensor]) -> tuple[Tensor, Tensor]:
-    return made.run(_dense(query), _dense(key), _dense(value), sinks=sinks, bias=bias, mask=mask,
-                    seed=seed if seed_tensor is None else seed_tensor, query_lengths=query_lengths,
-                    kv_lengths=kv_lengths, offset=offset)
+             *extras: Any) -> tuple[Tensor, Tensor]:
+    return made.run(_dense(query), _dense(key), _dense(value), **_keywords(extras))
 
 
 def _backward(made: _attention.Attention, grad_output: Optional[Tensor], grad_lse: Optional[Tensor],
               query: Tensor, key: Tensor, value: Tensor, output: Tensor, lse: Tensor,
-              sinks: Optional[Tensor], bias: Optional[Tensor], mask: Optional[Tensor],
-              seed: Optional[int], seed_tensor: Optional[Tensor], query_lengths: Optional[Tensor],
-              kv_lengths: Optional[Tensor], offset: Optional[Tensor], grad_sinks: bool,
-              grad_bias: bool) -> _attention.Gradients:
+              *others: Any) -> _attention.Gradients:
+    *extras, grad_sinks, grad_bias = others
     grad_output = torch.zeros_like(output) if grad_output is None else _dense(grad_output)
     return made.backward(grad_output, _dense(query), _dense(key), _dense(value), output, lse,
-                         grad_lse=grad_lse, sinks=sinks, bias=bias, mask=mask,
-                         seed=seed if seed_tensor is None else seed_tensor,
-                         query_lengths=query_lengths, kv_lengths=kv_lengths, offset=offset,
-                         grad_sinks=grad_sinks, grad_bias=grad_bias)
+                         grad_lse=grad_lse, grad_sinks=grad_sinks, grad_bias=grad_bias,
+                         **_keywords(extras))
 
 
 # ---- The operators, for compiled code, modes and subclasses of tensors ---------------------------
@@ -154,14 +155,13 @@ class _Operator(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def backward(ctx: Any, grad_output: Any, grad_lse: Any) -> tuple[Any, ...]:
-        (*operands, sinks, bias, mask, seed_tensor, query_lengths, kv_lengths,
-         offset) = ctx.saved_tensors
+        saved = ctx.saved_tensors
         needs = ctx.needs_input_grad
         if grad_output is None:
-            grad_output = torch.zeros_like(operands[3])
+            grad_output = torch.zeros_like(saved[3])
         found = iter(torch.ops.annulus.attention_backward(
-            grad_output, grad_lse, *operands, sinks, bias, mask, ctx.seed, seed_tensor,
-            query_lengths, kv_lengths, offset, needs[3], needs[4], ctx.mesh, ctx.text))
+            grad_output, grad_lse, *saved[:8], ctx.seed, *saved[8:], needs[3], needs[4], ctx.mesh,
+            ctx.text))
         gradients = [next(found) for _ in range(3)]
         gradients += [next(found) if needed else None for needed in needs[3:5]]
         return (*gradients, *(None,) * 8)
@@ -192,11 +192,9 @@ class _Eager(torch.autograd.Function):  # type: ignore[misc]
         ctx.set_materialize_grads(False)
         ctx.made, ctx.seed = made, rest[1]
         extras = (sinks, bias, rest[0], *rest[2:])
-        ctx.extras = any(extra is not None for extra in extras)
-        if ctx.extras:
-            ctx.save_for_backward(query, key, value, out, lse, *extras)
-        else:
-            ctx.save_for_backward(query, key, value, out, lse)
+        if all(extra is None for extra in extras):
+            extras = ()
+        ctx.save_for_backward(query, key, value, out, lse, *extras)
         return out, lse
 
     @staticmethod
@@ -222,11 +220,10 @@ class _Once(torch.autograd.Function):  # type: ignore[misc]
 
 def _gradients(ctx: Any, grad_output: Any, grad_lse: Any) -> tuple[Any, ...]:
     query, key, value, out, lse, *extras = ctx.saved_tensors
-    sinks, bias, mask, seed_tensor, query_lengths, kv_lengths, offset = extras or (None,) * 7
+    sinks, bias, mask, *values = extras or (None,) * 7
     needs = ctx.needs_input_grad
     found = _backward(ctx.made, grad_output, grad_lse, query, key, value, out, lse, sinks, bias,
-                      mask, ctx.seed, seed_tensor, query_lengths, kv_lengths, offset, needs[4],
-                      needs[5])
+                      mask, ctx.seed, *values, needs[4], needs[5])
     return (None, *found, None)
 
 
@@ -246,6 +243,8 @@ def _is_eager(*operands: Tensor) -> bool:
 def _raise(status: int) -> None:
     if status == -1:
         raise _attention.closed_error()
+    if status == -2:
+        raise _attention.in_call_error()
     _library.check(status, None, None)
 
 
@@ -312,8 +311,8 @@ def _native(made: _attention.Attention, extras: Sequence[Any]) -> int | None:
         made.native = _calls.open(made.handle.value)
         made.at_close.append(functools.partial(_calls.close, made.native))
         made.uses = functools.partial(_calls.uses, made.native)
-        made.handle  # raises if close() has begun, which may have missed this entry of at_close
         made.forget = functools.partial(_calls.forget, made.native)
+        made.handle  # raises if close() has begun, which may have missed this entry of at_close
     return made.native
 
 
@@ -377,7 +376,7 @@ def _value(values: Any, name: str) -> Tensor | None:
     return torch.from_numpy(np.atleast_1d(int32(values, name)).copy())
 
 
-def attention(query: Tensor, key: Tensor, value: Tensor, *, mesh: "AnyMesh" = None,
+def attention(query: Tensor, key: Tensor, value: Tensor, *, mesh: AnyMesh = None,
               sinks: Tensor | None = None, bias: Tensor | None = None, mask: Tensor | None = None,
               seed: int | Tensor | None = None,
               **options: "Unpack[Options]") -> tuple[Tensor, Tensor]:

@@ -263,7 +263,8 @@ class Mesh:
 
     def __repr__(self) -> str:
         where = "closed" if self._handle is None else self.device
-        return f"annulus.Mesh({self.text!r}, rank {self.rank} of {self.size}, {where})"
+        axes = ",".join(f"{name}={size}" for name, size in self.axes.items())
+        return f"annulus.Mesh({axes!r}, rank {self.rank} of {self.size}, {where})"
 
 
 def read_positions(read: Callable[[int, Any, int, Any], None], dimension: int) -> np.ndarray:

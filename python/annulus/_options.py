@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import difflib
 from typing import Any, Iterable, Literal, Sequence, TypedDict, Union
 
 import numpy as np
@@ -99,12 +100,18 @@ def _is_pair(value: Any) -> bool:
     return isinstance(value, (tuple, list)) and len(value) == 2 and np.ndim(value[0]) > 0
 
 
+def one_of(names: Iterable[str], got: str, others: Iterable[str] = ()) -> str:
+    """What was expected in place of `got`. Names the nearest of these names and of others first."""
+    near = difflib.get_close_matches(got, [*names, *others], 1)
+    return f"{f'{near[0]!r}, or ' if near else ''}one of {', '.join(sorted(names))}"
+
+
 def unknown(names: Iterable[str]) -> None:
     """Raises TypeError if one of the keywords is not in Options."""
     for name in names:
         if name not in Options.__annotations__:
-            raise TypeError(f"unknown keyword {name!r}; expected one of "
-                            f"{', '.join(sorted(Options.__annotations__))}")
+            expected = one_of(Options.__annotations__, name, ("mesh", "sinks", "bias", "mask", "seed"))
+            raise TypeError(f"unknown keyword {name!r}; expected {expected}")
 
 
 def calls_of(options: dict[str, Any]) -> list[Call]:

@@ -11,7 +11,7 @@ A layer computes exactly what the model asks for, or raises an exception that na
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Iterable, Mapping, Sequence
+from typing import Any, Iterable, Mapping, Sequence
 
 try:
     import torch
@@ -25,13 +25,10 @@ import numpy as np
 from . import _hf_mask
 from ._library import UserError
 from ._library import argument_error as refused
-from ._mesh import Mesh, mesh_of
-from ._options import Options
+from ._mesh import AnyMesh, Mesh, mesh_of
+from ._options import Options, one_of
 from ._store import Store, torch_size
 from .torch import run_operator, text_of
-
-if TYPE_CHECKING:
-    AnyMesh = Mesh | Mapping[str, int] | str | None
 
 IGNORED = -100  # the label of a token without a loss, as everywhere in transformers
 
@@ -191,7 +188,7 @@ def _spec(mesh: Mesh) -> str:
     return f"{batch or '-'},{'sp' if 'sp' in mesh.axes else '-'}"
 
 
-def shard_batch(input_ids: Any, labels: Any = None, *, mesh: "AnyMesh" = None,
+def shard_batch(input_ids: Any, labels: Any = None, *, mesh: AnyMesh = None,
                 layout: str = "zigzag", spec: str | None = None, position_ids: Any = None,
                 attention_mask: Any = None, cu_seq_lens_q: Any = None, cu_seq_lens_k: Any = None,
                 max_length_q: int | None = None, max_length_k: int | None = None,
@@ -231,7 +228,7 @@ def shard_batch(input_ids: Any, labels: Any = None, *, mesh: "AnyMesh" = None,
             positions = torch.from_numpy(_counted(documents, shape).copy()).to(ids.device)
         for name in choices or ():
             if name not in _CHOICES:
-                raise refused("choices", repr(name), f"some of {', '.join(sorted(_CHOICES))}")
+                raise refused("choices", repr(name), one_of(_CHOICES, name))
         spec = _spec(on) if spec is None else spec
         rows = on.positions(shape, spec, layout=layout)
         if not all(map(len, rows)):
@@ -287,7 +284,7 @@ def loss(logits: Tensor, batch: Mapping[str, Any]) -> Tensor:
     return summed / batch["num_items_in_batch"]
 
 
-def sum_over_ranks(tensors: Iterable[Tensor], mesh: "AnyMesh" = None) -> None:
+def sum_over_ranks(tensors: Iterable[Tensor], mesh: AnyMesh = None) -> None:
     """Sums tensors over all ranks of the mesh, in place. Collective.
 
     Without MPI, torch.distributed sums them if it connects the ranks; otherwise, the tensors must be small.
@@ -307,7 +304,7 @@ def sum_over_ranks(tensors: Iterable[Tensor], mesh: "AnyMesh" = None) -> None:
             tensor.copy_(summed)
 
 
-def sum_gradients(model: torch.nn.Module, mesh: "AnyMesh" = None) -> None:
+def sum_gradients(model: torch.nn.Module, mesh: AnyMesh = None) -> None:
     """Sums the gradients of a model that all ranks hold whole, in place. Collective.
 
     Only for models without DDP or FSDP, which average gradients themselves: under DDP or FSDP, multiply

@@ -1,4 +1,4 @@
-"""The mistakes of docs/python.md's table: the class, the argument and what the message names."""
+"""Mistakes, as in docs/python.md's table: the class, the argument and what the message names."""
 
 import os
 import shutil
@@ -20,7 +20,15 @@ def call(query=QUERY, key=KEY, value=VALUE, **keywords):
 
 # Each mistake: a call, the class of its error, the argument that it names, a text of its message.
 MISTAKES = {
-    "an unknown keyword": (lambda: call(casual=True), TypeError, None, "casual"),
+    "an unknown keyword": (lambda: call(casual=True), TypeError, None,
+                           "unknown keyword 'casual'; expected 'causal', or one of alignment, "),
+    "a keyword that is near a parameter": (lambda: call(sink=1), TypeError, None, "'sinks'"),
+    "a keyword that is near none": (lambda: call(xyz=1), TypeError, None,
+                                    "unknown keyword 'xyz'; expected one of "),
+    "an unknown keyword of a plan": (lambda: annulus.plan(QUERY, KEY, VALUE, casual=True),
+                                     TypeError, None, "'causal'"),
+    "an unknown keyword of an object": (lambda: annulus.Attention((1, 8, 8, 4, 2, 16, 16), casual=True),
+                                        TypeError, None, "'causal'"),
     "a list for an array": (lambda: call(QUERY.tolist()), TypeError, None, "query"),
     "operands of two dtypes": (lambda: call(key=KEY.astype(np.float16)), annulus.ArgumentError,
                                "key", "float32"),
@@ -63,6 +71,39 @@ MISTAKES = {
     "a part of another array": (
         lambda: annulus.unshard(QUERY, "-,-,-,-", (1, 9, 4, 16)), annulus.ArgumentError, "local",
         "(1, 9, 4, 16)"),
+    "a rank that is none": (lambda: annulus.positions((1, 8), "-,sp", rank=annulus.mesh().size),
+                            annulus.ArgumentError, "rank", "got "),
+    "an axis of other meshes": (lambda: annulus.mesh().axis_size("tp"), annulus.UserError, None,
+                                "'tp'"),
+    "an object of three sizes": (lambda: annulus.Attention((1, 8, 8)), annulus.ArgumentError,
+                                 "shape", "(1, 8, 8)"),
+    "a query of three dimensions": (lambda: call(QUERY[0]), annulus.ArgumentError, "query",
+                                    "3 dimensions"),
+    "another byte order": (lambda: call(QUERY.astype(">f4")), TypeError, None, ">f4"),
+    "a layout that is a number": (lambda: call(layout=3), TypeError, None, "layout: got 3"),
+    "segments of float64": (lambda: call(segments=np.zeros((1, 8))), TypeError, None,
+                            "segments: got float64"),
+    "a schedule that is none": (lambda: call(schedule="triangle"), annulus.ArgumentError,
+                                "schedule", "triangle"),
+    "a kernel that is none": (lambda: call(implementation="fastest"), annulus.ArgumentError,
+                              "implementation", "fastest"),
+    "a window below -1": (lambda: call(window=(-2, 0)), annulus.ArgumentError, "window", "-2"),
+    "a scale that is no number": (lambda: call(scale=float("nan")), annulus.ArgumentError, "scale",
+                                  "nan"),
+    "a length below zero": (lambda: call(kv_lengths=[-1]), annulus.ArgumentError, "kv_lengths[0]",
+                            "-1"),
+    "an offset that is none": (lambda: call(offset="top-left"), annulus.ArgumentError, "offset",
+                               "bottom-right"),
+    "a promise that is none": (lambda: call(reproducible="always"), annulus.ArgumentError,
+                               "reproducible", "no, run or world"),
+    "arguments that no call has": (lambda: call(call_arguments=("length",)), annulus.ArgumentError,
+                                   "call_arguments", "'length'"),
+    "a block size alone": (lambda: call(block_size=(64, 64)), annulus.ArgumentError, "block_size",
+                           "block_mask"),
+    "an alignment alone": (lambda: call(alignment="top-left"), annulus.ArgumentError, "alignment",
+                           "cu_seqlens"),
+    "a bias of the wrong rank": (lambda: call(bias=np.zeros((8, 8), np.float32)),
+                                 annulus.ArgumentError, "bias", "2 dimensions"),
     "a device that is none": (lambda: annulus.init(device="gpu"), annulus.ArgumentError, "device",
                               "cuda:N"),
 }
@@ -81,6 +122,7 @@ def test_mistake(name):
 
 def test_a_mesh_after_its_end():
     mesh = annulus.mesh({"ended": -1})
+    assert f"'ended={mesh.size}'" in repr(mesh)
     mesh.close()
     assert "closed" in repr(mesh)
     with pytest.raises(annulus.UserError, match="closed"):

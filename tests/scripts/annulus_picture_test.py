@@ -41,8 +41,9 @@ class AnnulusPicture(unittest.TestCase):
                 json.dump(content, file)
         return path
 
-    def draw(self, *words):
-        return subprocess.run([SCRIPT, *words], capture_output=True, text=True, check=False)
+    def draw(self, *words, **variables):
+        return subprocess.run([SCRIPT, *words], capture_output=True, text=True, check=False,
+                              env=os.environ | variables)
 
     def test_spans_are_those_of_ranks_by_kind(self):
         ranks = picture.timeline_of(TRACE)
@@ -66,6 +67,13 @@ class AnnulusPicture(unittest.TestCase):
         for words in [[], ["p.svg"], ["p.svg", self.path("none.json")], ["p.svg", self.path("a.json", {})]]:
             self.assertEqual(self.draw(*words).returncode, 2, words)
         self.assertIn("none.json", self.draw("p.svg", self.path("none.json")).stderr)
+
+    def test_the_message_without_matplotlib_says_how_to_install_it(self):
+        with open(self.path("matplotlib.py"), "w") as file:
+            file.write("raise ImportError('not here')")
+        found = self.draw("p.svg", self.path("in.json", TRACE), PYTHONPATH=self.directory)
+        self.assertEqual(found.returncode, 2)
+        self.assertIn("pip install matplotlib", found.stderr)
 
     @unittest.skipUnless(importlib.util.find_spec("matplotlib"), "no Matplotlib")
     def test_pictures(self):

@@ -124,7 +124,6 @@ InputTensors open_in_order(const Options& options) {
     check_dtype(inputs.value, "value", inputs.dtype, inputs.query);
     const TensorSizes sizes = sizes_of(inputs.value, "value", options.bhtd);
     against_query(inputs.value, "value", "batch B", sizes.batch, query.batch);
-    check_size(inputs.value, "value", "length S", sizes.length, key.length, inputs.key, "key");
     check_size(inputs.value, "value", "heads K", sizes.heads, key.heads, inputs.key, "key");
     if (sizes.dim < 1) {
       throw FileError(inputs.value.path(),
@@ -132,6 +131,14 @@ InputTensors open_in_order(const Options& options) {
                                   to_string(inputs.value.shape())));
     }
     return sizes;
+  });
+  if (value.length == query.length) {  // so the key is at fault if the two differ
+    as_option(shown(options, "--key", options.key), [&] {
+      check_size(inputs.key, "key", "length S", key.length, value.length, inputs.value, "value");
+    });
+  }
+  as_option(shown(options, "--value", options.value), [&] {
+    check_size(inputs.value, "value", "length S", value.length, key.length, inputs.key, "key");
   });
   inputs.shape = {query.batch, query.length, key.length, query.heads,
                   key.heads,   query.dim,    value.dim};

@@ -127,13 +127,14 @@ TEST_F(OrderOfFiles, SizesThatDoNotFitAreNamed) {
   EXPECT_THAT(with_key({1, 64, 2, 8}), HasSubstr("head dimension D is 8"));
   EXPECT_THAT(with_key({1, 64, 3, 16}), HasSubstr("heads K is 3"));
   EXPECT_THAT(with_key({64, 2, 16}), HasSubstr("4 dimensions"));
+  EXPECT_THAT(with_key({1, 63, 2, 16}), HasSubstr("key.npy: key: length S is 63"));
   const auto with_value = [&](const Extents& shape) {
     write_shapes({1, 64, 4, 16}, {1, 64, 2, 16});
     options_.value = write_zeros("value.npy", shape);
     return error();
   };
   EXPECT_THAT(with_value({2, 64, 2, 16}), HasSubstr("value.npy: value: batch B is 2"));
-  EXPECT_THAT(with_value({1, 63, 2, 16}), HasSubstr("length S is 63"));
+  EXPECT_THAT(with_value({1, 63, 2, 16}), HasSubstr("value.npy: value: length S is 63"));
   EXPECT_THAT(with_value({1, 64, 1, 16}), HasSubstr("heads K is 1"));
 }
 

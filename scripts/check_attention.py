@@ -83,10 +83,10 @@ def finite(array, name):
 
 def parse_arguments():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0], allow_abbrev=False)
+    for name in ("query", "key", "value", "cu-seqlens", "cu-seqlens-q", "cu-seqlens-kv", "q-lengths",
+                 "kv-lengths", "q-segments", "kv-segments"):
+        parser.add_argument(f"--{name}")
     parser.add_argument("--input", help=".safetensors file with query, key and value")
-    parser.add_argument("--query")
-    parser.add_argument("--key")
-    parser.add_argument("--value")
     parser.add_argument("--output", required=True, help="the output to check")
     parser.add_argument("--lse", help="the LSE to check, float32 [B,N,T]")
     parser.add_argument("--normalize-output", choices=["true", "false"], default="true")
@@ -107,13 +107,6 @@ def parse_arguments():
     parser.add_argument("--soft-cap", type=float)
     parser.add_argument("--dropout", type=float, default=0)
     parser.add_argument("--seed", type=int, default=0, help="seed for --dropout")
-    parser.add_argument("--cu-seqlens")
-    parser.add_argument("--cu-seqlens-q")
-    parser.add_argument("--cu-seqlens-kv")
-    parser.add_argument("--q-lengths")
-    parser.add_argument("--kv-lengths")
-    parser.add_argument("--q-segments")
-    parser.add_argument("--kv-segments")
     parser.add_argument("--block-mask", help="bool, broadcastable to [B,N,T/Q,S/K], rounded up")
     parser.add_argument("--block-size", default="128", metavar="Q[,K]")
     parser.add_argument("--mask", help="bool, broadcastable to [B,N,T,S]")
@@ -424,32 +417,26 @@ def largest_share(errors, allowed):
 
 
 class Comparison:
-    def __init__(self, bounds):
+    def __init__(self, bounds, names):
         self.bounds = bounds
-        self.difference = 0.0
-        self.norm = 0.0
-        self.row_share = 0.0
-        self.lse_share = 0.0
-        self.maximum_share = 0.0
+        self.difference = self.norm = 0.0
+        self.shares = dict.fromkeys(names, 0.0)  # the largest ones of a row's bound
+
+    def add_share(self, name, errors, allowed):
+        self.shares[name] = max(self.shares[name], largest_share(errors, allowed))
 
     def add_output(self, actual, rows):
         squares = np.sum((actual - rows.output) ** 2, axis=1)
         self.difference += float(np.sum(squares))
         self.norm += float(np.sum(rows.output**2))
-        allowed, _ = self.bounds.of_rows(rows)
-        self.row_share = max(self.row_share, largest_share(np.sqrt(squares), allowed))
+        self.add_share("row", np.sqrt(squares), self.bounds.of_rows(rows)[0])
 
-    def lse_share_of(self, actual, expected, rows):
+    def add_of_rows(self, name, actual, rows):
+        """Compares the LSE or the maximum."""
+        expected = getattr(rows, name)
         same = actual == expected  # −inf and −inf, whose difference is no number
         errors = np.where(same, 0, np.abs(actual - np.where(same, 0, expected)))
-        return largest_share(errors, self.bounds.of_rows(rows)[1])
-
-    def add_lse(self, actual, rows):
-        self.lse_share = max(self.lse_share, self.lse_share_of(actual, rows.lse, rows))
-
-    def add_maximum(self, actual, rows):
-        self.maximum_share = max(self.maximum_share,
-                                 self.lse_share_of(actual, rows.maximum, rows))
+        self.add_share(name, errors, self.bounds.of_rows(rows)[1])
 
     def relative_error(self):
         if self.difference == 0:
@@ -483,14 +470,14 @@ class Results:
         """Compares some rows of one head with the Expected."""
         output = widened(self.output[b, rows, n])
         if self.lse is not None:
-            comparison.add_lse(self.lse[b, n, rows].astype(np.float64), expected)
+            comparison.add_of_rows("lse", self.lse[b, n, rows].astype(np.float64), expected)
         if self.sum is not None:
             total = self.sum[b, n, rows].astype(np.float64)
             maximum = self.maximum[b, n, rows].astype(np.float64)
             output = output / np.where(total == 0, 1, total)[:, None]
             with np.errstate(divide="ignore"):
-                comparison.add_lse(maximum + np.log(total), expected)
-            comparison.add_maximum(maximum, expected)
+                comparison.add_of_rows("lse", maximum + np.log(total), expected)
+            comparison.add_of_rows("maximum", maximum, expected)
         comparison.add_output(output, expected)
 
 
@@ -518,7 +505,12 @@ def gradients_of(arguments, problem):
 
 
 def compare(problem, results, gradients):
-    comparison = Comparison(Bounds(problem, normalised=results.sum is None))
+    names = ["row"]
+    if results.lse is not None or results.sum is not None:
+        names.append("lse")
+    if results.maximum is not None:
+        names.append("maximum")
+    comparison = Comparison(Bounds(problem, normalised=results.sum is None), names)
     # About 32 MiB per block of logits, of which a few exist at once.
     block = max(1, (1 << 22) // max(problem.columns, 1))
     for b in range(problem.batch):
@@ -553,19 +545,15 @@ def main():
     print(f"# {os.path.basename(arguments.output)} against NumPy float64")
     print(f"output  relative Frobenius error {error:.3e}  bound {output_bound:.3e}  "
           f"{'ok' if good else 'WRONG'}")
-    shares = [("row    ", comparison.row_share)]
-    if results.lse is not None or results.sum is not None:
-        shares.append(("lse    ", comparison.lse_share))
-    if results.maximum is not None:
-        shares.append(("maximum", comparison.maximum_share))
-    for name, share in shares:
+    shares = [(f"{name:<7} largest share of a row's bound", share)
+              for name, share in comparison.shares.items()]
+    if gradients is not None:
+        shares += [(f"grad_{name:<5} share of its bound", share)
+                   for name, share in gradients.shares(output_bound)]
+    for text, share in shares:
         right = share <= 1
         good = good and right
-        print(f"{name} largest share of a row's bound {share:.3f}  {'ok' if right else 'WRONG'}")
-    for name, share in gradients.shares(output_bound) if gradients is not None else ():
-        right = share <= 1
-        good = good and right
-        print(f"grad_{name:<5} share of its bound {share:.3f}  {'ok' if right else 'WRONG'}")
+        print(f"{text} {share:.3f}  {'ok' if right else 'WRONG'}")
     return 0 if good else 4
 
 

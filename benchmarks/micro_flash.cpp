@@ -131,18 +131,20 @@ void modifiers_of_wide_heads(Bench& bench) {
   backward_modifiers(bench, 192, 128);
 }
 
-// Plain, the same bits every time (which wide heads have anyway), and with a soft cap.
-void measure_plain(Bench& bench, const BackwardShape& s, bool causal, std::int64_t window = -1) {
+BackwardCase plain_case(const BackwardShape& s, bool causal, std::int64_t window = -1) {
   const std::string mask = window >= 0 ? fmt::format("window {}", window)
                            : causal    ? "causal"
                                        : "full";
-  std::vector<BackwardCase> cases(
-      3, {make_case(fmt::format("backward D={} Dv={} {}/{} {} {}", s.dim, s.value_dim, s.heads,
-                                s.kv_heads, s.length, mask),
-                    {1, s.length, s.length, s.heads, s.kv_heads, s.dim, s.value_dim}, causal)});
-  if (window >= 0) {
-    for (BackwardCase& one : cases) one.forward.problem.mask.set_window(window, -1);
-  }
+  Case one = make_case(fmt::format("backward D={} Dv={} {}/{} {} {}", s.dim, s.value_dim, s.heads,
+                                   s.kv_heads, s.length, mask),
+                       {1, s.length, s.length, s.heads, s.kv_heads, s.dim, s.value_dim}, causal);
+  if (window >= 0) one.problem.mask.set_window(window, -1);
+  return {one};
+}
+
+// Plain, the same bits every time (which wide heads have anyway), and with a soft cap.
+void measure_plain(Bench& bench, const BackwardShape& s, bool causal, std::int64_t window = -1) {
+  std::vector<BackwardCase> cases(3, plain_case(s, causal, window));
   cases[1].forward.name += ", soft cap 50";
   cases[1].forward.problem.soft_cap = 50;
   cases[2].forward.name += ", same bits";
@@ -159,12 +161,7 @@ constexpr BackwardShape kBackwardShapes[] = {{32, 8, 128, 128, 4096},   {32, 32,
 // Plain gradients alone.
 void backward_plain(Bench& bench) {
   for (const BackwardShape& s : kBackwardShapes) {
-    for (const bool causal : {false, true}) {
-      bench.measure_backward(
-          {{make_case(fmt::format("backward D={} Dv={} {}/{} {} {}", s.dim, s.value_dim, s.heads,
-                                  s.kv_heads, s.length, causal ? "causal" : "full"),
-                      {1, s.length, s.length, s.heads, s.kv_heads, s.dim, s.value_dim}, causal)}});
-    }
+    for (const bool causal : {false, true}) bench.measure_backward({plain_case(s, causal)});
   }
 }
 
@@ -420,9 +417,8 @@ void float32_backward(Bench& bench) {
 }
 
 // Times what a ring of two ranks (zigzag, causal) could gain by computing all hops in one launch,
-// if all
-// blocks had already arrived: a rank's rows with all keys, compared with one launch for its own
-// block and one for the other rank's, with the rows that see it.
+// if all blocks had already arrived: a rank's rows with all keys, compared with one launch for its
+// own block and one for the other rank's, with the rows that see it.
 void hops(Bench& bench) {
   for (const auto& [length, heads, kv_heads] :
        {std::tuple{8192, 64, 8}, std::tuple{8192, 32, 32}, std::tuple{32768, 64, 8}}) {
@@ -460,8 +456,7 @@ double host_time(const std::function<void()>& call) {
     time =
         std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - begin).count();
   }
-  std::sort(times.begin(), times.end());
-  return times[times.size() / 2];
+  return median(std::move(times));
 }
 
 // The lists for 16k tokens and 32 heads: the GPU's kernels alone; and plan, copies and kernels

@@ -73,6 +73,12 @@ inline Tensor random_tensor(DType dtype, const Extents& shape, Device& device, u
   return tensor;
 }
 
+template <class Time>
+Time median(std::vector<Time> times) {
+  std::sort(times.begin(), times.end());
+  return times[times.size() / 2];
+}
+
 inline double visible_pairs(const Case& one) {
   double pairs = 0;
   for (const PositionRange& rows : one.rows.ranges()) {
@@ -207,10 +213,7 @@ class Bench {
       }
     }
     std::vector<double> medians;
-    for (std::vector<double>& of_call : times) {
-      std::sort(of_call.begin(), of_call.end());
-      medians.push_back(of_call[of_call.size() / 2]);
-    }
+    for (std::vector<double>& of_call : times) medians.push_back(median(std::move(of_call)));
     return medians;
   }
 
@@ -237,8 +240,7 @@ class Bench {
                  "cudaEventElapsedTime");
     }
     for (cudaEvent_t event : events) check_cuda(cudaEventDestroy(event), "cudaEventDestroy");
-    std::sort(times.begin(), times.end());
-    return times[times.size() / 2];
+    return median(std::move(times));
   }
 
   // Records a measurement without a FLOP rate.

@@ -77,6 +77,9 @@ class Job:
         return ["bench", "--device", self.device, "--dtype", "bfloat16", "--shape", shape, *words,
                 "--json", "-"]
 
+    def shape(self, length: str, heads: str = "64,8,128") -> str:
+        return f"1,{length},{length},{'8,2,64' if self.small else heads}"
+
     def tool(self, name: str, *words: str) -> list[str]:
         """One of the programs beside this one, on these GPUs."""
         return [self.python, os.path.join(BENCHMARKS, name), "--annulus", self.annulus,
@@ -167,8 +170,8 @@ def strong(job: Job, seconds: int) -> Step:
     """One problem on 1, 2, 4 … GPUs."""
     counts = [1 << power for power in range(job.gpus.bit_length()) if 1 << power <= job.gpus]
     length = "512" if job.small else "128k"
-    words = job.bench(f"1,{length},{length},{'8,2,64' if job.small else '64,8,128'}", "--causal",
-                      "--warmup", "1", "--warm-seconds", "0.4", "--iters", "6")
+    words = job.bench(job.shape(length), "--causal", "--warmup", "1", "--warm-seconds", "0.4",
+                      "--iters", "6")
 
     def read(found: dict[str, list[Any]]) -> tuple[Any, list[Figure]]:
         alone = median_time(found["1"])
@@ -183,8 +186,7 @@ def strong(job: Job, seconds: int) -> Step:
 def million(job: Job, seconds: int) -> Step:
     length = "1k" if job.small else "1M"
     case = parse_case(f"{'8/2/64' if job.small else '64/8'}:causal:{length}")
-    words = job.bench(f"1,{length},{length},{'8,2,64' if job.small else '64,8,128'}", "--causal",
-                      "--once")
+    words = job.bench(job.shape(length), "--causal", "--once")
 
     def read(found: dict[str, list[Any]]) -> tuple[Any, list[Figure]]:
         seconds_of_call = median_time(found[""]) * 1e-3
@@ -231,7 +233,7 @@ def two_nodes(job: Job, seconds: int) -> Step:
     ranks."""
     ranks_per_node = max(2, job.gpus // 2)
     length = "512" if job.small else "8k"
-    shape = f"1,{length},{length},{'8,2,64' if job.small else '32,8,128'}"
+    shape = job.shape(length, "32,8,128")
     transport = ["--transport", "composite"] if job.device == "cuda" else []
     shared = ["--share-gpus"] if job.device == "cuda" and job.gpus < 4 else []
     schedules = ("ring", "double_ring")

@@ -123,11 +123,6 @@ class Results:
         return data | ({"gradients": self.gradients} if self.gradients else {})
 
 
-def to_text(results: Results) -> str:
-    """The content of the results file."""
-    return json.dumps(results.to_json(), indent=1) + "\n"
-
-
 def load(path: str) -> Results:
     """Reads a results file. Raises ResultsError naming file and entry."""
     try:
@@ -164,6 +159,10 @@ def obstacle_to_writing(folder: str) -> str:
             return ""
     except OSError as error:
         return f"{folder} cannot be written to: {error.strerror}"
+
+
+def write_json(path: str, content: Any) -> None:
+    write_whole(path, json.dumps(content, indent=1) + "\n")
 
 
 def write_whole(path: str, text: str) -> None:

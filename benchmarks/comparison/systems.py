@@ -1,8 +1,10 @@
 """How each system is started, and what its output says."""
 
+import argparse
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import socket
@@ -16,6 +18,7 @@ from peers.peer_cases import Case, parse_case
 from .results import BEFORE, CEILING, FROM_JAX, FROM_TORCH, OURS, Round
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+MPIRUN = ("mpirun", "--bind-to", "none")
 PATIENCE = 5  # seconds in which an interrupted program ends
 PYTORCH = "pytorch"
 JAX = "jax"
@@ -67,6 +70,33 @@ class Found:
 
     rounds: dict[tuple[str, Case], Round] = field(default_factory=dict)
     environment: Optional[dict[str, Any]] = None
+
+
+def parser(description: Optional[str], mpirun: Sequence[str] = ()) -> argparse.ArgumentParser:
+    """A parser with the options that name our program and, unless there is no default, mpirun."""
+    made = argparse.ArgumentParser(description=description, allow_abbrev=False,
+                                   formatter_class=argparse.RawDescriptionHelpFormatter)
+    made.add_argument("--annulus", default="build/annulus", help="our program (default: %(default)s)")
+    if mpirun:
+        made.add_argument("--mpirun", type=shlex.split, default=list(mpirun), metavar="WORDS",
+                          help="mpirun with its flags, except the number of ranks (default: "
+                          f"{shlex.join(mpirun)})")
+    return made
+
+
+class Failure(Exception):
+    """annulus plan has failed. The text is what it wrote on standard error."""
+
+
+def plan(annulus: str, words: Sequence[str], errors: Optional[int] = subprocess.PIPE) -> dict:
+    """The report of annulus plan for GPUs and bfloat16. With `errors` None, what it writes on standard
+    error is shown."""
+    ended = subprocess.run([annulus, "plan", "--device", "cuda", "--dtype", "bfloat16", *words,
+                            "--json", "-"],
+                           stdout=subprocess.PIPE, stderr=errors, text=True, check=False)
+    if ended.returncode != 0:
+        raise Failure((ended.stderr or "").strip())
+    return json.loads(ended.stdout)
 
 
 def program_obstacle(program: str) -> str:

@@ -82,11 +82,16 @@ def recorded():
     return found
 
 
+def rows_of(markdown):
+    """The cells of each row of the table."""
+    return [[cell.strip() for cell in line.strip("|").split("|")]
+            for line in markdown.splitlines() if line.startswith("|")]
+
+
 def cells(markdown, row):
     """The cells of a row of the table, by column."""
-    lines = [line for line in markdown.splitlines() if line.startswith("|")]
-    split = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
-    return dict(zip(split[0], split[2 + row]))
+    rows = rows_of(markdown)
+    return dict(zip(rows[0], rows[2 + row]))
 
 
 class CompareTest(unittest.TestCase):
@@ -98,9 +103,21 @@ class CompareTest(unittest.TestCase):
     def path(self, *names):
         return os.path.join(self.directory, *names)
 
-    def compare(self, *words):
-        return subprocess.run([sys.executable, os.path.join(BENCHMARKS, "compare"), *words],
+    def tool(self, name, *words):
+        """Runs one of the programs."""
+        return subprocess.run([sys.executable, os.path.join(BENCHMARKS, name), *words],
                               cwd=self.directory, capture_output=True, text=True, timeout=60)
+
+    def compare(self, *words):
+        return self.tool("compare", *words)
+
+    def stub(self, text=STUB, name="stub", **values):
+        """A program of this text, in which {python} and the values are filled in."""
+        path = self.path(name)
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(text.format(python=sys.executable, **values))
+        os.chmod(path, 0o755)
+        return path
 
     def expect_success(self, result):
         self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
@@ -204,10 +221,7 @@ class Runs(CompareTest):
     """Programs that only pretend to measure."""
 
     def run_stub(self, *words):
-        stub = self.path("stub")
-        with open(stub, "w", encoding="utf-8") as file:
-            file.write(STUB.format(python=sys.executable))
-        os.chmod(stub, 0o755)
+        stub = self.stub()
         return self.compare("--annulus", stub, "--mpirun", stub, "--python", stub, "--gpus", "2",
                             "--heads", "64/8", "--masks", "causal", "--seq", "8k,32k",
                             "--rounds", "2", "--output-dir", "out", *words)
@@ -288,11 +302,7 @@ class Runs(CompareTest):
         self.assertIn("1,32768,32768,16,16,256", ours[2])
 
     def test_another_build_takes_turns_in_place_of_the_peers(self):
-        before = self.path("before")
-        with open(before, "w", encoding="utf-8") as file:
-            file.write(STUB.format(python=sys.executable))
-        os.chmod(before, 0o755)
-        result = self.expect_success(self.run_stub("--against", before))
+        result = self.expect_success(self.run_stub("--against", self.stub(name="before")))
         data = json.loads(self.read("out", "comparison.json"))
         self.assertEqual(data["cases"][0]["systems"]["annulus"], [{"ms": 2.0}] * 2)
         self.assertEqual(data["cases"][0]["systems"]["annulus-before"], [{"ms": 1.5}] * 2)
@@ -313,15 +323,10 @@ class Runs(CompareTest):
 
 class Choices(CompareTest):
     def choices(self, *words, mpirun=None):
-        stub = self.path("stub")
-        with open(stub, "w", encoding="utf-8") as file:
-            file.write(STUB.format(python=sys.executable))
-        os.chmod(stub, 0o755)
-        return subprocess.run(
-            [sys.executable, os.path.join(BENCHMARKS, "choices"), "--annulus", stub, "--mpirun",
-             mpirun or stub, "--case", "64/8:causal:8192", "--case", "64/8:causal:16k",
-             "--output", "choices.json", *words],
-            cwd=self.directory, capture_output=True, text=True, timeout=60)
+        stub = self.stub()
+        return self.tool("choices", "--annulus", stub, "--mpirun", mpirun or stub, "--case",
+                         "64/8:causal:8192", "--case", "64/8:causal:16k", "--output",
+                         "choices.json", *words)
 
     def test_a_better_choice_is_told_by_the_exit_code(self):
         result = self.choices("--rounds", "2")
@@ -396,20 +401,13 @@ elif "bench" in words:
 """
 
     def several(self, *words, broken="nothing"):
-        stub = self.path("stub")
-        with open(stub, "w", encoding="utf-8") as file:
-            file.write(self.STUB.format(python=sys.executable, broken=broken))
-        os.chmod(stub, 0o755)
-        return subprocess.run(
-            [sys.executable, os.path.join(BENCHMARKS, "several_gpus"), "--annulus", stub, "--mpirun",
-             stub, "--python", stub, "--output-dir", "out", *words],
-            cwd=self.directory, capture_output=True, text=True, timeout=60)
+        stub = self.stub(self.STUB, broken=broken)
+        return self.tool("several_gpus", "--annulus", stub, "--mpirun", stub, "--python", stub,
+                         "--output-dir", "out", *words)
 
     def figures(self, result):
         """The cells of the rows by step and name."""
-        lines = [[cell.strip() for cell in line.strip("|").split("|")]
-                 for line in result.stdout.splitlines() if line.startswith("|")]
-        return {(step, what): rest for step, what, *rest in lines[2:]}
+        return {(step, what): rest for step, what, *rest in rows_of(result.stdout)[2:]}
 
     def test_all_steps(self):
         result = self.several("--rounds", "2")
@@ -512,13 +510,11 @@ class Gradients(CompareTest):
 
 class Predictions(CompareTest):
     def test_passes_of_a_report_of_bench(self):
-        stub, report = self.path("stub"), self.path("bench.json")
-        with open(stub, "w", encoding="utf-8") as file:
-            file.write(f"#!{sys.executable}\nimport json, sys\n"
-                       "print(' '.join(sys.argv[1:]), file=sys.stderr)\n"
-                       "finish = 4.2 if '--backward' in sys.argv else 3.0\n"
-                       "print(json.dumps({'predicted_ms': {'finish': finish}}))\n")
-        os.chmod(stub, 0o755)
+        stub = self.stub("#!{python}\nimport json, sys\n"
+                         "print(' '.join(sys.argv[1:]), file=sys.stderr)\n"
+                         "finish = 4.2 if '--backward' in sys.argv else 3.0\n"
+                         "print(json.dumps({{'predicted_ms': {{'finish': finish}}}}))\n")
+        report = self.path("bench.json")
         with open(report, "w", encoding="utf-8") as file:
             json.dump([{"schema": "annulus.bench", "rows": [{
                 "shape": "1,8192,8192,64,8,128,128", "mask": "causal", "layout": "zigzag",
@@ -527,7 +523,7 @@ class Predictions(CompareTest):
                            "--iters=3 --backward=true",
                 "time": 2.0, "backward schedule": "ring", "backward impl": "sdpa",
                 "backward": 4.0}]}], file)
-        result = self.expect_success(self.predict(stub, report))
+        result = self.expect_success(self.tool("predictions", report, "--annulus", stub))
         forward, backward = cells(result.stdout, 0), cells(result.stdout, 1)
         self.assertEqual(forward["predicted ÷ measured"], "1.500")
         self.assertEqual(backward["predicted ÷ measured"], "1.050")
@@ -539,18 +535,12 @@ class Predictions(CompareTest):
         problem = ("--shape 1,8192,8192,64,8,128,128 --sequence-layout zigzag --causal=true "
                    f"--window=64,0 --cu-seqlens={ends} --transport peer")
         self.assertTrue(planned[0].endswith(
-            f"--schedule allgather {problem} --json - --impl flash_attn2"), planned[0])
+            f"--schedule allgather {problem} --impl flash_attn2 --json -"), planned[0])
         self.assertTrue(planned[1].endswith(
-            f"--schedule ring {problem} --backward --json - --impl sdpa"), planned[1])
-        only = self.predict(stub, report, "--pass", "backward")
+            f"--schedule ring {problem} --backward --impl sdpa --json -"), planned[1])
+        only = self.tool("predictions", report, "--annulus", stub, "--pass", "backward")
         self.assertIn("1 of 1 within 10%", only.stdout)
         self.assertEqual(cells(only.stdout, 0)["schedule"], "ring")
-
-    @staticmethod
-    def predict(stub, report, *words):
-        return subprocess.run([sys.executable, os.path.join(BENCHMARKS, "predictions"), report,
-                               "--annulus", stub, *words], capture_output=True, text=True,
-                              timeout=60)
 
 
 class Options(CompareTest):

@@ -58,27 +58,27 @@ void beside_cudnn(Bench& bench) {
 struct BackwardShape {
   std::int64_t heads, kv_heads, dim, value_dim, length;
 };
+AttentionShape shape_of(const BackwardShape& s) {
+  return {1, s.length, s.length, s.heads, s.kv_heads, s.dim, s.value_dim};
+}
 
 // Gradients under masks that are not one band, beside gradients under a causal mask.
 void backward_masks(Bench& bench, const BackwardShape& s) {
   const std::int64_t length = s.length;
-  std::vector<BackwardCase> cases;
-  const auto add = [&](const char* name, bool causal = true, std::int64_t rows = 0) -> Mask& {
-    if (rows == 0) rows = length;
-    cases.push_back({make_case(fmt::format("backward masks D={}: {}", s.dim, name),
-                               {1, rows, rows, s.heads, s.kv_heads, s.dim, s.value_dim}, causal)});
-    return cases.back().forward.problem.mask;
-  };
+  Cases cases{fmt::format("backward masks D={}: ", s.dim), shape_of(s)};
+  const auto add = [&](const char* name) -> Mask& { return cases.add_mask(name); };
   add("causal");
-  add("causal 4096, as many pairs as 16 documents of 1024", true, 4096);
+  Case& fewer = cases.add("causal 4096, as many pairs as 16 documents of 1024");
+  fewer.problem.shape.query_length = fewer.problem.shape.kv_length = 4096;
+  fewer.rows = fewer.columns = PositionRanges::all(4096);
   const std::vector<std::int32_t> even = documents(length, 16, true);
   add("16 documents of 1024").set_segments(1, even, even);
   const std::vector<std::int32_t> few = documents(length, 16, false);
   add("16 documents").set_segments(1, few, few);
   if (s.dim <= 128) {
-    cases.push_back(cases.back());
-    cases.back().forward.name += ", same bits";
-    cases.back().repeats_bits = true;
+    cases.all.push_back(cases.all.back());
+    cases.all.back().name += ", same bits";
+    cases.all.back().repeats_bits = true;
   }
   add("window 4096").set_window(4096, -1);
   Mask& sinks = add("sink tokens 64, window 4096");
@@ -86,39 +86,36 @@ void backward_masks(Bench& bench, const BackwardShape& s) {
   sinks.set_sink_tokens(64);
   add("prefix 4096").set_prefix(4096);
   add("chunks of 4096").set_chunk(4096);
-  add("full", false);
+  cases.causal = false;
+  add("full");
   for (const double density : {0.11, 0.26}) {
-    add(density < 0.2 ? "blocks, density 0.11" : "blocks, density 0.26", false)
+    add(density < 0.2 ? "blocks, density 0.11" : "blocks, density 0.26")
         .set_block_mask(BlockMask::random(length, length, s.heads, density, 3));
   }
-  bench.measure_backward(cases);
+  bench.measure_backward(cases.all);
 }
 
 // Gradients with modifiers of the weights, beside plain ones.
 void backward_modifiers(Bench& bench, std::int64_t dim, std::int64_t value_dim) {
   const std::int64_t keys = 4096;
   for (const bool causal : {false, true}) {
-    std::vector<BackwardCase> cases;
-    const auto add = [&](const char* name) -> AttentionProblem& {
-      cases.push_back({make_case(
-          fmt::format("backward modifiers: D={} {}, {}", dim, causal ? "causal" : "full", name),
-          {1, keys, keys, 32, 8, dim, value_dim}, causal)});
-      return cases.back().forward.problem;
-    };
-    add("plain");
-    add("dropout").dropout.emplace(0.1, 1);
-    add("dropout, keys from 8 on").dropout.emplace(0.1, 1);
-    Case& shifted = cases.back().forward;
+    Cases cases{fmt::format("backward modifiers: D={} {}, ", dim, causal ? "causal" : "full"),
+                {1, keys, keys, 32, 8, dim, value_dim},
+                causal};
+    cases.add("plain");
+    cases.add("dropout").problem.dropout.emplace(0.1, 1);
+    Case& shifted = cases.add("dropout, keys from 8 on");
+    shifted.problem.dropout.emplace(0.1, 1);
     shifted.problem.shape.kv_length += 8;
     shifted.columns = PositionRanges({PositionRange{GlobalPosition(8), keys}});
-    add("bias of a head").bias = Extents{1, 32, keys, keys};
-    add("bias of a head, and its gradient").bias = Extents{1, 32, keys, keys};
-    cases.back().wants_bias = true;
-    add("bias of all heads").bias = Extents{1, 1, keys, keys};
-    add("bias of all heads, and its gradient").bias = Extents{1, 1, keys, keys};
-    cases.back().wants_bias = true;
-    add("dense mask").dense_mask = Extents{1, 1, keys, keys};
-    bench.measure_backward(cases);
+    for (const std::int64_t heads : {32, 1}) {
+      const std::string name = heads == 1 ? "bias of all heads" : "bias of a head";
+      cases.add(name).problem.bias = Extents{1, heads, keys, keys};
+      cases.add(name + ", and its gradient").problem.bias = Extents{1, heads, keys, keys};
+      cases.all.back().wants_bias = true;
+    }
+    cases.add("dense mask").problem.dense_mask = Extents{1, 1, keys, keys};
+    bench.measure_backward(cases.all);
   }
 }
 
@@ -131,23 +128,23 @@ void modifiers_of_wide_heads(Bench& bench) {
   backward_modifiers(bench, 192, 128);
 }
 
-BackwardCase plain_case(const BackwardShape& s, bool causal, std::int64_t window = -1) {
+Case plain_case(const BackwardShape& s, bool causal, std::int64_t window = -1) {
   const std::string mask = window >= 0 ? fmt::format("window {}", window)
                            : causal    ? "causal"
                                        : "full";
   Case one = make_case(fmt::format("backward D={} Dv={} {}/{} {} {}", s.dim, s.value_dim, s.heads,
                                    s.kv_heads, s.length, mask),
-                       {1, s.length, s.length, s.heads, s.kv_heads, s.dim, s.value_dim}, causal);
+                       shape_of(s), causal);
   if (window >= 0) one.problem.mask.set_window(window, -1);
-  return {one};
+  return one;
 }
 
 // Plain, the same bits every time (which wide heads have anyway), and with a soft cap.
 void measure_plain(Bench& bench, const BackwardShape& s, bool causal, std::int64_t window = -1) {
-  std::vector<BackwardCase> cases(3, plain_case(s, causal, window));
-  cases[1].forward.name += ", soft cap 50";
-  cases[1].forward.problem.soft_cap = 50;
-  cases[2].forward.name += ", same bits";
+  std::vector<Case> cases(3, plain_case(s, causal, window));
+  cases[1].name += ", soft cap 50";
+  cases[1].problem.soft_cap = 50;
+  cases[2].name += ", same bits";
   cases[2].repeats_bits = true;
   if (s.dim > 128) cases.pop_back();
   bench.measure_backward(cases);
@@ -188,12 +185,8 @@ void backward_of_wide_heads(Bench& bench) {
 
 void features(Bench& bench) {
   const std::int64_t length = 16384;
-  const AttentionShape shape{1, length, length, 32, 8, 128, 128};
-  std::vector<Case> cases;
-  const auto add = [&](const char* name) -> Case& {
-    cases.push_back(make_case(std::string("features: ") + name, shape, true));
-    return cases.back();
-  };
+  Cases cases{"features: ", {1, length, length, 32, 8, 128, 128}};
+  const auto add = [&](const std::string& name) -> Case& { return cases.add(name); };
   add("causal");
   add("window 4096").problem.mask.set_window(4096, -1);
   add("window 1024").problem.mask.set_window(1024, -1);
@@ -209,13 +202,11 @@ void features(Bench& bench) {
   striped.columns = PositionRanges({{GlobalPosition(0), length, 4}});
   add("shifted by 100").problem.mask.set_offset(100);
   for (const double cap : {30.0, 50.0, 200.0, 1e10}) {
-    add("soft cap").problem.soft_cap = cap;
-    cases.back().name += fmt::format(" {}", cap);
+    add(fmt::format("soft cap {}", cap)).problem.soft_cap = cap;
   }
   add("dropout").problem.dropout.emplace(0.1, 1);
   for (const std::int64_t left : {4096, 4095}) {  // tiles begin at even and at odd positions
-    Case& dropout = add("dropout, window");
-    dropout.name += fmt::format(" {}", left);
+    Case& dropout = add(fmt::format("dropout, window {}", left));
     dropout.problem.mask.set_window(left, -1);
     dropout.problem.dropout.emplace(0.1, 1);
   }
@@ -223,17 +214,15 @@ void features(Bench& bench) {
   Case& state = add("state in and out");
   state.output = DType::float32;
   state.continues_state = true;
-  bench.measure(cases, nullptr);
+  bench.measure(cases.all, nullptr);
 }
 
 // Mask parts that one band does not describe, beside plain causal masks of as many pairs.
 void positions(Bench& bench) {
   for (const std::int64_t length : {16384, 32768}) {
-    const AttentionShape shape{1, length, length, 32, 8, 128, 128};
-    std::vector<Case> cases;
+    Cases cases{"positions: ", {1, length, length, 32, 8, 128, 128}};
     const auto add = [&](const char* name) -> Mask& {
-      cases.push_back(make_case(fmt::format("positions: {} of {}", name, length), shape, true));
-      return cases.back().problem.mask;
+      return cases.add_mask(fmt::format("{} of {}", name, length));
     };
     add("causal");
     add("window 4096").set_window(4096, -1);
@@ -249,7 +238,7 @@ void positions(Bench& bench) {
       packing.push_back(static_cast<std::int32_t>(end));
     }
     add("packings of 2048").set_packings(1, packing, packing, DocumentAlignment::bottom_right);
-    const std::vector<Measured> results = bench.measure(cases, nullptr);
+    const std::vector<Measured> results = bench.measure(cases.all, nullptr);
     for (const Measured& one : results) {
       fmt::print("{:36} {:.3f} of the rate of causal\n", one.name,
                  one.teraflops / results.front().teraflops);
@@ -303,11 +292,9 @@ double tile_density(const Case& one) {
 void blocks(Bench& bench) {
   const std::int64_t length = 16384;
   const AttentionShape shape{1, length, length, 32, 8, 128, 128};
-  std::vector<Case> cases{make_case("blocks: dense", shape, false)};
-  const auto add = [&](std::string name) -> Mask& {
-    cases.push_back(make_case("blocks: " + std::move(name), shape, false));
-    return cases.back().problem.mask;
-  };
+  Cases cases{"blocks: ", shape, false};
+  const auto add = [&](const std::string& name) -> Mask& { return cases.add_mask(name); };
+  add("dense");
   for (const double density : {0.06, 0.11, 0.26, 0.51}) {
     add(fmt::format("random {}", density))
         .set_block_mask(BlockMask::random(length, length, shape.heads, density, 1));
@@ -330,7 +317,7 @@ void blocks(Bench& bench) {
     mask.set_segments(1, ids, ids);
     mask.set_block_mask(BlockMask::documents(cu_seqlens));
   }
-  const std::vector<Measured> results = bench.measure(cases, "sdpa");
+  const std::vector<Measured> results = bench.measure(cases.all, "sdpa");
   const auto dense = std::find_if(results.begin(), results.end(),
                                   [](const Measured& one) { return one.kernel == "sdpa"; });
   if (dense == results.end()) return;
@@ -338,13 +325,13 @@ void blocks(Bench& bench) {
              "time", "bound");
   for (const Measured& one : results) {
     if (one.kernel != "blocksparse") continue;
-    const auto of =
-        std::find_if(cases.begin(), cases.end(), [&](const Case& c) { return c.name == one.name; });
+    const auto of = std::find_if(cases.all.begin(), cases.all.end(),
+                                 [&](const Case& c) { return c.name == one.name; });
     const double tiles = tile_density(*of);
     const double ratio = one.milliseconds / dense->milliseconds;
     const double bound = 1.15 * tiles + 0.01;
     fmt::print("{:36} {:8.4f} {:9.4f} {:8.4f} {:7.4f} {}\n", one.name, tiles,
-               visible_pairs(*of) / visible_pairs(cases.front()), ratio, bound,
+               visible_pairs(*of) / visible_pairs(cases.all.front()), ratio, bound,
                ratio <= bound ? "ok" : "over");
   }
 }
@@ -388,26 +375,25 @@ void float32(Bench& bench) {
 
 // Float32 gradients beside the forward pass and the plain kernel's.
 void float32_backward(Bench& bench) {
-  std::vector<Case> forward;
-  std::vector<BackwardCase> cases, small;
+  std::vector<Case> forward, cases, small;
   for (const std::int64_t dim : {64, 128}) {
     for (const bool causal : {false, true}) {
       forward.push_back(float32_case(8192, dim, causal));
-      cases.push_back({forward.back()});
+      cases.push_back(forward.back());
     }
-    cases.push_back({float32_case(8192, dim, true)});
-    cases.back().forward.name += ", soft cap 50";
-    cases.back().forward.problem.soft_cap = 50;
-    cases.push_back({float32_case(8192, dim, true)});
-    cases.back().forward.name += ", 8 documents";
+    cases.push_back(float32_case(8192, dim, true));
+    cases.back().name += ", soft cap 50";
+    cases.back().problem.soft_cap = 50;
+    cases.push_back(float32_case(8192, dim, true));
+    cases.back().name += ", 8 documents";
     const std::vector<std::int32_t> ids = documents(8192, 8, true);
-    cases.back().forward.problem.mask.set_segments(1, ids, ids);
-    small.push_back({float32_case(1024, dim, false)});
+    cases.back().problem.mask.set_segments(1, ids, ids);
+    small.push_back(float32_case(1024, dim, false));
     small.push_back(small.back());
     small.back().kernel = "native";
   }
   bench.measure(forward, nullptr);
-  for (BackwardCase& one : cases) one.forward.name = "backward " + one.forward.name;
+  for (Case& one : cases) one.name = "backward " + one.name;
   bench.measure_backward(cases);
   const std::vector<Measured> times = bench.measure_backward(small);
   for (std::size_t i = 0; i < times.size(); i += 2) {
@@ -424,23 +410,18 @@ void hops(Bench& bench) {
        {std::tuple{8192, 64, 8}, std::tuple{8192, 32, 32}, std::tuple{32768, 64, 8}}) {
     const SequenceLayout layout(LayoutKind::zigzag, length, 2);
     const PositionRanges own = layout.positions(0);
-    std::vector<Case> cases;
-    const auto add = [&](const char* what) -> Case& {
-      cases.push_back(make_case(fmt::format("hops: {}/{} {} {}", heads, kv_heads, length, what),
-                                {1, length, length, heads, kv_heads, 128, 128}, true));
-      cases.back().rows = own;
-      return cases.back();
-    };
-    add("at once");
-    Case& first = add("own block");
-    first.columns = own;
+    Cases cases{fmt::format("hops: {}/{} {} ", heads, kv_heads, length),
+                {1, length, length, heads, kv_heads, 128, 128}};
+    cases.add("at once").rows = own;
+    Case& first = cases.add("own block");
+    first.rows = first.columns = own;
     first.output = DType::float32;
-    Case& second = add("other block");
+    Case& second = cases.add("other block");
     second.rows = PositionRanges({own.ranges().back()});
     second.columns = layout.positions(1);
     second.output = DType::float32;
     second.continues_state = true;
-    const std::vector<Measured> times = bench.measure(cases, nullptr);
+    const std::vector<Measured> times = bench.measure(cases.all, nullptr);
     fmt::print("{:36} {:.3f} of the time of separate launches\n", times[0].name,
                times[0].milliseconds / (times[1].milliseconds + times[2].milliseconds));
   }
@@ -464,23 +445,21 @@ double host_time(const std::function<void()>& call) {
 void lists(Bench& bench) {
   const std::int64_t length = 16384;
   const AttentionShape shape{1, length, length, 32, 8, 128, 128};
-  std::vector<Case> cases;
-  const auto add = [&](std::string name, bool causal) -> Mask& {
-    cases.push_back(make_case("lists: " + std::move(name), shape, causal));
-    return cases.back().problem.mask;
-  };
-  add("causal", true);
-  add("window 1024", true).set_window(1024, -1);
+  Cases cases{"lists: ", shape};
+  const auto add = [&](const std::string& name) -> Mask& { return cases.add_mask(name); };
+  add("causal");
+  add("window 1024").set_window(1024, -1);
   const std::vector<std::int32_t> ids = documents(length, 16, false);
-  add("16 documents", true).set_segments(1, ids, ids);
+  add("16 documents").set_segments(1, ids, ids);
   const std::vector<std::int32_t> many = documents(length, 2000, false);
-  add("2000 documents", true).set_segments(1, many, many);
+  add("2000 documents").set_segments(1, many, many);
+  cases.causal = false;
   for (const double density : {0.06, 0.51}) {
-    add(fmt::format("random {}", density), false)
+    add(fmt::format("random {}", density))
         .set_block_mask(BlockMask::random(length, length, shape.heads, density, 1));
   }
   MemoryPool& memory = bench.device().memory();
-  for (const Case& one : cases) {
+  for (const Case& one : cases.all) {
     const auto plan = [&] {
       return flash::ListPlan(one.problem.mask, {0, 1, 0, shape.heads}, one.rows, one.columns,
                              kBlock, kBlock);

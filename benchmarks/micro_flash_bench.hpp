@@ -35,10 +35,7 @@ struct Case {
   PositionRanges rows, columns;
   DType output = DType::bfloat16;
   bool continues_state = false;
-};
-
-struct BackwardCase {
-  Case forward;
+  // Of a backward pass:
   bool repeats_bits = false;
   bool wants_bias = false;       ///< the bias's gradient
   const char* kernel = nullptr;  ///< null: the flash kernel
@@ -138,7 +135,7 @@ class Bench {
   }
 
   // Gradients of all operands, added in float32: of all cases by turns.
-  std::vector<Measured> measure_backward(const std::vector<BackwardCase>& cases) {
+  std::vector<Measured> measure_backward(const std::vector<Case>& cases) {
     struct Operands {
       std::unique_ptr<Prepared> forward;
       Tensor grad_output, delta, grad_query, grad_key, grad_value, grad_bias;
@@ -147,18 +144,18 @@ class Bench {
     };
     std::vector<std::unique_ptr<Operands>> all;
     std::vector<std::function<void()>> calls;
-    for (const BackwardCase& one : cases) {
+    for (const Case& one : cases) {
       all.push_back(std::make_unique<Operands>());
       Operands& o = *all.back();
-      o.forward = prepare(one.forward);
+      o.forward = prepare(one);
       Prepared& p = *o.forward;
       o.grad_output = random_tensor(p.problem.dtype, p.output.shape(), *device_, 4);
       o.delta = random_tensor(DType::float32, p.lse.shape(), *device_, 5);
       o.grad_query = random_tensor(DType::float32, p.query.shape(), *device_, 6);
       o.grad_key = random_tensor(DType::float32, p.key.shape(), *device_, 7);
       o.grad_value = random_tensor(DType::float32, p.value.shape(), *device_, 8);
-      o.block = {p.query.view(), p.key.view(),   p.value.view(),   o.grad_output.view(),
-                 p.lse.view(),   o.delta.view(), one.forward.rows, one.forward.columns};
+      o.block = {p.query.view(), p.key.view(),   p.value.view(), o.grad_output.view(),
+                 p.lse.view(),   o.delta.view(), one.rows,       one.columns};
       o.block.unmasked = p.block.unmasked;
       o.block.scores = p.block.scores;
       o.block.repeats_bits = one.repeats_bits;
@@ -181,13 +178,13 @@ class Bench {
     }
     const std::vector<double> times = medians_by_turns(calls);
     for (std::size_t i = 0; i < cases.size(); ++i) {
-      const Case& one = cases[i].forward;
+      const Case& one = cases[i];
       const AttentionShape& s = one.problem.shape;
       const double flops = forward_flops(s, visible_pairs(one)) *
                            static_cast<double>(3 * s.head_dim + 2 * s.value_dim) /
                            static_cast<double>(s.head_dim + s.value_dim);
-      all_.push_back({one.name, cases[i].kernel != nullptr ? cases[i].kernel : "flash_attn2",
-                      times[i], flops / times[i] * 1e-9});
+      all_.push_back({one.name, one.kernel != nullptr ? one.kernel : "flash_attn2", times[i],
+                      flops / times[i] * 1e-9});
       fmt::print("{:52} {:12} {:9.3f} ms {:7.1f} TFLOP/s\n", one.name, all_.back().kernel, times[i],
                  all_.back().teraflops);
     }
@@ -335,6 +332,19 @@ inline Case make_case(std::string name, const AttentionShape& shape, bool causal
   one.problem.mask.set_causal(causal);
   return one;
 }
+
+/// Cases of one shape, whose names begin alike.
+struct Cases {
+  Case& add(const std::string& name) {
+    return all.emplace_back(make_case(prefix + name, shape, causal));
+  }
+  Mask& add_mask(const std::string& name) { return add(name).problem.mask; }
+
+  std::string prefix;
+  AttentionShape shape;
+  bool causal = true;
+  std::vector<Case> all = {};
+};
 
 inline std::vector<std::int32_t> documents(std::int64_t length, int count, bool even) {
   std::mt19937 random(7);

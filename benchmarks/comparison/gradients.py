@@ -52,18 +52,22 @@ def errors(found: Sequence[np.ndarray], exact: Sequence[np.ndarray]) -> list[flo
             for one, truth in zip(found, exact)]
 
 
+def words_of_run(annulus: str, device: str, dtype: str, case: Case,
+                 path: Callable[[str], str]) -> list[str]:
+    """annulus run on the operands and for their gradients, in the files that `path` names."""
+    words = [annulus, "run", "--device", device, "--dtype", dtype]
+    for name in ("output", *OPERANDS, *(f"grad_{name}" for name in OPERANDS[:3])):
+        words += [f"--{name.replace('_', '-')}", path(name)]
+    return [*words, "--causal"] if case.causal else words
+
+
 def _our_start(setup: systems.Setup, case: Case, ranks: int, folder: str) -> systems.Start:
-    names = {f"--{name.replace('_', '-')}": name for name in OPERANDS}
-    names |= {f"--grad-{name}": f"grad_{name}" for name in OPERANDS[:3]}
-    words = [*setup.mpirun, "-np", str(ranks), setup.annulus, "run", "--device", "cuda", "--dtype",
-             "bfloat16"]
-    for option, name in ({"--output": "output"} | names).items():
-        words += [option, os.path.join(folder, name + ".npy")]
-    if case.causal:
-        words.append("--causal")
+    words = words_of_run(setup.annulus, "cuda", "bfloat16", case,
+                         lambda name: os.path.join(folder, name + ".npy"))
     if ranks > setup.gpus:
         words.append("--share-gpus")
-    return systems.Start(OURS, (*words, *setup.annulus_options), (case,))
+    return systems.Start(OURS, (*setup.mpirun, "-np", str(ranks), *words, *setup.annulus_options),
+                         (case,))
 
 
 def measure(setup: systems.Setup, case: Case,

@@ -112,13 +112,17 @@ class Setup(unittest.TestCase):
 
     @unittest.skipIf(HAS_GPU, "this machine has a GPU")
     def test_without_a_gpu_a_new_build_is_for_the_cpu(self):
-        _, calls = self.run_setup()
-        self.assertEqual(calls[0], "cmake --preset default -DANNULUS_CUDA=OFF")
+        for script in ("setup", "test"):
+            (self.tree / "build/CMakeCache.txt").unlink(missing_ok=True)
+            _, calls = self.run_setup(script=script)
+            self.assertEqual(calls[0], "cmake --preset default -DANNULUS_CUDA=OFF")
 
     def test_with_a_gpu_a_new_build_is_for_it(self):
         self.program("bin/nvidia-smi", "#!/bin/sh\nexit 0\n")
-        _, calls = self.run_setup()
-        self.assertEqual(calls[0], "cmake --preset default -DANNULUS_CUDA=AUTO")
+        for script in ("setup", "test"):
+            (self.tree / "build/CMakeCache.txt").unlink(missing_ok=True)
+            _, calls = self.run_setup(script=script)
+            self.assertEqual(calls[0], "cmake --preset default -DANNULUS_CUDA=AUTO")
 
     def test_a_gpu_without_a_compiler_is_said(self):
         self.program("bin/nvidia-smi", "#!/bin/sh\nexit 0\n")
@@ -157,16 +161,6 @@ class Setup(unittest.TestCase):
         self.assertEqual(result.returncode, 0, result.stderr)
         self.assertIn("WARNING", result.stderr)
         self.assertRegex(calls[-1], "^ctest")
-
-    def test_tests_choose_a_new_build_as_setup_does(self):
-        self.program("bin/nvidia-smi", "#!/bin/sh\nexit 0\n")
-        _, calls = self.run_setup(script="test")
-        self.assertEqual(calls[0], "cmake --preset default -DANNULUS_CUDA=AUTO")
-
-    @unittest.skipIf(HAS_GPU, "this machine has a GPU")
-    def test_tests_without_a_gpu_compile_no_kernels(self):
-        _, calls = self.run_setup(script="test")
-        self.assertEqual(calls[0], "cmake --preset default -DANNULUS_CUDA=OFF")
 
     def test_fetches_headers_once_for_cudnn(self):
         result, calls = self.run_setup("--cuda", "auto", cache=CUDNN)

@@ -116,7 +116,7 @@ def print_times(system: str, case: Case, options: argparse.Namespace, gpus: int,
     print_line(system=system, case=str(case), gpus=gpus, **fields)
 
 
-def print_error(system: str, case: Case, error: BaseException) -> None:
+def print_error(system: str, case: object, error: BaseException) -> None:
     """Reports a case that could not be run."""
     reason = str(error).strip().splitlines()
     text = f"{type(error).__name__}: {reason[0][:300] if reason else 'no message'}"

@@ -21,7 +21,7 @@ import torch.nn.functional as functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
-from peer_cases import print_line
+from peer_cases import print_error, print_line
 
 BLOCK = 128
 MaskMod = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
@@ -76,11 +76,6 @@ def elapsed(call: Callable[[], object], calls: int) -> float:
         event.record()
     torch.cuda.synchronize()
     return statistics.median(a.elapsed_time(b) for a, b in zip(events, events[1:]))
-
-
-def describe(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0][:300] if lines else 'no message'}"
 
 
 def flex_call(operands: list[torch.Tensor], backend: str, mask: Optional[BlockMask] = None,
@@ -144,7 +139,7 @@ def main() -> None:
                 usable[name, system] = call
             # The compiler wraps what backends refuse in many kinds of errors.
             except Exception as error:  # pylint: disable=broad-exception-caught
-                print_line(case=name, system=system, error=describe(error))
+                print_error(system, name, error)
         times: dict[tuple[str, str], list[float]] = {key: [] for key in usable}
         for _ in range(options.rounds):
             for key, call in usable.items():

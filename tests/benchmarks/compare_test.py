@@ -22,24 +22,31 @@ from peers.peer_cases import Case  # noqa: E402
 SVG = "{http://www.w3.org/2000/svg}"
 CASE = Case(64, 8, True, 8192)
 
-# Stands in for every program that compare starts: what it prints follows from its words.
-STUB = """#!{python}
-import json, sys
+# The beginning of programs that stand in for others: what they print follows from their words.
+BEGINNING = """#!{python}
+import json, os, runpy, sys
 words = sys.argv[1:]
+def lengths():
+    begin, end, factor = (int(x) for x in words[words.index("--sweep") + 1].split(":"))
+    while begin <= end:
+        yield begin
+        begin *= factor
+"""
+
+# Stands in for every program that compare starts.
+STUB = BEGINNING + """
 before = any(word.endswith("/before") for word in words)
 if "info" in words:
     print("# libraries\\n  NCCL           2.28")
 elif "bench" in words:
-    begin, end, factor = (int(x) for x in words[words.index("--sweep") + 1].split(":"))
-    rows, length = [], begin
-    while length <= end:
+    rows = []
+    for length in lengths():
         rows.append({{"shape": f"1,{{length}},{{length}},64,8,128,128", "verdict": "OK",
                      "time": 1.0 if "nccl" in words and length > 8192 else 2.0 - 0.5 * before,
                      "local": 600.0, "rate": 500000.0}})
         if "--backward" in words:
             rows[-1].update({{"backward": 5.0, "backward rate": 400.0, "backward local": 500.0,
                              "both": 7.0}})
-        length *= factor
     units = {{"shape": "B,T,S,N,K,D,Dv", "verdict": "", "time": "ms, median",
              "local": "TFLOP/s/GPU", "rate": "GFLOP/s/rank", "backward": "ms, median",
              "both": "ms, median", "backward rate": "GFLOP/s/rank",
@@ -363,9 +370,7 @@ class SeveralGpus(CompareTest):
 
     STEPS = ["forward", "choices", "decode", "strong", "backward", "two_nodes", "random", "million",
              "failures"]
-    STUB = """#!{python}
-import json, os, runpy, sys
-words = sys.argv[1:]
+    STUB = BEGINNING + """
 tools = [i for i, word in enumerate(words) if os.path.basename(word) in ("compare", "choices")]
 if "info" in words:
     print("  GPU 0  NVIDIA H200, compute capability 9.0")
@@ -387,15 +392,9 @@ elif "bench" in words:
     shape = words[words.index("--shape") + 1]
     sizes = [size.replace("k", "K") for size in shape.split(",")]
     ranks = int(words[words.index("-np") + 1]) if "-np" in words else 1
-    lengths = [sizes[1]]
-    if "--sweep" in words:
-        begin, end, factor = (int(x) for x in words[words.index("--sweep") + 1].split(":"))
-        lengths = []
-        while begin <= end:
-            lengths.append(begin)
-            begin *= factor
     rows = [{{"shape": ",".join([sizes[0], str(length), str(length), *sizes[3:]]), "verdict": "OK",
-              "time": 8.0 / ranks, "rate": 1.0, "local": 1.0}} for length in lengths]
+              "time": 8.0 / ranks, "rate": 1.0, "local": 1.0}}
+            for length in (lengths() if "--sweep" in words else [sizes[1]])]
     print(json.dumps({{"columns": [{{"name": "shape", "unit": "B,T,S,N,K,D,Dv"}},
                                    {{"name": "time", "unit": "ms, median"}}], "rows": rows}}))
 """

@@ -22,6 +22,11 @@ def test_a_mistake_of_one_rank_is_an_error_of_all(sequence):
         call(mesh=sequence, **keywords)
 
 
+def test_a_schedule_that_is_none():
+    with pytest.raises(annulus.UserError, match="triangle"):
+        call(schedule="triangle")
+
+
 def test_meshes(sequence):
     assert annulus.mesh("sp=-1") is sequence
 

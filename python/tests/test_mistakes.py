@@ -83,8 +83,6 @@ MISTAKES = {
     "a layout that is a number": (lambda: call(layout=3), TypeError, None, "layout: got 3"),
     "segments of float64": (lambda: call(segments=np.zeros((1, 8))), TypeError, None,
                             "segments: got float64"),
-    "a schedule that is none": (lambda: call(schedule="triangle"), annulus.ArgumentError,
-                                "schedule", "triangle"),
     "a kernel that is none": (lambda: call(implementation="fastest"), annulus.ArgumentError,
                               "implementation", "fastest"),
     "a window below -1": (lambda: call(window=(-2, 0)), annulus.ArgumentError, "window", "-2"),

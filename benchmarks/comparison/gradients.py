@@ -1,7 +1,6 @@
 """How far the gradients of each system are from float64 gradients."""
 
 import os
-import shutil
 import tempfile
 from typing import Any, Callable, Optional, Sequence
 
@@ -73,11 +72,8 @@ def _our_start(setup: systems.Setup, case: Case, ranks: int, folder: str) -> sys
 def measure(setup: systems.Setup, case: Case,
             log: Callable[[str], None]) -> list[dict[str, Any]]:
     """One entry for each series and number of ranks: its errors, or why there are none."""
-    folder = tempfile.mkdtemp()
-    try:
+    with tempfile.TemporaryDirectory() as folder:
         return _measure_in(folder, setup, case, log)
-    finally:
-        shutil.rmtree(folder)
 
 
 def _measure_in(folder: str, setup: systems.Setup, case: Case,

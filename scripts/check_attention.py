@@ -83,8 +83,8 @@ def finite(array, name):
 
 def parse_arguments():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0], allow_abbrev=False)
-    for name in ("query", "key", "value", "cu-seqlens", "cu-seqlens-q", "cu-seqlens-kv", "q-lengths",
-                 "kv-lengths", "q-segments", "kv-segments"):
+    for name in ("query", "key", "value", "cu-seqlens", "cu-seqlens-q", "cu-seqlens-kv",
+                 "q-lengths", "kv-lengths", "q-segments", "kv-segments"):
         parser.add_argument(f"--{name}")
     parser.add_argument("--input", help=".safetensors file with query, key and value")
     parser.add_argument("--output", required=True, help="the output to check")
@@ -305,7 +305,7 @@ class Problem:
         return (word >> np.asarray(j % 2 * 16, np.uint64) & np.uint64(0xFFFF)) < self.dropout
 
     def probabilities(self, b, n, key, begin, end):
-        """The Probabilities of rows [begin, end) of one head, and what Expected says of them."""
+        """The Expected of rows [begin, end) of one head, before attend()."""
         low, high = self.column_range(b, begin, end)
         rows, columns = np.arange(begin, end), np.arange(low, high)
         query = finite(self.query[b, begin:end, n], "query")
@@ -339,22 +339,13 @@ class Problem:
         if self.dropout > 0:
             kept = ~self.dropped(b, n, rows, columns) / (1 - self.dropout / 65536)
         weights /= np.where(total > 0, total, 1)[:, None]
-        return Probabilities((begin, end), (low, high), query, weights, kept, before_bias, lse,
-                             largest[:, 0], abs(self.scale) * dots, capped, biases)
-
-    @staticmethod
-    def attention(parts, value):
-        """The Expected of these rows."""
-        weights, value = parts.probabilities * parts.kept, value[slice(*parts.columns)]
-        norms = np.linalg.norm(value, axis=1)
-        return Expected(weights @ value, parts.lse, parts.maximum,
-                        np.linalg.norm(weights * norms, axis=1), weights @ norms, parts.dot,
-                        parts.largest_capped, parts.bias)
+        return Expected((begin, end), (low, high), query, weights, kept, before_bias, lse,
+                        largest[:, 0], abs(self.scale) * dots, capped, biases)
 
 
 @dataclass
-class Probabilities:
-    """Some rows of a head, over the columns that they may see."""
+class Expected:
+    """Some rows of a head over the columns that they may see, and the sizes of their terms."""
     rows: tuple
     columns: tuple
     query: np.ndarray
@@ -363,22 +354,16 @@ class Probabilities:
     capped: np.ndarray          # logits under a soft cap, before the bias
     lse: np.ndarray
     maximum: np.ndarray
-    dot: np.ndarray             # as in Expected, like the next two
-    largest_capped: np.ndarray
-    bias: np.ndarray
+    dot: np.ndarray             # scale · the largest Σ|qᵢkᵢ|
+    largest_capped: np.ndarray  # the largest |logit| under a soft cap, before the bias
+    bias: np.ndarray            # the largest |bias|
 
-
-@dataclass
-class Expected:
-    """Some rows of a head, and how large the terms are that they add up."""
-    output: np.ndarray
-    lse: np.ndarray
-    maximum: np.ndarray
-    root_square: np.ndarray  # √Σ p²‖v‖²
-    sum: np.ndarray          # Σ p‖v‖
-    dot: np.ndarray          # scale · the largest Σ|qᵢkᵢ|
-    capped: np.ndarray       # the largest |logit| under a soft cap, before the bias
-    bias: np.ndarray         # the largest |bias|
+    def attend(self, value):
+        weights, value = self.probabilities * self.kept, value[slice(*self.columns)]
+        norms = np.linalg.norm(value, axis=1)
+        self.output = weights @ value
+        self.root_square = np.linalg.norm(weights * norms, axis=1)  # √Σ p²‖v‖²
+        self.sum = weights @ norms                                  # Σ p‖v‖
 
 
 class Bounds:
@@ -402,7 +387,7 @@ class Bounds:
 
     def of_rows(self, rows):
         """The largest shares of the bounds, of rows and of their LSEs."""
-        logit = self.summed * (self.root_width * rows.dot + 2 * rows.bias + 8 * rows.capped)
+        logit = self.summed * (self.root_width * rows.dot + 2 * rows.bias + 8 * rows.largest_capped)
         scale = rows.root_square + np.linalg.norm(rows.output, axis=1)
         output = ((4 * self.roundoff + logit) * scale + 8 * self.summed * rows.sum
                   + 4 * self.subnormal)
@@ -524,8 +509,8 @@ def compare(problem, results, gradients):
                 for begin in range(0, problem.rows, block):
                     end = min(begin + block, problem.rows)
                     parts = problem.probabilities(b, n, key, begin, end)
-                    results.add_to(comparison, b, n, slice(begin, end),
-                                   problem.attention(parts, value))
+                    parts.attend(value)
+                    results.add_to(comparison, b, n, slice(begin, end), parts)
                     if gradients is not None:
                         gradients.add_rows(problem, b, n, parts, widened)
             if gradients is not None:

@@ -76,7 +76,8 @@ def parser(description: Optional[str], mpirun: Sequence[str] = ()) -> argparse.A
     """A parser with the options that name our program and, unless there is no default, mpirun."""
     made = argparse.ArgumentParser(description=description, allow_abbrev=False,
                                    formatter_class=argparse.RawDescriptionHelpFormatter)
-    made.add_argument("--annulus", default="build/annulus", help="our program (default: %(default)s)")
+    made.add_argument("--annulus", default="build/annulus",
+                      help="our program (default: %(default)s)")
     if mpirun:
         made.add_argument("--mpirun", type=shlex.split, default=list(mpirun), metavar="WORDS",
                           help="mpirun with its flags, except the number of ranks (default: "
@@ -89,8 +90,7 @@ class Failure(Exception):
 
 
 def plan(annulus: str, words: Sequence[str], errors: Optional[int] = subprocess.PIPE) -> dict:
-    """The report of annulus plan for GPUs and bfloat16. With `errors` None, what it writes on standard
-    error is shown."""
+    """The report of annulus plan for GPUs and bfloat16. With `errors` None, its messages are shown."""
     ended = subprocess.run([annulus, "plan", "--device", "cuda", "--dtype", "bfloat16", *words,
                             "--json", "-"],
                            stdout=subprocess.PIPE, stderr=errors, text=True, check=False)

@@ -43,7 +43,7 @@ def closed_error() -> Exception:
 
 
 def in_call_error() -> Exception:
-    return _library.UserError("attention: got close() within a call of it, expected one after the call")
+    return _library.UserError("attention: got close() within a call of it, expected one after it")
 
 
 class Attention:
@@ -120,8 +120,10 @@ class Attention:
         return self._handle
 
     def close(self) -> None:
-        """Waits for calls under way, on any thread, and frees the object. Later calls raise UserError, as
-        does close() within a call, in a signal handler."""
+        """Waits for calls under way, on any thread, and frees the object.
+
+        Later calls raise UserError, as does close() in a signal handler within a call.
+        """
         if self._handle is None:
             return
         if threading.get_ident() in self._callers:

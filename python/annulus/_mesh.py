@@ -81,8 +81,9 @@ class Mesh:
         self._dropped: list[Any] = []  # kept until their last call and backward pass
         options = _library.create("context_options_create")
         try:
-            given = {"mesh": axes.encode(), "place": _place(device), "threads": threads, "timeout": timeout,
-                     "share_gpus": int(share_gpus), "transport": transport.encode()}
+            given = {"mesh": axes.encode(), "place": _place(device), "threads": threads,
+                     "timeout": timeout, "share_gpus": int(share_gpus),
+                     "transport": transport.encode()}
             for name, value in given.items():
                 if value is not None:
                     _library.function("context_options_set_" + name)(options, value)

@@ -110,7 +110,8 @@ def unknown(names: Iterable[str]) -> None:
     """Raises TypeError if one of the keywords is not in Options."""
     for name in names:
         if name not in Options.__annotations__:
-            expected = one_of(Options.__annotations__, name, ("mesh", "sinks", "bias", "mask", "seed"))
+            operands = ("mesh", "sinks", "bias", "mask", "seed")
+            expected = one_of(Options.__annotations__, name, operands)
             raise TypeError(f"unknown keyword {name!r}; expected {expected}")
 
 

@@ -27,8 +27,9 @@ MISTAKES = {
                                     "unknown keyword 'xyz'; expected one of "),
     "an unknown keyword of a plan": (lambda: annulus.plan(QUERY, KEY, VALUE, casual=True),
                                      TypeError, None, "'causal'"),
-    "an unknown keyword of an object": (lambda: annulus.Attention((1, 8, 8, 4, 2, 16, 16), casual=True),
-                                        TypeError, None, "'causal'"),
+    "an unknown keyword of an object": (
+        lambda: annulus.Attention((1, 8, 8, 4, 2, 16, 16), casual=True), TypeError, None,
+        "'causal'"),
     "a list for an array": (lambda: call(QUERY.tolist()), TypeError, None, "query"),
     "operands of two dtypes": (lambda: call(key=KEY.astype(np.float16)), annulus.ArgumentError,
                                "key", "float32"),

@@ -134,17 +134,19 @@ class Attention:
                 ending()
             while self._callers:
                 time.sleep(0.001)
-        except BaseException:
+        except BaseException:  # close() was refused or interrupted, and may be called again
             self._handle = handle
             raise
         _library.function("attention_destroy")(handle)
 
-    def _library_call(self, name: str, *arguments: Any) -> None:
-        """Calls a function of the library, for which close() waits."""
+    def _library_call(self, name: str, *arguments: Any, text: Any = None) -> Any:
+        """Calls a function of the library, for which close() waits. Returns a copy of `text`, a
+        c_char_p that the function makes point into the object."""
         caller = threading.get_ident()
         self._callers.append(caller)
         try:
             _library.function("attention_" + name)(self.handle, *arguments)
+            return None if text is None else text.value
         finally:
             self._callers.remove(caller)
 
@@ -198,9 +200,7 @@ class Attention:
 
     def _text(self, name: str, *arguments: Any) -> str:
         text = ctypes.c_char_p()
-        self._library_call(name, *arguments, ctypes.byref(text))
-        assert text.value is not None
-        return text.value.decode()
+        return self._library_call(name, *arguments, ctypes.byref(text), text=text).decode()
 
     def _numbers(self, values: Any, name: str) -> Any:
         """Lengths or offsets of this rank's batches; values on a GPU are read there."""

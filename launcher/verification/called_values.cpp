@@ -58,14 +58,9 @@ CalledValues::CalledValues(const ShardedCase& sharded_case, const ring::ShardedO
   const auto twin = [&](DType dtype, const Extents& shape, const void* data, bool on_device) {
     Tensor host(dtype, shape, host_);
     std::memcpy(host.view().data(), data, host.bytes());
-    if (!on_device) {
-      DeviceTwin alone;
-      alone.host = std::move(host);
-      return alone;
-    }
-    DeviceTwin both(std::move(host), device);
-    both.upload(device, *copies);
-    return both;
+    DeviceTwin made = on_device ? DeviceTwin(std::move(host), device) : DeviceTwin(std::move(host));
+    made.upload(device, *copies);
+    return made;
   };
   const auto numbers = [&](const Numbers& all) {
     return twin(DType::int32, {std::ssize(all)}, all.data(), in_device_memory_);

@@ -15,11 +15,6 @@ namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-// The larger one; NaN if either is.
-double worse(double a, double b) {
-  return std::isnan(a) || a > b ? a : b;
-}
-
 // The deviation of an LSE or a maximum.
 double row_deviation(double truth, double value) {
   if (std::isnan(truth)) return std::isnan(value) ? 0 : kInfinity;

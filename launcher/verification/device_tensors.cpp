@@ -5,51 +5,35 @@
 
 namespace annulus::verification {
 
-template <class Each>
-void DeviceTensors::for_inputs(const Each& each) {
-  each("query", host_.query, query_, twins_.query);
-  each("key", host_.key, key_, twins_.key);
-  each("value", host_.value, value_, twins_.value);
-  if (host_.bias.rank() > 0) each("bias", host_.bias, bias_, twins_.bias);
-  if (host_.mask.rank() > 0) each("mask", host_.mask, mask_, twins_.mask);
-}
-
-template <class Each>
-void DeviceTensors::for_results(const Each& each) {
-  each("output", host_.output, output_, twins_.output);
-  if (host_.lse.rank() > 0) each("LSE", host_.lse, lse_, twins_.lse);
-  if (host_.maximum.rank() > 0) each("maximum", host_.maximum, maximum_, twins_.maximum);
-  if (host_.sum.rank() > 0) each("sum", host_.sum, sum_, twins_.sum);
-}
-
 DeviceTensors::DeviceTensors(const ring::LocalTensors& host, Device& device, Watchdog watchdog)
-    : host_(host),
-      device_(device),
+    : device_(device),
       stream_(device.make_stream("copies", std::move(watchdog), nullptr)),
       twins_(host) {
   if (device.place().is_host()) return;
-  const auto make = [&](const char* name, const ConstTensorView& tensor, Tensor& copy, auto& twin) {
-    copy =
-        for_tensor(name, [&] { return Tensor(tensor.dtype(), tensor.shape(), device.memory()); });
-    twin = copy.view();
+  const auto add = [&](const char* name, const auto& tensor, auto& copies, auto& twin) {
+    if (tensor.rank() == 0) return;
+    copies.push_back({tensor, unfilled(name, tensor.dtype(), tensor.shape(), device.memory())});
+    twin = copies.back().copy.view();
   };
-  for_inputs(make);
-  for_results(make);
+  add("query", host.query, inputs_, twins_.query);
+  add("key", host.key, inputs_, twins_.key);
+  add("value", host.value, inputs_, twins_.value);
+  add("bias", host.bias, inputs_, twins_.bias);
+  add("mask", host.mask, inputs_, twins_.mask);
+  add("output", host.output, results_, twins_.output);
+  add("LSE", host.lse, results_, twins_.lse);
+  add("maximum", host.maximum, results_, twins_.maximum);
+  add("sum", host.sum, results_, twins_.sum);
 }
 
 void DeviceTensors::upload() {
-  if (device_.place().is_host()) return;
-  const auto send = [&](const char* /*name*/, const ConstTensorView& tensor, const Tensor& copy,
-                        const auto& /*twin*/) { device_.copy(tensor, copy.view(), *stream_); };
-  for_inputs(send);
-  for_results(send);
+  for (const auto& [host, copy] : inputs_) device_.copy(host, copy.view(), *stream_);
+  for (const auto& [host, copy] : results_) device_.copy(host, copy.view(), *stream_);
   stream_->synchronize();
 }
 
 void DeviceTensors::download() {
-  if (device_.place().is_host()) return;
-  for_results([&](const char* /*name*/, const TensorView& tensor, const Tensor& copy,
-                  const auto& /*twin*/) { device_.copy(copy.view(), tensor, *stream_); });
+  for (const auto& [host, copy] : results_) device_.copy(copy.view(), host, *stream_);
   stream_->synchronize();
 }
 

@@ -1,16 +1,30 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
+#include <limits>
 #include <span>
 #include <vector>
 
 #include <annulus/core/convert.hpp>
 #include <annulus/core/position.hpp>
 #include <annulus/core/tensor.hpp>
+#include <annulus/partition/named_sharding.hpp>
 
 namespace annulus::verification {
+
+inline constexpr std::array kNonFinite{std::numeric_limits<float>::quiet_NaN(),
+                                       std::numeric_limits<float>::infinity(),
+                                       -std::numeric_limits<float>::infinity()};
+
+/// The larger one; NaN if either is.
+[[nodiscard]] inline double worse(double a, double b) {
+  return std::isnan(a) || a > b ? a : b;
+}
 
 /// The global indices of an entry of a tensor, or of a row if the last dimensions are left out.
 using Entry = std::vector<std::int64_t>;
@@ -70,6 +84,22 @@ inline void widen(const void* numbers, DType dtype, std::span<double> wide) {
 [[nodiscard]] inline std::vector<std::byte> bytes_of(const Tensor& tensor) {
   const auto* const data = static_cast<const std::byte*>(tensor.view().data());
   return {data, data + tensor.bytes()};
+}
+
+/// True if a rank's part of a tensor, contiguous in host memory, has the same bits as the whole
+/// one.
+[[nodiscard]] inline bool is_part_of(const Tensor& part, const NamedSharding& sharding, int rank,
+                                     const Tensor& whole) {
+  if (part.dtype() != whole.dtype() || whole.shape() != sharding.global_shape()) return false;
+  const std::size_t bytes = size_of(part.dtype());
+  const auto* const own = static_cast<const std::byte*>(part.view().data());
+  const auto* const all = static_cast<const std::byte*>(whole.view().data());
+  bool same = true;
+  for_each_entry(sharding.index(rank), [&](const Entry& entry, std::int64_t i) {
+    const std::byte* const expected = all + number_of(entry, whole.shape()) * bytes;
+    same = same && std::memcmp(own + static_cast<std::size_t>(i) * bytes, expected, bytes) == 0;
+  });
+  return same;
 }
 
 }  // namespace annulus::verification

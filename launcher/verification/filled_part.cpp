@@ -1,29 +1,14 @@
-#include "filled_part.hpp"
-
+#include <array>
 #include <cstddef>
 
-#include <annulus/core/error.hpp>
+#include <annulus/verification/filled_part.hpp>
 #include <annulus/verification/for_tensor.hpp>
-#include <annulus/verification/random_scores.hpp>
 
 namespace annulus::verification {
 
 const char* name_of(Operand operand) {
-  switch (operand) {
-    case Operand::query:
-      return "query";
-    case Operand::key:
-      return "key";
-    case Operand::value:
-      return "value";
-    case Operand::bias:
-      return "bias";
-    case Operand::grad_output:
-      return "grad output";
-    case Operand::grad_lse:
-      return "grad LSE";
-  }
-  throw InternalError("an operand without a name");
+  constexpr std::array kNames{"query", "key", "value", "bias", "grad output", "grad LSE"};
+  return kNames.at(static_cast<std::size_t>(operand));
 }
 
 Tensor filled_part(const char* name, const std::vector<PositionRanges>& index, DType dtype,
@@ -35,20 +20,6 @@ Tensor filled_part(const char* name, const std::vector<PositionRanges>& index, D
     fill(part.view(), index);
     return part;
   });
-}
-
-FillPart operand_fill(const FillPart& given, const Extents& global_shape, std::uint64_t seed,
-                      Operand operand, int threads) {
-  return given ? given : random_operand(global_shape, seed, operand, threads);
-}
-
-FillPart bias_fill(const OperandFills& fills, const Extents& global_shape, std::uint64_t seed,
-                   int threads) {
-  return fills.bias ? fills.bias : random_bias(global_shape, 1, seed, threads);
-}
-
-FillPart mask_fill(const OperandFills& fills, const Extents& global_shape, std::uint64_t seed) {
-  return fills.mask ? fills.mask : random_mask(global_shape, 0.75, seed);
 }
 
 Tensor random_grad_output(const ring::ShardedOperands& operands, DType dtype, std::uint64_t seed,

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -7,12 +8,11 @@
 #include <annulus/core/convert.hpp>
 #include <annulus/mesh/agreement.hpp>
 #include <annulus/mesh/mesh.hpp>
+#include <annulus/verification/filled_part.hpp>
 #include <annulus/verification/for_tensor.hpp>
 #include <annulus/verification/gradient_shards.hpp>
 
 #include "entries.hpp"
-#include "filled_part.hpp"
-#include "same_bits.hpp"
 
 namespace annulus::verification {
 namespace {
@@ -35,40 +35,58 @@ struct Squares {
   double magnitude = 0;
 };
 
-// `before`: the size of the number that the gradient was added to.
-void add_entry(Squares& sum, double found, double truth, double magnitude, double before) {
-  double difference = found - truth;
-  if (magnitude == 0 && difference != 0) difference = std::numeric_limits<double>::infinity();
-  sum.difference += difference * difference;
-  sum.magnitude += magnitude * magnitude + before * before;
-}
-
-// The value that gradients are added to, and its size as in add_entry().
-struct Before {
-  double value = 0;
-  double size = 0;
-};
-
+// `before`: the value that the gradient was added to; `size`: its part in the magnitudes.
 Squares squares_of(const Tensor& found, const NamedSharding& sharding, int rank,
-                   const OracleGradient& truth, const Before& before) {
+                   const OracleGradient& truth, double before, double size) {
   const std::vector<double> numbers = numbers_of(found);
   Squares sum;
   for_each_entry(sharding.index(rank), [&](const Entry& entry, std::int64_t i) {
     const std::size_t number = number_of(entry, sharding.global_shape());
-    add_entry(sum, numbers[static_cast<std::size_t>(i)] - before.value, truth.values[number],
-              truth.magnitudes[number], before.size);
+    const double magnitude = truth.magnitudes[number];
+    double difference = numbers[static_cast<std::size_t>(i)] - before - truth.values[number];
+    if (magnitude == 0 && difference != 0) difference = std::numeric_limits<double>::infinity();
+    sum.difference += difference * difference;
+    sum.magnitude += magnitude * magnitude + size * size;
   });
   return sum;
 }
 
+// A gradient of sinks or bias, whose terms of many rows may cancel, so that the magnitudes are
+// those of docs/semantics.md §6. `narrow`: the roundoff of sums, as a share of the dtype's.
+OracleGradient sum_of_rows(OracleGradient gradient, const std::vector<double>& squares,
+                           double narrow) {
+  for (std::size_t i = 0; i < gradient.magnitudes.size(); ++i) {
+    gradient.magnitudes[i] = std::sqrt(squares[i]) + narrow * gradient.magnitudes[i];
+  }
+  return gradient;
+}
+
 }  // namespace
+
+NamedSharding sinks_sharding(const NamedSharding& query, const Extents& sinks) {
+  std::vector<AxisNames> axes;
+  if (sinks.rank() == 2) axes.push_back(query.spec()[2]);
+  return {query.mesh(), PartitionSpec(axes), sinks};
+}
+
+ring::BackwardLocalTensors backward_tensors(const ring::LocalTensors& forward) {
+  ring::BackwardLocalTensors tensors;
+  tensors.query = forward.query;
+  tensors.key = forward.key;
+  tensors.value = forward.value;
+  tensors.output = forward.output;
+  tensors.lse = forward.lse;
+  tensors.bias = forward.bias;
+  tensors.mask = forward.mask;
+  tensors.call_values = forward.call_values;
+  return tensors;
+}
 
 GradientShards::GradientShards(const ring::ShardedOperands& operands,
                                const AttentionProblem& problem,
                                const ring::BackwardRequest& request, std::uint64_t seed,
                                Context& context)
-    : operands_(operands),
-      request_(request),
+    : request_(request),
       rank_(context.rank()),
       device_(context.device()),
       copies_(device_.make_stream("copies", context.mesh().watchdog(), nullptr)) {
@@ -80,70 +98,56 @@ GradientShards::GradientShards(const ring::ShardedOperands& operands,
     if (request_.grad_lse) {
       grad_lse_ = {random_grad_lse(operands, seed, rank_, host_, context.threads()), device_};
     }
-    const auto unfilled = [&](const char* name, const NamedSharding& sharding, DType type) {
+    using Tensors = ring::BackwardLocalTensors;
+    const auto add = [&](std::size_t number, const char* name, TensorView Tensors::*tensor,
+                         const NamedSharding& sharding, DType type) {
       const Extents shape = sharding.local_shape(rank_);
-      return for_tensor(name, [&] { return DeviceTwin(Tensor(type, shape, host_), device_); });
+      gradients_.push_back({number, tensor, sharding, for_tensor(name, [&] {
+                              return DeviceTwin(Tensor(type, shape, host_), device_);
+                            })});
     };
-    grad_query_ = unfilled("grad query", operands.query, dtype);
-    grad_key_ = unfilled("grad key", operands.key, dtype);
-    grad_value_ = unfilled("grad value", operands.value, dtype);
-    if (request_.grad_bias) {
-      grad_bias_ = unfilled("grad bias", operands.bias.value(), DType::float32);
-    }
+    add(0, "grad query", &Tensors::grad_query, operands.query, dtype);
+    add(1, "grad key", &Tensors::grad_key, operands.key, dtype);
+    add(2, "grad value", &Tensors::grad_value, operands.value, dtype);
     if (request_.grad_sinks) {
-      const bool shared = problem.sinks->shape().rank() == 1;
-      const std::int64_t per_head = problem.sinks->per_head();
-      const Extents shape =
-          shared ? Extents{per_head} : Extents{operands.query.local_shape(rank_)[2], per_head};
-      grad_sinks_ = {Tensor(DType::float32, shape, host_), device_};
-      const PositionRanges heads = operands.query.positions(rank_, 2);
-      if (!shared && !heads.empty()) {
-        first_sink_ = heads.global(LocalPosition(0)).value() * per_head;
-      }
+      add(3, "grad sinks", &Tensors::grad_sinks,
+          sinks_sharding(operands.query, problem.sinks->shape()), DType::float32);
+    }
+    if (request_.grad_bias) {
+      add(4, "grad bias", &Tensors::grad_bias, operands.bias.value(), DType::float32);
     }
   });
 }
 
 void GradientShards::upload(int unwritten) {
-  for (const DeviceTwin* one : gradients()) {
+  for (const auto& [number, tensor, sharding, twin] : gradients_) {
     if (request_.adds) {
-      fill(one->host, kBefore);
+      fill(twin.host, kBefore);
     } else {
-      std::memset(one->host.view().data(), unwritten, one->host.bytes());
+      std::memset(twin.host.view().data(), unwritten, twin.host.bytes());
     }
-    one->upload(device_, *copies_);
+    twin.upload(device_, *copies_);
   }
   for (const DeviceTwin* one : {&grad_output_, &grad_lse_}) one->upload(device_, *copies_);
   copies_->synchronize();
 }
 
 ring::BackwardLocalTensors GradientShards::tensors(const ring::LocalTensors& forward) const {
-  ConstTensorView grad_lse;
+  ring::BackwardLocalTensors tensors = backward_tensors(forward);
+  tensors.grad_output = grad_output_.view();
   if (request_.grad_lse) {
-    grad_lse = {grad_lse_.view().data(), DType::float32, forward.lse.shape(), forward.lse.place()};
+    tensors.grad_lse = {grad_lse_.view().data(), DType::float32, forward.lse.shape(),
+                        forward.lse.place()};
   }
-  return {forward.query,
-          forward.key,
-          forward.value,
-          forward.output,
-          forward.lse,
-          grad_output_.view(),
-          grad_query_.view(),
-          grad_key_.view(),
-          grad_value_.view(),
-          forward.bias,
-          forward.mask,
-          grad_lse,
-          forward.call_values,
-          request_.grad_sinks ? grad_sinks_.view() : TensorView(),
-          request_.grad_bias ? grad_bias_.view() : TensorView()};
+  for (const Gradient& one : gradients_) tensors.*one.tensor = one.twin.view();
+  return tensors;
 }
 
 void GradientShards::compute(Attention& attention, const ring::LocalTensors& forward,
                              int unwritten) {
   upload(unwritten);
   attention.backward_and_wait(tensors(forward), request_.adds);
-  for (const DeviceTwin* one : gradients()) one->download(device_, *copies_);
+  for (const Gradient& one : gradients_) one.twin.download(device_, *copies_);
   copies_->synchronize();
 }
 
@@ -155,65 +159,34 @@ void GradientShards::compute_others(Attention& attention, const ring::LocalTenso
 }
 
 bool GradientShards::are_parts_of(const GradientShards& whole) const {
-  const auto same = [&](const DeviceTwin& part, const NamedSharding& sharding,
-                        const DeviceTwin& all) {
-    return is_part_of(part.host, sharding, rank_, all.host);
-  };
-  if (!same(grad_query_, operands_.query, whole.grad_query_) ||
-      !same(grad_key_, operands_.key, whole.grad_key_) ||
-      !same(grad_value_, operands_.value, whole.grad_value_)) {
-    return false;
-  }
-  if (request_.grad_bias && !same(grad_bias_, operands_.bias.value(), whole.grad_bias_)) {
-    return false;
-  }
-  if (!request_.grad_sinks) return true;
-  const Tensor& sinks = grad_sinks_.host;
-  const auto* const all = static_cast<const float*>(whole.grad_sinks_.host.view().data());
-  return std::memcmp(sinks.view().data(), all + first_sink_, sinks.bytes()) == 0;
+  return std::equal(gradients_.begin(), gradients_.end(), whole.gradients_.begin(),
+                    [&](const Gradient& part, const Gradient& all) {
+                      return is_part_of(part.twin.host, part.sharding, rank_, all.twin.host);
+                    });
 }
 
 std::vector<std::vector<std::byte>> GradientShards::bytes() const {
   std::vector<std::vector<std::byte>> all;
-  for (const DeviceTwin* one : gradients()) all.push_back(bytes_of(one->host));
+  for (const Gradient& one : gradients_) all.push_back(bytes_of(one.twin.host));
   return all;
 }
 
 GradientErrors GradientShards::errors(const OracleGradients& truth, Control& group) const {
-  const double before = request_.adds ? kBefore : 0;
-  std::vector<double> squares;
-  const auto add = [&](const DeviceTwin& found, const NamedSharding& sharding,
-                       const OracleGradient& expected) {
-    const Squares own = squares_of(found.host, sharding, rank_, expected, {before, before});
-    squares.insert(squares.end(), {own.difference, own.magnitude});
-  };
-  add(grad_query_, operands_.query, truth.query);
-  add(grad_key_, operands_.key, truth.key);
-  add(grad_value_, operands_.value, truth.value);
-  Squares of_sinks;
   // Sums over rows are float32 in every dtype, while the bound is in roundings of the dtype.
   const double float32 = unit_roundoff(DType::float32);
   const double narrow = float32 / std::max(float32, unit_roundoff(grad_output_.host.dtype()));
-  if (request_.grad_sinks) {
-    const std::vector<double> found = numbers_of(grad_sinks_.host);
-    for (std::size_t i = 0; i < found.size(); ++i) {
-      const std::size_t entry = static_cast<std::size_t>(first_sink_) + i;
-      const double magnitude =
-          std::sqrt(truth.sink_squares[entry]) + narrow * truth.sinks.magnitudes[entry];
-      add_entry(of_sinks, found[i] - before, truth.sinks.values[entry], magnitude, narrow * before);
-    }
+  const OracleGradient sinks = sum_of_rows(truth.sinks, truth.sink_squares, narrow);
+  const OracleGradient bias = sum_of_rows(truth.bias, truth.bias_squares, narrow);
+  const std::array expected{&truth.query, &truth.key, &truth.value, &sinks, &bias};
+  const double before = request_.adds ? kBefore : 0;
+  std::vector<double> squares(2 * expected.size());
+  for (const auto& [number, tensor, sharding, twin] : gradients_) {
+    const bool sums_rows = expected.at(number) == &sinks || expected.at(number) == &bias;
+    const Squares own = squares_of(twin.host, sharding, rank_, *expected.at(number), before,
+                                   sums_rows ? narrow * before : before);
+    squares[2 * number] = own.difference;
+    squares[2 * number + 1] = own.magnitude;
   }
-  squares.insert(squares.end(), {of_sinks.difference, of_sinks.magnitude});
-  Squares of_bias;
-  if (request_.grad_bias) {
-    OracleGradient expected = truth.bias;
-    for (std::size_t i = 0; i < expected.magnitudes.size(); ++i) {
-      expected.magnitudes[i] = std::sqrt(truth.bias_squares[i]) + narrow * truth.bias.magnitudes[i];
-    }
-    of_bias = squares_of(grad_bias_.host, operands_.bias.value(), rank_, expected,
-                         {before, narrow * before});
-  }
-  squares.insert(squares.end(), {of_bias.difference, of_bias.magnitude});
   const std::vector<double> sums = group.sum(squares, "errors of the gradients");
   GradientErrors errors{};
   for (std::size_t i = 0; i < errors.size(); ++i) {

@@ -5,15 +5,12 @@
 
 #include <annulus/verification/gradient_verification.hpp>
 
+#include "entries.hpp"
+
 namespace annulus::verification {
 namespace {
 
 constexpr std::array<const char*, 5> kNames{"query", "key", "value", "sinks", "bias"};
-
-// The larger one; NaN if either is.
-double worse(double a, double b) {
-  return std::isnan(a) || a > b ? a : b;
-}
 
 }  // namespace
 

@@ -1,9 +1,7 @@
 #include <algorithm>
-#include <array>
 #include <cstddef>
 #include <functional>
 #include <future>
-#include <limits>
 #include <map>
 #include <optional>
 #include <utility>
@@ -20,10 +18,7 @@
 namespace annulus::verification {
 namespace {
 
-constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
-constexpr float kInfinity = std::numeric_limits<float>::infinity();
-
-constexpr std::array kNonFinite{kNan, kInfinity, -kInfinity};
+constexpr float kNan = kNonFinite[0];
 
 // The value that replaces entries of a vector.
 struct Spoilt {

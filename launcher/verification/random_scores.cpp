@@ -103,8 +103,6 @@ FillPart random_mask(const Extents& shape, double density, std::uint64_t seed) {
 FillPart non_finite_bias(const AttentionProblem& problem, OperandFills fills) {
   return [problem, fills = std::move(fills)](const TensorView& part,
                                              std::span<const PositionRanges> index) {
-    constexpr float kInfinity = std::numeric_limits<float>::infinity();
-    constexpr std::array kNonFinite{std::numeric_limits<float>::quiet_NaN(), kInfinity, -kInfinity};
     fills.bias(part, index);
     HostMemoryPool memory;
     const Tensor mask = mask_at(problem, fills.mask, part, index, memory);

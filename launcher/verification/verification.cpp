@@ -12,13 +12,12 @@
 #include <annulus/mesh/mesh.hpp>
 #include <annulus/ring/attention.hpp>
 #include <annulus/ring/sharded_attention.hpp>
+#include <annulus/verification/filled_part.hpp>
 #include <annulus/verification/for_tensor.hpp>
 #include <annulus/verification/verification.hpp>
 
 #include "entries.hpp"
-#include "filled_part.hpp"
 #include "forward_run.hpp"
-#include "same_bits.hpp"
 #include "verify_gradients.hpp"
 #include "whole_gradients.hpp"
 
@@ -37,6 +36,15 @@ std::int64_t first_of(const PositionRanges& positions) {
   return positions.empty() ? 0 : positions.global(LocalPosition(0)).value();
 }
 
+// The entries of an operand at `index`, by its fill if it has one.
+Tensor operand_part(Operand operand, const FillPart& fill, const NamedSharding& sharding,
+                    const Index& index, DType dtype, std::uint64_t seed, MemoryPool& memory,
+                    int threads = 1) {
+  const Extents& whole = sharding.global_shape();
+  return filled_part(name_of(operand), index, dtype,
+                     fill ? fill : random_operand(whole, seed, operand, threads), memory);
+}
+
 // All keys and values that the rows of a rank may see.
 struct WholeColumns {
   WholeColumns(const ring::ShardedOperands& operands, const ShardedCase& sharded_case, int rank,
@@ -44,9 +52,8 @@ struct WholeColumns {
     const auto part = [&](const NamedSharding& sharding, const FillPart& fill, Operand operand) {
       Index index = sharding.index(rank);
       index[1] = PositionRanges::all(sharding.global_shape()[1]);
-      return filled_part(name_of(operand), index, sharded_case.problem.dtype,
-                         operand_fill(fill, sharding.global_shape(), sharded_case.seed, operand),
-                         memory);
+      return operand_part(operand, fill, sharding, index, sharded_case.problem.dtype,
+                          sharded_case.seed, memory);
     };
     key = part(operands.key, sharded_case.fills.key, Operand::key);
     value = part(operands.value, sharded_case.fills.value, Operand::value);
@@ -141,35 +148,32 @@ Tensor random_part(const Index& index, const Extents& global_shape, DType dtype,
 CaseShards::CaseShards(const ring::ShardedOperands& operands, DType dtype, std::uint64_t seed,
                        int rank, MemoryPool& memory, int threads, const OperandFills& fills,
                        bool normalize_output) {
-  const auto unfilled = [&](const char* name, const NamedSharding& sharding, DType type) {
-    const Extents shape = sharding.local_shape(rank);
-    return for_tensor(name, [&] { return Tensor(type, shape, memory); });
+  output = unfilled("output", dtype, operands.output.local_shape(rank), memory);
+  const auto row_result = [&](const char* name) {
+    return unfilled(name, DType::float32, operands.lse.local_shape(rank), memory);
   };
-  output = unfilled("output", operands.output, dtype);
   if (normalize_output) {
-    lse = unfilled("LSE", operands.lse, DType::float32);
+    lse = row_result("LSE");
   } else {
-    maximum = unfilled("maximum", operands.lse, DType::float32);
-    sum = unfilled("sum", operands.lse, DType::float32);
+    maximum = row_result("maximum");
+    sum = row_result("sum");
   }
-  const auto filled = [&](const char* name, const NamedSharding& sharding, DType type,
-                          const FillPart& fill) {
-    return filled_part(name, sharding.index(rank), type, fill, memory);
-  };
   const auto part = [&](const NamedSharding& sharding, const FillPart& fill, Operand operand) {
-    return filled(name_of(operand), sharding, dtype,
-                  operand_fill(fill, sharding.global_shape(), seed, operand, threads));
+    return operand_part(operand, fill, sharding, sharding.index(rank), dtype, seed, memory,
+                        threads);
   };
   query = part(operands.query, fills.query, Operand::query);
   key = part(operands.key, fills.key, Operand::key);
   value = part(operands.value, fills.value, Operand::value);
   if (operands.bias) {
-    bias = filled("bias", *operands.bias, DType::float32,
-                  bias_fill(fills, operands.bias->global_shape(), seed, threads));
+    const Extents& whole = operands.bias->global_shape();
+    bias = filled_part("bias", operands.bias->index(rank), DType::float32,
+                       fills.bias ? fills.bias : random_bias(whole, 1, seed, threads), memory);
   }
   if (operands.dense_mask) {
-    mask = filled("mask", *operands.dense_mask, DType::boolean,
-                  mask_fill(fills, operands.dense_mask->global_shape(), seed));
+    const Extents& whole = operands.dense_mask->global_shape();
+    mask = filled_part("mask", operands.dense_mask->index(rank), DType::boolean,
+                       fills.mask ? fills.mask : random_mask(whole, 0.75, seed), memory);
   }
 }
 

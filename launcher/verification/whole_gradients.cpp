@@ -9,8 +9,7 @@
 #include <annulus/core/memory.hpp>
 #include <annulus/core/parallel.hpp>
 #include <annulus/mesh/agreement.hpp>
-
-#include "filled_part.hpp"
+#include <annulus/verification/filled_part.hpp>
 
 namespace annulus::verification {
 namespace {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <memory>
+#include <vector>
 
 #include <annulus/core/device.hpp>
 #include <annulus/core/watchdog.hpp>
@@ -23,17 +24,16 @@ class DeviceTensors {
   void download();
 
  private:
-  ring::LocalTensors host_;
+  template <class View>
+  struct Copied {
+    View host;
+    Tensor copy;
+  };
+
   Device& device_;
   std::unique_ptr<Stream> stream_;
-  // Calls each(name, host tensor, its copy, its view) for all present inputs or results.
-  template <class Each>
-  void for_inputs(const Each& each);
-  template <class Each>
-  void for_results(const Each& each);
-
-  Tensor query_, key_, value_, bias_, mask_;  // empty on the CPU
-  Tensor output_, lse_, maximum_, sum_;       // likewise
+  std::vector<Copied<ConstTensorView>> inputs_;  // empty on the CPU
+  std::vector<Copied<TensorView>> results_;      // likewise
   ring::LocalTensors twins_;
 };
 

@@ -3,6 +3,8 @@
 #include <string>
 
 #include <annulus/core/error.hpp>
+#include <annulus/core/memory.hpp>
+#include <annulus/core/tensor.hpp>
 
 namespace annulus::verification {
 
@@ -14,6 +16,12 @@ auto for_tensor(const std::string& name, const Body& body) {
   } catch (const LibraryError& error) {
     throw LibraryError(name + ": " + error.what());
   }
+}
+
+/// A tensor that is still to be filled. If memory lacks, the error names it.
+[[nodiscard]] inline Tensor unfilled(const std::string& name, DType dtype, const Extents& shape,
+                                     MemoryPool& memory) {
+  return for_tensor(name, [&] { return Tensor(dtype, shape, memory); });
 }
 
 }  // namespace annulus::verification

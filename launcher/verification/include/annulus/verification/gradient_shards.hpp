@@ -8,19 +8,28 @@
 #include <annulus/attention/oracle_gradients.hpp>
 #include <annulus/core/device.hpp>
 #include <annulus/core/memory.hpp>
+#include <annulus/core/tensor.hpp>
 #include <annulus/mesh/control.hpp>
+#include <annulus/partition/named_sharding.hpp>
 #include <annulus/ring/attention.hpp>
 #include <annulus/ring/context.hpp>
+#include <annulus/ring/sharded_operands.hpp>
 #include <annulus/verification/device_twin.hpp>
 #include <annulus/verification/gradient_verification.hpp>
 
 namespace annulus::verification {
 
+/// The sharding of sinks: [N,M] by head, as queries are, [M] whole on every rank.
+[[nodiscard]] NamedSharding sinks_sharding(const NamedSharding& query, const Extents& sinks);
+
+/// The tensors of a backward pass that its forward pass has, without gradients.
+[[nodiscard]] ring::BackwardLocalTensors backward_tensors(const ring::LocalTensors& forward);
+
 /// One rank's part of the backward pass of a case: random gradients of the results, and the
 /// gradients to be computed.
 class GradientShards {
  public:
-  /// Collective over the context, which must outlive it, as must `operands`.
+  /// Collective over the context, which must outlive it.
   GradientShards(const ring::ShardedOperands& operands, const AttentionProblem& problem,
                  const ring::BackwardRequest& request, std::uint64_t seed, Context& context);
 
@@ -42,21 +51,20 @@ class GradientShards {
   [[nodiscard]] GradientErrors errors(const OracleGradients& truth, Control& group) const;
 
  private:
-  [[nodiscard]] std::vector<const DeviceTwin*> gradients() const {
-    std::vector<const DeviceTwin*> all{&grad_query_, &grad_key_, &grad_value_};
-    if (request_.grad_sinks) all.push_back(&grad_sinks_);
-    if (request_.grad_bias) all.push_back(&grad_bias_);
-    return all;
-  }
+  struct Gradient {
+    std::size_t number;  // in GradientErrors
+    TensorView ring::BackwardLocalTensors::*tensor;
+    NamedSharding sharding;
+    DeviceTwin twin;
+  };
 
-  const ring::ShardedOperands& operands_;
   ring::BackwardRequest request_;
   int rank_;
   Device& device_;
   std::unique_ptr<Stream> copies_;
   HostMemoryPool host_;
-  DeviceTwin grad_output_, grad_lse_, grad_query_, grad_key_, grad_value_, grad_sinks_, grad_bias_;
-  std::int64_t first_sink_ = 0;  // of the rank, among all
+  DeviceTwin grad_output_, grad_lse_;
+  std::vector<Gradient> gradients_;
 };
 
 }  // namespace annulus::verification

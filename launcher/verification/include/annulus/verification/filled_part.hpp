@@ -6,7 +6,6 @@
 #include <annulus/core/memory.hpp>
 #include <annulus/core/position.hpp>
 #include <annulus/core/tensor.hpp>
-#include <annulus/partition/named_sharding.hpp>
 #include <annulus/ring/sharded_operands.hpp>
 #include <annulus/verification/operand_fills.hpp>
 #include <annulus/verification/random_tensor.hpp>
@@ -19,15 +18,6 @@ namespace annulus::verification {
 /// error names the tensor.
 [[nodiscard]] Tensor filled_part(const char* name, const std::vector<PositionRanges>& index,
                                  DType dtype, const FillPart& fill, MemoryPool& memory);
-
-/// `given`, or random numbers of the seed.
-[[nodiscard]] FillPart operand_fill(const FillPart& given, const Extents& global_shape,
-                                    std::uint64_t seed, Operand operand, int threads = 1);
-/// The same for a bias, and for a dense mask.
-[[nodiscard]] FillPart bias_fill(const OperandFills& fills, const Extents& global_shape,
-                                 std::uint64_t seed, int threads = 1);
-[[nodiscard]] FillPart mask_fill(const OperandFills& fills, const Extents& global_shape,
-                                 std::uint64_t seed);
 
 /// A rank's part of random gradients of the output, and of the LSE, as [b,n,t,1].
 [[nodiscard]] Tensor random_grad_output(const ring::ShardedOperands& operands, DType dtype,

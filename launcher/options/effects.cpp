@@ -12,13 +12,14 @@
 #include <annulus/core/error.hpp>
 
 #include "launcher/options/option_table.hpp"
+#include "launcher/options/option_values.hpp"
 
 namespace annulus::launcher {
 namespace {
 
 class Effects {
  public:
-  Effects(const Options& options, const GivenOptions& given) : options_(options), given_(given) {}
+  explicit Effects(const Options& options) : options_(options) {}
 
   void check() const {
     check_what_is_drawn();
@@ -30,23 +31,31 @@ class Effects {
 
  private:
   /// True if the option was given anywhere, with any value.
-  [[nodiscard]] bool has(std::string_view option) const { return given_.contains(option); }
+  [[nodiscard]] bool has(std::string_view option) const {
+    return options_.given_value(option) != nullptr;
+  }
 
   /// "--seed 7", or "--explain".
   [[nodiscard]] std::string shown(std::string_view option) const {
     const bool is_flag = find_option(option)->is_flag();
-    return fmt::format("--{}{}", option, is_flag ? "" : " " + given_.at(option).text);
+    return fmt::format("--{}{}", option, is_flag ? "" : " " + *options_.given_value(option));
   }
 
-  [[nodiscard]] static bool asks(const GivenOption& given) {
-    return given.on_command_line && !given.switched_off;
+  /// True for a flag that is set to false: --causal=false.
+  [[nodiscard]] bool is_switched_off(std::string_view option) const {
+    const bool is_flag = find_option(option)->is_flag();
+    return is_flag && !parse_flag(std::string(option), *options_.given_value(option));
+  }
+
+  /// True if the option was given on the command line and not switched off.
+  [[nodiscard]] bool asks(std::string_view option) const {
+    return options_.named.contains(option) && !is_switched_off(option);
   }
 
   /// Refuses `option` unless it has an effect.
   void need(std::string_view option, bool effective, std::string_view cause,
             std::string_view needed) const {
-    const auto found = given_.find(option);
-    if (effective || found == given_.end() || !asks(found->second)) return;
+    if (effective || !asks(option)) return;
     throw UserError(fmt::format("{}: has no effect {}; it needs {}", shown(option), cause, needed));
   }
 
@@ -56,8 +65,8 @@ class Effects {
   void refuse_if(bool is_given, std::string_view other, std::string_view which,
                  const IsUnused& is_unused) const {
     if (!is_given) return;
-    for (const auto& [option, given] : given_) {
-      if (!asks(given) || !is_unused(*find_option(option))) continue;
+    for (const std::string& option : options_.named) {
+      if (!asks(option) || !is_unused(*find_option(option))) continue;
       throw UserError(fmt::format("{0}: has no effect with {1}, which {2}; give it without {1}",
                                   shown(option), other, which));
     }
@@ -72,11 +81,12 @@ class Effects {
   void check_what_is_drawn() const {
     if (options_.random == 0 && !options_.random_case) return;
     const char* const form = options_.random_case ? "--random-case" : "--random";
-    for (const auto& [option, given] : given_) {
-      const OptionUses& uses = find_option(option)->uses;
-      if (given.switched_off || !uses.drawn) continue;
-      const bool has_default = uses.has_default && uses.has_default(options_);
-      if (!given.on_command_line && has_default) continue;
+    for (const auto& [option, text] : options_.given_values) {
+      const OptionEntry& entry = *find_option(option);
+      if (!entry.uses.drawn || is_switched_off(option)) continue;
+      Options alone;
+      entry.apply(alone, option, text);
+      if (!options_.named.contains(option) && alone == Options()) continue;
       throw UserError(
           fmt::format("{}: drawn at random, so it cannot be given with {}", shown(option), form));
     }
@@ -178,14 +188,15 @@ class Effects {
          "--simulate and --straggler-percent");
     need_form("csv", !plan || simulates || sizes, "--simulate, --recommend or --scaling");
     need_form("max-tp", o.recommend, "--recommend");
-    need("max-tp", !asks_for_mesh(), "with --mesh", "no --mesh");
+    // Only the command line gives --recommend a mesh.
+    need("max-tp", !options_.named.contains("mesh"), "with --mesh", "no --mesh");
     need_form("memory", o.recommend, "--recommend");
     need("threads", !plan || o.device != "cuda", "with --device cuda", "--device cpu");
     need_form("tokens-per-rank", o.scaling, "--scaling");
     const bool cuts = has("window") || has("chunk");
-    need("causal-offset", has("causal") || cuts, "without --causal, --window or --chunk",
-         "one of them");
-    need("prefix", has("causal") || cuts, "without --causal, --window or --chunk", "one of them");
+    for (const char* option : {"causal-offset", "prefix"}) {
+      need(option, has("causal") || cuts, "without --causal, --window or --chunk", "one of them");
+    }
     need("sink-tokens", cuts, "without --window or --chunk", "one of them");
     need("layer", has("model-config"), "without --model-config", "--model-config");
     need("metadata-lenient", has("metadata"), "without --metadata", "--metadata");
@@ -195,22 +206,16 @@ class Effects {
       need(option, has("grad-output"), "without --grad-output", "--grad-output");
     }
     need("grad-sinks", has("sinks"), "without --sinks", "--sinks");
-    need_form("deterministic", has("grad-output") || o.backward.value_or(false),
-              o.command == Command::run ? "--grad-output" : "--backward");
-    need_form("grad-wire", has("grad-output") || o.backward.value_or(false),
-              o.command == Command::run ? "--grad-output" : "--backward");
+    for (const char* option : {"deterministic", "grad-wire"}) {
+      need_form(option, has("grad-output") || o.backward.value_or(false),
+                o.command == Command::run ? "--grad-output" : "--backward");
+    }
     need("deterministic", !has("reproducible"), "with --reproducible, which says it too",
          "no --reproducible");
     need("seed", o.command == Command::verify || o.command == Command::bench || draws(),
          "where nothing is drawn",
          "--dropout, or --mask, --bias, --block-mask or --sinks with a value that begins with "
          "random:");
-  }
-
-  // True if --recommend is given a mesh, which only the command line can do.
-  [[nodiscard]] bool asks_for_mesh() const {
-    const auto mesh = given_.find("mesh");
-    return mesh != given_.end() && asks(mesh->second);
   }
 
   // True if anything is drawn besides what verify and bench always draw.
@@ -222,13 +227,12 @@ class Effects {
   }
 
   const Options& options_;
-  const GivenOptions& given_;
 };
 
 }  // namespace
 
-void check_effects(const Options& options, const GivenOptions& given) {
-  Effects(options, given).check();
+void check_effects(const Options& options) {
+  Effects(options).check();
 }
 
 }  // namespace annulus::launcher

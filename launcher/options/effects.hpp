@@ -1,21 +1,8 @@
 #pragma once
 
-#include <map>
-#include <string>
-#include <string_view>
-
 #include "launcher/options/options.hpp"
 
 namespace annulus::launcher {
-
-/// An option that was given.
-struct GivenOption {
-  std::string text;              ///< its value
-  bool on_command_line = false;  ///< not in the environment or a file
-  bool switched_off = false;     ///< a flag set to false: --causal=false
-};
-/// By name, without dashes.
-using GivenOptions = std::map<std::string_view, GivenOption>;
 
 /// Throws UserError for an option of the command line that the other options leave without effect.
 /// The message names the option and its value, the cause, and what would give it an effect. Options
@@ -26,6 +13,6 @@ using GivenOptions = std::map<std::string_view, GivenOption>;
 /// try values that switch it off: --seed 7 goes with --dropout 0.1 and with --dropout 0. Values
 /// count only for --schedule, --impl and options that choose a form of a command (--simulate,
 /// --hops). A flag that is switched off is never refused.
-void check_effects(const Options& options, const GivenOptions& given);
+void check_effects(const Options& options);
 
 }  // namespace annulus::launcher

@@ -59,13 +59,13 @@ GivenValues as_options(const MetadataFields& fields, const std::string& source) 
 ModelValues read_model(const GivenValue* file, const GivenValue* layer, bool wants_dtype) {
   ModelValues result;
   if (file == nullptr) return result;
-  if (file->text.empty()) throw ArgumentError(file->option, "''", "a name");
+  const std::string path = parse_name(file->option, file->text);
   std::optional<std::int64_t> number;
   if (layer != nullptr) number = parse_integer(layer->option, layer->text, 0, kMaximumLayers);
-  const std::string shown = fmt::format("{} {}", file->option, file->text);
+  const std::string shown = fmt::format("{} {}", file->option, path);
   ModelLayer model;
   try {
-    model = read_model_config(files::read_text(file->text), file->text, number);
+    model = read_model_config(files::read_text(path), path, number);
   } catch (const ArgumentError& error) {
     throw ArgumentError(layer == nullptr ? "--layer" : layer->option, error.value(),
                         error.expected());
@@ -73,14 +73,14 @@ ModelValues read_model(const GivenValue* file, const GivenValue* layer, bool wan
     throw UserError(shown + std::string(error.what()).substr(error.path().size()));
   }
   const auto add = [&](const char* option, const char* key, std::string text) {
-    result.values[option] = {fmt::format("{} in {}", key, file->text), std::move(text)};
+    result.values[option] = {fmt::format("{} in {}", key, path), std::move(text)};
   };
   if (wants_dtype && model.dtype) add("dtype", "dtype", text_of(*model.dtype));
   if (model.causal == true) add("causal", "architectures", "true");
   result.says_causal = model.causal.has_value();
   if (model.window) {
     const auto window = [&](std::int64_t left, std::int64_t right) {
-      return GivenValue{fmt::format("sliding_window in {}", file->text),
+      return GivenValue{fmt::format("sliding_window in {}", path),
                         fmt::format("{},{}", left, right)};
     };
     result.causal_window = window(model.window->left, 0);
@@ -98,11 +98,11 @@ MetadataValues read_metadata(const GivenValue* file, bool lenient) {
   const ParsedMetadata environment = metadata_from_environment();
   ParsedMetadata parsed;
   if (file != nullptr) {
-    if (file->text.empty()) throw ArgumentError(file->option, "''", "a name");
-    parsed = as_option(fmt::format("{} {}", file->option, file->text), [&] {
-      const std::string text = files::read_text(file->text);
+    const std::string path = parse_name(file->option, file->text);
+    parsed = as_option(fmt::format("{} {}", file->option, path), [&] {
+      const std::string text = files::read_text(path);
       try {
-        return parse_metadata(text, file->text);
+        return parse_metadata(text, path);
       } catch (const ArgumentError& error) {  // names the key and the file
         throw UserError(fmt::format("{}: {}", file->option, error.what()));
       }
@@ -111,7 +111,7 @@ MetadataValues read_metadata(const GivenValue* file, bool lenient) {
       const UnknownMetadataKey& key = parsed.unknown.front();
       throw UserError(fmt::format(
           "{} {}: unknown key '{}'{}; known keys are {} (--metadata-lenient ignores others)",
-          file->option, file->text, key.name, nearest_hint(key.name, "", split_names(key.known)),
+          file->option, path, key.name, nearest_hint(key.name, "", split_names(key.known)),
           key.known));
     }
   }

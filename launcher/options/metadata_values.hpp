@@ -1,5 +1,6 @@
 #pragma once
 
+#include <map>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -7,10 +8,19 @@
 
 #include <annulus/ring/metadata.hpp>
 
-#include "launcher/options/given_values.hpp"
 #include "launcher/options/model_config.hpp"
 
 namespace annulus::launcher {
+
+/// A value and its source: "--window", "window in run.cfg".
+struct GivenValue {
+  std::string option;
+  std::string text;
+  bool is_none = false;  ///< an explicit none: the default, which overrides weaker sources
+};
+
+/// By the option's name.
+using GivenValues = std::map<std::string, GivenValue>;
 
 /// The prefix of environment variables for metadata fields; options have another prefix.
 inline constexpr std::string_view kMetadataPrefix = "ANNULUS_METADATA_";

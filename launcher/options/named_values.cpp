@@ -47,10 +47,6 @@ std::string parse_implementation_name(const std::string& option, const std::stri
   return text;
 }
 
-ShardingRules parse_rules(const std::string& option, const std::string& text) {
-  return parse_sharding_rules(text, option);
-}
-
 std::string parse_mode_name(const std::string& option, const std::string& text) {
   std::vector<std::string> names;
   names.reserve(kAttentionModes.size());

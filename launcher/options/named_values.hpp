@@ -3,7 +3,6 @@
 #include <string>
 
 #include <annulus/mesh/transport.hpp>
-#include <annulus/partition/sharding_rules.hpp>
 
 /// Readers of option values that the library has names for. Each throws ArgumentError(option, text,
 /// the names), with the nearest of them, or UserError.
@@ -15,7 +14,6 @@ namespace annulus::launcher {
 [[nodiscard]] std::string parse_schedule_name(const std::string& option, const std::string& text);
 [[nodiscard]] std::string parse_implementation_name(const std::string& option,
                                                     const std::string& text);
-[[nodiscard]] ShardingRules parse_rules(const std::string& option, const std::string& text);
 [[nodiscard]] std::string parse_mode_name(const std::string& option, const std::string& text);
 [[nodiscard]] Transport parse_transport_name(const std::string& option, const std::string& text);
 

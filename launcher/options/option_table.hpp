@@ -21,14 +21,11 @@ enum class Writes : std::uint8_t {
 
 /// The commands that take an option, and the forms of them in which it has an effect.
 struct OptionUses {
-  using HasDefault = std::function<bool(const Options&)>;
-
   std::vector<Command> commands;
   /// verify --random draws its value, so it cannot be given on the command line too. The
   /// environment or a file may give it, but only its default value, if it has one.
   bool drawn = false;
-  HasDefault has_default = {};  ///< of drawn options; empty: it has no default
-  bool with_hops = false;       ///< bench --hops uses it
+  bool with_hops = false;  ///< bench --hops uses it
   /// False if bench --calibrate ignores it: that times kernels on blocks of its own, on one rank.
   bool with_calibrate = true;
   Writes writes = Writes::nothing;

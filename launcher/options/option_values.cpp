@@ -83,6 +83,22 @@ std::vector<std::string> split_names(std::string_view text) {
   return names;
 }
 
+std::string parse_name(const std::string& option, std::string_view text) {
+  if (text.empty()) throw ArgumentError(option, "''", "a name");
+  return std::string(text);
+}
+
+std::string parse_array_name(const std::string& option, std::string_view text) {
+  const bool has_digits = text.find_first_of("0123456789") != std::string_view::npos;
+  if (has_digits && text.find_first_not_of("0123456789.,+-[] ") == std::string_view::npos) {
+    throw ArgumentError(option, quoted(text),
+                        fmt::format("a .npy or .safetensors file that holds the numbers (./{} if "
+                                    "that is its name)",
+                                    text));
+  }
+  return parse_name(option, text);
+}
+
 std::int64_t parse_integer(const std::string& option, std::string_view text, std::int64_t least,
                            std::int64_t most) {
   const auto number = number_of<std::int64_t>(text);
@@ -161,11 +177,6 @@ std::optional<double> seconds_of_text(std::string_view text) {
 double parse_seconds(const std::string& option, std::string_view text) {
   if (const auto seconds = seconds_of_text(text)) return *seconds;
   throw ArgumentError(option, quoted(text), "a positive time, such as 300, 300s, 5m or 1.5h");
-}
-
-Reproducible parse_reproducible(const std::string& option, std::string_view text) {
-  return parse_choice(option, text, {"run", "world"}) == "run" ? Reproducible::run
-                                                               : Reproducible::world;
 }
 
 bool parse_flag(const std::string& option, std::string_view text) {
@@ -262,7 +273,8 @@ CausalOffset parse_causal_offset(const std::string& option, std::string_view tex
   } else {
     throw ArgumentError(
         option, quoted(text),
-        "a whole number or bottom-right (or top-left, or a .npy or .safetensors file)");
+        "a whole number or bottom-right (or top-left, or a .npy or .safetensors file with one "
+        "number for each batch)");
   }
   return offset;
 }
@@ -271,7 +283,8 @@ SizeOrFile parse_size_or_file(const std::string& option, std::string_view text) 
   if (const auto size = size_of_text(text)) return {*size, {}};
   if (names_array_file(text)) return {0, std::string(text)};
   throw ArgumentError(option, quoted(text),
-                      "a number of 0 or more, or a .npy or .safetensors file");
+                      "a number of 0 or more, or a .npy or .safetensors file with one for each "
+                      "batch");
 }
 
 SweepRange parse_sweep(const std::string& option, std::string_view text) {

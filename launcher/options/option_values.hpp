@@ -14,6 +14,10 @@
 /// come as "1500", "64k", "1M", "2G" or "1e6": k is 1024, M 1024², G 1024³, and e6 a million.
 namespace annulus::launcher {
 
+/// A name that is not empty.
+[[nodiscard]] std::string parse_name(const std::string& option, std::string_view text);
+/// The name of a file with an array; numbers, as in "700,800", are refused.
+[[nodiscard]] std::string parse_array_name(const std::string& option, std::string_view text);
 /// A whole number from `least` to `most`, without suffixes.
 [[nodiscard]] std::int64_t parse_integer(const std::string& option, std::string_view text,
                                          std::int64_t least, std::int64_t most);
@@ -31,7 +35,6 @@ namespace annulus::launcher {
 [[nodiscard]] std::optional<double> seconds_of_text(std::string_view text);
 /// "true", "on", "yes", "1" or "false", "off", "no", "0".
 [[nodiscard]] bool parse_flag(const std::string& option, std::string_view text);
-[[nodiscard]] Reproducible parse_reproducible(const std::string& option, std::string_view text);
 /// One of a few words; the error names the nearest of them.
 [[nodiscard]] std::string parse_choice(const std::string& option, std::string_view text,
                                        const std::vector<std::string>& choices);

@@ -19,7 +19,6 @@
 #include "launcher/options/as_option.hpp"
 #include "launcher/options/effects.hpp"
 #include "launcher/options/file_names.hpp"
-#include "launcher/options/given_values.hpp"
 #include "launcher/options/metadata_values.hpp"
 #include "launcher/options/nearest.hpp"
 #include "launcher/options/option_help.hpp"
@@ -175,8 +174,7 @@ std::string read_config(const std::string& path) {
 }
 
 GivenValues from_config(const GivenValue& config, Command command) {
-  const std::string& path = config.text;
-  if (path.empty()) throw ArgumentError(config.option, "''", "a name");
+  const std::string path = parse_name(config.option, config.text);
   const std::string text = read_config(path);
   std::istringstream file(text);
   GivenValues values;
@@ -354,23 +352,19 @@ namespace {
 Options options_from(const GivenValues& values, Command command) {
   Options options;
   options.command = command;
-  GivenOptions given;
   for (const OptionEntry& entry : option_table()) {
     const auto found = values.find(entry.name);
     if (found == values.end()) continue;
     const GivenValue& value = found->second;
     if (value.is_none) continue;
     entry.apply(options, value.option, value.text);
-    const bool switched_off = entry.is_flag() && !parse_flag(value.option, value.text);
-    const bool on_command_line = value.option.starts_with("--");
-    given.emplace(entry.name, GivenOption{value.text, on_command_line, switched_off});
-    if (on_command_line) options.named.insert(entry.name);
+    if (value.option.starts_with("--")) options.named.insert(entry.name);
     options.given_values.emplace_back(entry.name, value.text);
     options.given +=
         fmt::format("{}--{}={}", options.given.empty() ? "" : " ", entry.name, value.text);
   }
   check_together(options);
-  check_effects(options, given);
+  check_effects(options);
   settle_transport(options);
   check_file_names(options);
   return options;

@@ -28,12 +28,14 @@ struct SweepRange {
   std::int64_t begin = 0;
   std::int64_t end = 0;
   std::int64_t factor = 2;
+  bool operator==(const SweepRange&) const = default;
 };
 
 /// Keys visible to the left and to the right of the diagonal; −1 is unlimited.
 struct WindowSize {
   std::int64_t left = -1;
   std::int64_t right = -1;
+  bool operator==(const WindowSize&) const = default;
 };
 
 /// The position of the diagonal of causal, window and chunk: the offset, or S − T for bottom right.
@@ -42,18 +44,21 @@ struct CausalOffset {
   std::int64_t value = 0;
   bool top_left = false;  ///< by that name
   std::string file;       ///< one per batch; empty: none
+  bool operator==(const CausalOffset&) const = default;
 };
 
 /// A size, or one per batch.
 struct SizeOrFile {
   std::int64_t value = 0;
   std::string file;  ///< one per batch; empty: the value counts
+  bool operator==(const SizeOrFile&) const = default;
 };
 
 /// One problem of the random generator (see draw_problem).
 struct RandomCase {
   std::uint64_t seed = 0;
   int index = 0;
+  bool operator==(const RandomCase&) const = default;
 };
 
 /// Every option of the program, parsed and checked one by one; problem_setup.hpp combines them.
@@ -176,6 +181,8 @@ struct Options {
   std::set<std::string, std::less<>> named;
   /// Warnings for the user, one sentence each.
   std::vector<std::string> warnings;
+
+  bool operator==(const Options&) const = default;
 };
 
 /// Parses the words after the program's name. A value comes from the first of these sources that

@@ -71,7 +71,8 @@ Scores set_up_bias(const OperandFile& file, const Options& options, const Attent
   const Extents whole{1, shape.heads, shape.query_length, shape.kv_length};
   const double number = parse_number(file.shown, deviation);
   if (!(number >= 0)) {
-    throw ArgumentError(file.shown, deviation, "a standard deviation of 0 or more");
+    throw ArgumentError(file.shown, fmt::format("'{}'", deviation),
+                        "a standard deviation of 0 or more");
   }
   return {whole,
           verification::random_bias(whole, number, options.seed, std::max(1, options.threads))};

@@ -15,7 +15,6 @@
 namespace annulus::launcher {
 namespace {
 
-constexpr double kMiB = 1 << 20;
 constexpr const char* kRateUnit = "GFLOP/s/rank";
 
 // The columns of --backward.
@@ -41,17 +40,8 @@ std::string rate_cell(double flops, double seconds, int ranks) {
   return seconds > 0 ? fmt::format("{:.2f}", flops / seconds / ranks * 1e-9) : kNothing;
 }
 
-std::string mebibytes_cell(double bytes, int digits) {
-  return fmt::format("{:.{}f}", bytes / kMiB, digits);
-}
-
-std::string percent_cell(const std::optional<double>& share) {
-  return share ? fmt::format("{:.1f}", *share * 100) : kNothing;
-}
-
 std::string of_local_cell(const PassMeasurement& measured) {
-  if (measured.local == 0) return kNothing;
-  return fmt::format("{:.1f}", measured.local / measured.time.median * 100);
+  return measured.local == 0 ? kNothing : percent_cell(measured.local / measured.time.median);
 }
 
 // Cells for backward_columns().
@@ -67,7 +57,7 @@ Row backward_cells(const BenchMeasurement& measured, int ranks) {
           fmt::format("{}{}", ring::name_of(backward.schedule.schedule),
                       backward.adds_rounded ? ", sent in bfloat16" : ""),
           backward.implementations,
-          mebibytes_cell(backward.bytes, 3),
+          mebibytes_cell(backward.bytes),
           milliseconds_cell(backward.exposed),
           percent_cell(backward.hidden),
           mebibytes_cell(backward.peak_memory, 1),
@@ -169,10 +159,10 @@ void add_bench_row(Report& report, const ProblemSetup& setup, const Attention& a
           rate(measured.time.median),
           rate(measured.local),
           of_local_cell(measured),
-          mebibytes_cell(measured.bytes, 3),
+          mebibytes_cell(measured.bytes),
           milliseconds_cell(measured.exposed),
           percent_cell(measured.hidden),
-          fmt::format("{:.1f}", measured.bookkeeping * 100),
+          percent_cell(measured.bookkeeping),
           mebibytes_cell(measured.peak_memory, 1),
           mebibytes_cell(measured.extra_memory, 1),
           fmt::format("{:.2e}", measured.accuracy.output)};

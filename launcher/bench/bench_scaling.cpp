@@ -30,14 +30,13 @@ namespace annulus::launcher {
 namespace {
 
 // Median seconds on these ranks. Collective over them.
-void measure(ScalingPoint& point, const Options& options, const AttentionShape& shape,
-             Context& ranks) {
+void measure(ScalingPoint& point, const Options& options, Context& ranks) {
   Mesh& mesh = ranks.mesh();
   Device& device = ranks.device();
   Control& world = mesh.world();
   const ProblemSetup setup =
       settled_problem(on_mesh(options, fmt::format("{}={}", options.sequence_axis, mesh.size())),
-                      shape, options.dtype.value_or(DType::float32), ranks);
+                      point.shape, options.dtype.value_or(DType::float32), ranks);
   Attention attention(ranks, setup.problem);
   if (mesh.rank() == 0) print_warnings(attention.decision().warnings);
   const verification::CaseShards shards = collectively(world, [&] {
@@ -59,7 +58,7 @@ void measure(ScalingPoint& point, const Options& options, const AttentionShape& 
   point.nodes = mesh.topology().nodes();
   point.schedule = ring::name_of(attention.schedule().schedule);
   point.seconds = time.median;
-  point.flops = forward_flops(shape, visible_pairs(setup.problem));
+  point.flops = forward_flops(point.shape, visible_pairs(setup.problem));
 }
 
 // Collective over the job; complete on rank 0.
@@ -68,18 +67,16 @@ ScalingPoint measure_point(const CommandContext& context, Context& everyone, int
   ScalingPoint point;
   point.weak = weak;
   point.ranks = ranks;
-  const AttentionShape shape = scaled_shape(options, ranks, everyone.size(), weak);
-  point.query_length = shape.query_length;
-  point.kv_length = shape.kv_length;
-  begin_step(
-      fmt::format("annulus bench was timing {} on {}", to_string(shape), counted(ranks, "rank")));
+  point.shape = scaled_shape(options, ranks, everyone.size(), weak);
+  begin_step(fmt::format("annulus bench was timing {} on {}", to_string(point.shape),
+                         counted(ranks, "rank")));
   const Communicator part = first_ranks(context.session.world(), ranks,
                                         Watchdog(Watchdog::Seconds(options.timeout)), print_error);
   collectively(everyone.mesh().world(), [&] {
     if (everyone.rank() >= ranks) return;
     // The other ranks wait, so `some` shares the base that sends them heartbeats.
     Context some(part.get(), MeshShape({{options.sequence_axis, ranks}}), everyone);
-    measure(point, options, shape, some);
+    measure(point, options, some);
   });
   return point;
 }

@@ -24,6 +24,7 @@
 #include "launcher/planning/recommend.hpp"
 #include "launcher/planning/scaling.hpp"
 #include "launcher/planning/simulate_plan.hpp"
+#include "launcher/report/cells.hpp"
 #include "launcher/report/explain.hpp"
 #include "launcher/report/operations.hpp"
 #include "launcher/report/report.hpp"
@@ -33,7 +34,6 @@
 namespace annulus::launcher {
 namespace {
 
-constexpr double kMiB = 1 << 20;
 // The most rows in the table of ranks; the other table has the maximum and the mean over all ranks.
 constexpr std::size_t kListedRanks = 32;
 constexpr std::array kLayouts{LayoutKind::contiguous, LayoutKind::zigzag, LayoutKind::striped,
@@ -43,12 +43,6 @@ double gflop(const PlannedCase& planned, double work) {
   const AttentionShape& shape = planned.setup.problem.shape;
   const double pairs = work / static_cast<double>(shape.heads);
   return (planned.backward ? backward_flops(shape, pairs) : forward_flops(shape, pairs)) * 1e-9;
-}
-
-std::int64_t bytes_received(const ring::Exchange& exchange) {
-  std::int64_t bytes = 0;
-  for (const ring::Transfer& transfer : exchange.receives) bytes += transfer.bytes;
-  return bytes;
 }
 
 /// Collects the row of a layout from the plans of its ranks. Plans are not kept, as many would be
@@ -61,13 +55,16 @@ class LayoutFigures {
   void add(const ring::RankPlan& rank) {
     const std::vector<const ring::Exchange*> exchanges = rank.all<ring::Exchange>();
     for (const ring::Exchange* exchange : exchanges) {
-      const std::int64_t bytes = bytes_received(*exchange);
+      double bytes = 0;
+      for (const ring::Transfer& transfer : exchange->receives) {
+        bytes += static_cast<double>(transfer.bytes);
+      }
       hop_bytes = std::max(hop_bytes, bytes);
-      bytes_ += static_cast<double>(bytes);
+      bytes_ += bytes;
       messages = std::max(messages, static_cast<std::int64_t>(exchange->receives.size()));
     }
     hops = std::max(hops, static_cast<std::int64_t>(exchanges.size()));
-    buffers = std::max(buffers, rank.buffer_bytes(ring::BufferKind::exchange));
+    buffers = std::max(buffers, static_cast<double>(rank.buffer_bytes(ring::BufferKind::exchange)));
     work.push_back({rank.rank, rank.work()});
     simulation_.add(rank);
     ++ranks_;
@@ -80,10 +77,10 @@ class LayoutFigures {
   /// To be called once.
   [[nodiscard]] std::vector<ring::RankTimeline> simulate() { return simulation_.run(); }
 
-  std::int64_t hops = 0;       ///< most steps of a rank with transfers
-  std::int64_t hop_bytes = 0;  ///< most that a rank receives in one step
-  std::int64_t messages = 0;   ///< most that a rank receives in one step
-  std::int64_t buffers = 0;    ///< most buffer memory of a rank
+  std::int64_t hops = 0;      ///< most steps of a rank with transfers
+  double hop_bytes = 0;       ///< most that a rank receives in one step
+  std::int64_t messages = 0;  ///< most that a rank receives in one step
+  double buffers = 0;         ///< most buffer memory of a rank, in bytes
   std::vector<ring::RankWork> work;
 
  private:
@@ -103,11 +100,6 @@ double dense_bytes(const ring::ShardedOperands& operands, DType dtype) {
          static_cast<double>(size_of(dtype));
 }
 
-// "-" for an absent share.
-std::string percent(std::optional<double> share) {
-  return share ? fmt::format("{:.2f}", *share * 100) : std::string(kNothing);
-}
-
 // "626 TFLOP/s", without digits that a prediction does not know.
 std::string rate_text(double rate) {
   return rate < 1e12 ? fmt::format("{:.0f} GFLOP/s", rate * 1e-9)
@@ -117,7 +109,7 @@ std::string rate_text(double rate) {
 // The assumptions behind predictions, for the implementations that compute blocks.
 std::string cost_assumptions(const ring::Prices& prices, const ring::Plan& plan) {
   constexpr double kLong = 16 << 10;  // rows
-  constexpr double kLarge = 64 * kMiB;
+  constexpr double kLarge = 64 << 20;
   std::set<std::string> used;
   for (const ring::RankPlan& rank : plan.ranks) {
     for (const ring::Tile* block : rank.tiles()) {
@@ -151,25 +143,20 @@ void add_layout(Report& report, const PlannedCase& planned, const ring::PlanInpu
   const ring::WorkOfRanks work = ring::work_of_ranks(input, figures.work);
   const double dense = dense_bytes(operands, input.problem.dtype);
   const double bytes = figures.bytes(operands.key.mesh().ranks());
-  double finish = 0;
-  double exposed = 0;
-  for (const ring::RankTimeline& timeline : figures.simulate()) {
-    finish = std::max(finish, timeline.finish);
-    exposed = std::max(exposed, timeline.exposed);
-  }
+  const ring::RankTimeline most = most_of(figures.simulate());
   report.add_row({std::string(annulus::name_of(layout)),
                   layout == planned.setup.layout.sequence ? "yes" : "no",
                   fmt::format("{:.3f}", gflop(planned, work.most)),
-                  percent(work.mean > 0 ? work.most / work.mean - 1 : 0),
-                  percent(rows_stay(planned.choice.schedule)
-                              ? ring::tile_imbalance(input.problem, operands.query)
-                              : std::nullopt),
+                  percent_cell(work.mean > 0 ? work.most / work.mean - 1 : 0, 2),
+                  percent_cell(rows_stay(planned.choice.schedule)
+                                   ? ring::tile_imbalance(input.problem, operands.query)
+                                   : std::nullopt,
+                               2),
                   std::to_string(figures.hops), std::to_string(figures.messages),
-                  fmt::format("{:.3f}", static_cast<double>(figures.hop_bytes) / kMiB),
-                  fmt::format("{:.3f}", bytes / kMiB),
-                  percent(dense > 0 ? std::optional(bytes / dense) : std::nullopt),
-                  fmt::format("{:.3f}", static_cast<double>(figures.buffers) / kMiB),
-                  predicted_cell(exposed), predicted_cell(finish)});
+                  mebibytes_cell(figures.hop_bytes), mebibytes_cell(bytes),
+                  percent_cell(dense > 0 ? std::optional(bytes / dense) : std::nullopt, 2),
+                  mebibytes_cell(figures.buffers), predicted_cell(most.exposed),
+                  predicted_cell(most.finish)});
 }
 
 // True if the balanced layout is planned for comparison. Very long sequences have none (`tiles` is
@@ -273,9 +260,7 @@ Report ranks_report(const PlannedCase& planned, const ring::Plan& plan, const ri
   const std::vector<ring::RankTimeline> timelines = ring::simulate(plan, prices);
   for (std::size_t i = 0; i < listed; ++i) {
     const ring::RankPlan& rank = plan.ranks[i];
-    const auto mib = [](std::int64_t bytes) {
-      return fmt::format("{:.3f}", static_cast<double>(bytes) / kMiB);
-    };
+    const auto mib = [](std::int64_t bytes) { return mebibytes_cell(static_cast<double>(bytes)); };
     report.add_row({std::to_string(rank.rank),
                     to_string(planned.operands.query.positions(rank.rank, 1)),
                     to_string(planned.operands.key.positions(rank.rank, 1)),

@@ -1,10 +1,12 @@
 #include "launcher/commands/plan_json.hpp"
 
-#include <algorithm>
+#include <cstddef>
 #include <vector>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
+
+#include "launcher/planning/planned_case.hpp"
 
 namespace annulus::launcher {
 namespace {
@@ -79,16 +81,10 @@ std::string plan_json(const ring::Plan& plan, const ring::Prices& prices,
   result["tasks_left_out"] = compact;
   result["ranks_left_out"] = plan.is_sample();
   const std::vector<ring::RankTimeline> timelines = ring::simulate(plan, prices);
-  ring::RankTimeline most;
   for (std::size_t i = 0; i < timelines.size(); ++i) {
-    const ring::RankTimeline& timeline = timelines[i];
-    result["ranks"][i]["predicted_ms"] = milliseconds(timeline);
-    most.compute = std::max(most.compute, timeline.compute);
-    most.transfer = std::max(most.transfer, timeline.transfer);
-    most.exposed = std::max(most.exposed, timeline.exposed);
-    most.finish = std::max(most.finish, timeline.finish);
+    result["ranks"][i]["predicted_ms"] = milliseconds(timelines[i]);
   }
-  result["predicted_ms"] = milliseconds(most);
+  result["predicted_ms"] = milliseconds(most_of(timelines));
   result["predicted_by"] = fmt::format("{}; rates: {}", prices.model.source, prices.knowledge());
   for (const auto& [name, cost] : prices.kernels) result["rates"][name] = cost.source;
   result["schedules"] = schedules_json(choice);

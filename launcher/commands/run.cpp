@@ -60,6 +60,9 @@ struct Measurement {
   double flops = 0;            ///< of the problem, each visible pair counted once
   double bytes = 0;            ///< received by all ranks
   double peak_memory = 0;      ///< bytes, of the rank with most
+
+  /// GFLOP/s.
+  [[nodiscard]] double gflops() const { return seconds > 0 ? flops / seconds * 1e-9 : 0; }
 };
 
 Measurement measure(const TraceSummary& summary, const ring::RankPlan& plan, double flops,
@@ -137,32 +140,28 @@ Report make_report(const CommandContext& context, const ProblemSetup& setup, con
 void add_result(Report& report, const ProblemSetup& setup, ring::Schedule schedule,
                 const std::string& implementations, const std::string& transport,
                 const Measurement& measured) {
-  constexpr double kMiB = 1 << 20;
-  const double rate = measured.seconds > 0 ? measured.flops / measured.seconds * 1e-9 : 0;
   report.add_row(
       {shape_cell(setup.problem.shape), mask_cell(setup.problem),
        std::string(annulus::name_of(setup.problem.dtype)), mesh_cell(setup.mesh),
        std::string(ring::name_of(schedule)), ring::layout_text(setup.layout), implementations,
        transport, milliseconds_cell(measured.seconds), milliseconds_cell(measured.least_seconds),
-       milliseconds_cell(measured.most_seconds), fmt::format("{:.2f}", rate),
-       fmt::format("{:.3f}", measured.bytes / kMiB), milliseconds_cell(measured.exposed_seconds),
-       fmt::format("{:.1f}", measured.bookkeeping * 100),
-       fmt::format("{:.1f}", measured.peak_memory / kMiB)});
+       milliseconds_cell(measured.most_seconds), fmt::format("{:.2f}", measured.gflops()),
+       mebibytes_cell(measured.bytes), milliseconds_cell(measured.exposed_seconds),
+       percent_cell(measured.bookkeeping), mebibytes_cell(measured.peak_memory, 1)});
 }
 
 // The figures of a pass that has no row of its own.
 std::string pass_text(const ring::ShardedAttention& attention, const Measurement& measured) {
-  constexpr double kMiB = 1 << 20;
   const bool repeated = measured.most_seconds > measured.least_seconds;
   const std::string spread =
       repeated ? fmt::format(" ({} to {})", milliseconds_cell(measured.least_seconds),
                              milliseconds_cell(measured.most_seconds))
                : "";
-  return fmt::format("{} by {}, {}{} ms, {:.2f} GFLOP/s, {:.3f} MiB moved, {} ms waiting",
+  return fmt::format("{} by {}, {}{} ms, {:.2f} GFLOP/s, {} MiB moved, {} ms waiting",
                      ring::name_of(attention.schedule().schedule),
                      attention.implementations_of_ranks(), milliseconds_cell(measured.seconds),
-                     spread, measured.seconds > 0 ? measured.flops / measured.seconds * 1e-9 : 0,
-                     measured.bytes / kMiB, milliseconds_cell(measured.exposed_seconds));
+                     spread, measured.gflops(), mebibytes_cell(measured.bytes),
+                     milliseconds_cell(measured.exposed_seconds));
 }
 
 // "query 2 MiB, key 1 MiB, ...": a rank's shards, and what the plan adds.

@@ -44,24 +44,6 @@ struct NamedCase {
   std::vector<std::string> warnings;
 };
 
-// Making a mesh costs more than a small problem, so problems with the same mesh shape share one.
-class ContextCache {
- public:
-  ContextCache(const MpiSession& session, Context& everyone)
-      : session_(session), everyone_(everyone) {}
-
-  Context& get(const MeshShape& shape) {
-    std::unique_ptr<Context>& context = contexts_[to_string(shape)];
-    if (!context) context = std::make_unique<Context>(session_.world(), shape, everyone_);
-    return *context;
-  }
-
- private:
-  const MpiSession& session_;
-  Context& everyone_;
-  std::map<std::string, std::unique_ptr<Context>> contexts_;
-};
-
 // Makes the problem one without float64, which is drawn only for vanilla.
 void narrow(AttentionProblem& problem) {
   problem.softmax_dtype = DType::float32;
@@ -226,7 +208,7 @@ Report make_report(const CommandContext& context, const Mesh& mesh, Place place,
 }
 
 std::string number_cell(const std::optional<double>& value) {
-  return value ? fmt::format("{}", *value) : kNothing;
+  return cell_of(value, [](double number) { return fmt::format("{}", number); });
 }
 
 // "lengths, sinks on the device".
@@ -238,26 +220,8 @@ std::string called_cell(const verification::ShardedCase& sharded) {
   return cell + (sharded.called.in_device_memory ? " on the device" : "");
 }
 
-std::string sinks_cell(const std::optional<Sinks>& sinks) {
-  return sinks ? std::to_string(sinks->per_head()) : kNothing;
-}
-
-std::string bias_cell(const std::optional<Extents>& bias) {
-  return bias ? fmt::format("{}", fmt::join(*bias, ",")) : kNothing;
-}
-
-std::string dropout_cell(const std::optional<Dropout>& dropout) {
-  return dropout ? fmt::format("{:.4g}", dropout->probability()) : kNothing;
-}
-
-// The kind of the drawn non-finite inputs; finite inputs have no fill.
-Coverage::NonFinite non_finite_of(const verification::OperandFills& fills) {
-  if (!fills.key) return Coverage::NonFinite::none;
-  return fills.query ? Coverage::NonFinite::columns_and_queries : Coverage::NonFinite::columns;
-}
-
 std::string ratio_cell(const std::optional<double>& ratio) {
-  return ratio ? fmt::format("{:.3f}", *ratio) : kNothing;
+  return cell_of(ratio, [](double number) { return fmt::format("{:.3f}", number); });
 }
 
 // "ring", or "auto:ring".
@@ -266,17 +230,24 @@ std::string schedule_cell(const std::string& asked, const ring::ScheduleChoice* 
   return fmt::format("{}:{}", asked, ring::name_of(chosen->schedule));
 }
 
+// Null if no gradients were computed.
+const verification::GradientVerification* computed_gradients(
+    const verification::Verification* found) {
+  if (found == nullptr || !found->gradients || !found->gradients->refusal.empty()) return nullptr;
+  return &*found->gradients;
+}
+
 // "ring + LSE + sinks + bias, added, sent in bfloat16".
 std::string backward_cell(const verification::BackwardCase& backward,
                           const verification::Verification* found) {
-  const bool known = found != nullptr && found->gradients && found->gradients->refusal.empty();
+  const verification::GradientVerification* const computed = computed_gradients(found);
   std::string cell = schedule_cell(backward.schedule.empty() ? "auto" : backward.schedule,
-                                   known ? &found->gradients->schedule : nullptr);
+                                   computed == nullptr ? nullptr : &computed->schedule);
   if (backward.request.grad_lse) cell += " + LSE";
   if (backward.request.grad_sinks) cell += " + sinks";
   if (backward.request.grad_bias) cell += " + bias";
   if (backward.request.adds) cell += ", added";
-  if (known && found->gradients->adds_rounded) cell += ", sent in bfloat16";
+  if (computed != nullptr && computed->adds_rounded) cell += ", sent in bfloat16";
   return cell;
 }
 
@@ -289,11 +260,9 @@ void add_row(Report& report, const NamedCase& named, const verification::Verific
   const auto measured = [&](const auto& text) {
     return found == nullptr ? std::string(kNothing) : text(*found);
   };
+  const verification::GradientVerification* const computed = computed_gradients(found);
   const auto gradients = [&](const auto& text) {
-    return measured([&](const auto& v) {
-      const bool computed = v.gradients && v.gradients->refusal.empty();
-      return computed ? text(*v.gradients) : std::string(kNothing);
-    });
+    return computed == nullptr ? std::string(kNothing) : text(*computed);
   };
   report.add_row(
       {named.index,
@@ -309,9 +278,11 @@ void add_row(Report& report, const NamedCase& named, const verification::Verific
        mask_cell(problem),
        number_cell(problem.scale),
        number_cell(problem.soft_cap),
-       sinks_cell(problem.sinks),
-       dropout_cell(problem.dropout),
-       bias_cell(problem.bias),
+       cell_of(problem.sinks, [](const Sinks& s) { return std::to_string(s.per_head()); }),
+       cell_of(problem.dropout,
+               [](const Dropout& d) { return fmt::format("{:.4g}", d.probability()); }),
+       cell_of(problem.bias,
+               [](const Extents& shape) { return fmt::format("{}", fmt::join(shape, ",")); }),
        problem.normalize_output ? kNothing : "unnormalised",
        called_cell(named.sharded),
        measured([](const auto& v) { return fmt::format("{:.2e}", v.sharded.output); }),
@@ -332,11 +303,7 @@ class Verifier {
  public:
   /// The references must outlive it. The device of `everyone` computes all problems.
   Verifier(const CommandContext& context, Context& everyone, Progress& progress, Report& report)
-      : context_(context),
-        everyone_(everyone),
-        progress_(progress),
-        report_(report),
-        contexts_(context.session, everyone) {}
+      : context_(context), everyone_(everyone), progress_(progress), report_(report) {}
 
   /// A problem that the user gave: errors are the user's.
   void verify_given(NamedCase named) {
@@ -346,7 +313,7 @@ class Verifier {
       progress_.set_done(done);
     };
     const verification::Verification found =
-        verification::verify_sharded(named.sharded, contexts_.get(named.mesh), show);
+        verification::verify_sharded(named.sharded, context_on(named.mesh), show);
     progress_.aside([&] {
       print_warnings(found.decision.warnings);
       add_price_of_order(found.schedule, "forward", report_);
@@ -369,24 +336,24 @@ class Verifier {
           named.may_be_refused && (text.find("reproducible world: ") != std::string_view::npos ||
                                    text.find("(reproducible world)") != std::string_view::npos);
       progress_.aside([&] {
+        add_row(report_, named, nullptr, allowed ? "refused" : "FAILED");
         if (allowed) {
-          add_row(report_, named, nullptr, "refused");
           tally_.add_unordered();
         } else {
-          add_refused(named, error);
+          add_failure(named, error.what());
+          tally_.add_refused();
         }
       });
     };
     try {
       const verification::Verification found =
-          verification::verify_sharded(named.sharded, contexts_.get(named.mesh));
+          verification::verify_sharded(named.sharded, context_on(named.mesh));
       progress_.aside([&] {
         print_warnings(found.decision.warnings);
         add_result(named, found);
       });
-      coverage_.add(named.sharded.problem, named.sharded.layout,
-                    ring::name_of(found.schedule.schedule), non_finite_of(named.sharded.fills));
-      if (const auto& gradients = found.gradients; gradients && gradients->refusal.empty()) {
+      coverage_.add(named.sharded, ring::name_of(found.schedule.schedule));
+      if (const auto* const gradients = computed_gradients(&found)) {
         coverage_.add_backward(ring::name_of(gradients->schedule.schedule), gradients->request);
       }
     } catch (const UserError& error) {
@@ -401,6 +368,13 @@ class Verifier {
   [[nodiscard]] const Coverage& coverage() const { return coverage_; }
 
  private:
+  // Making a mesh costs more than a small problem, so problems with the same mesh shape share one.
+  Context& context_on(const MeshShape& shape) {
+    std::unique_ptr<Context>& made = contexts_[to_string(shape)];
+    if (!made) made = std::make_unique<Context>(context_.session.world(), shape, everyone_);
+    return *made;
+  }
+
   // The same for all problems.
   const ring::CostModel& cost_model() {
     if (!cost_model_) {
@@ -418,12 +392,6 @@ class Verifier {
     tally_.add(found);
   }
 
-  void add_refused(const NamedCase& named, const Error& error) {
-    add_row(report_, named, nullptr, "FAILED");
-    add_failure(named, error.what());
-    tally_.add_refused();
-  }
-
   void add_failure(const NamedCase& named, const std::string& what) {
     report_.add_meta("problem " + named.index + " failed", what);
     report_.add_meta("problem " + named.index + " again", named.command);
@@ -433,7 +401,7 @@ class Verifier {
   Context& everyone_;
   Progress& progress_;
   Report& report_;
-  ContextCache contexts_;
+  std::map<std::string, std::unique_ptr<Context>> contexts_;
   std::optional<ring::CostModel> cost_model_;
   Tally tally_;
   Coverage coverage_;

@@ -1,5 +1,6 @@
 #include "launcher/planning/planned_case.hpp"
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <utility>
@@ -31,6 +32,11 @@ std::string assumed_device(const Options& options) {
                         options.threads > 1 ? counted(options.threads, "thread") : "one core");
   return fmt::format("cpu{}, assumed as --device is not given (--device cuda plans for GPUs)",
                      cores);
+}
+
+void add_assumed_device(Report& report, const Options& options) {
+  const std::string device = assumed_device(options);
+  if (!device.empty()) report.add_meta("device", device);
 }
 
 Options with_ranks(Options options) {
@@ -76,6 +82,17 @@ std::string predicted_cell(double seconds) {
   if (ms >= 100) return fmt::format("{:.0f}", ms);
   if (ms >= 10) return fmt::format("{:.1f}", ms);
   return fmt::format("{:.{}f}", ms, ms >= 1 ? 2 : 3);
+}
+
+ring::RankTimeline most_of(const std::vector<ring::RankTimeline>& timelines) {
+  ring::RankTimeline most;
+  for (const ring::RankTimeline& one : timelines) {
+    most.compute = std::max(most.compute, one.compute);
+    most.transfer = std::max(most.transfer, one.transfer);
+    most.exposed = std::max(most.exposed, one.exposed);
+    most.finish = std::max(most.finish, one.finish);
+  }
+  return most;
 }
 
 std::string network_text(const ring::CostModel& model, bool several_nodes) {

@@ -9,9 +9,11 @@
 #include <annulus/core/place.hpp>
 #include <annulus/mesh/mesh_shape.hpp>
 #include <annulus/ring/planner.hpp>
+#include <annulus/ring/simulate.hpp>
 
 #include "launcher/options/options.hpp"
 #include "launcher/report/record.hpp"
+#include "launcher/report/report.hpp"
 #include "launcher/setup/problem_setup.hpp"
 
 namespace annulus::launcher {
@@ -41,6 +43,9 @@ struct PlannedCase {
 /// given; empty for other plans.
 [[nodiscard]] std::string assumed_device(const Options& options);
 
+/// Adds that line to a report, if the plan has it.
+void add_assumed_device(Report& report, const Options& options);
+
 /// Completes --ranks, --nodes, --ranks-per-node and --mesh from each other. The results have the
 /// number of ranks and the ranks per node, if they follow, and a mesh with all sizes. Throws
 /// ArgumentErrors if the options contradict each other. With --scaling and --recommend, only a mesh
@@ -52,6 +57,9 @@ struct PlannedCase {
 
 /// "12.3": a predicted time in milliseconds, without digits that a prediction does not know.
 [[nodiscard]] std::string predicted_cell(double seconds);
+
+/// The largest of all ranks' times, each by itself.
+[[nodiscard]] ring::RankTimeline most_of(const std::vector<ring::RankTimeline>& timelines);
 
 /// ", between nodes 45 GB/s per rank and 360 GB/s per node (assumed)"; empty for one node.
 [[nodiscard]] std::string network_text(const ring::CostModel& model, bool several_nodes);

@@ -35,14 +35,6 @@ constexpr double kMiB = 1 << 20;
 
 using ring::Recommendation;
 
-std::string layout_cell(const Recommendation& one) {
-  return one.layout ? std::string(annulus::name_of(*one.layout)) : kNothing;
-}
-
-std::string schedule_cell(const Recommendation& one) {
-  return one.variant ? std::string(ring::name_of(one.variant->schedule)) : kNothing;
-}
-
 // "dp=1,tp=2,sp=4 zigzag ring".
 std::string name_of(const Recommendation& one) {
   std::string text = one.mesh;
@@ -103,15 +95,16 @@ Row row_of(const Recommendation& one, bool backward, std::string last) {
     return is_known ? std::move(text) : std::string(kNothing);
   };
   const bool simulated = run.seconds > 0;
-  const auto mib = [](double bytes) { return fmt::format("{:.1f}", bytes / kMiB); };
+  const auto mib = [](double bytes) { return mebibytes_cell(bytes, 1); };
   const auto memory = [&](double bytes) { return known(run.memory_bytes > 0, mib(bytes)); };
   const ring::ScheduleVariant variant = one.variant.value_or(ring::ScheduleVariant{});
   const int split = std::max(variant.ulysses_degree, variant.inner_size);
-  Row row{one.mesh, layout_cell(one), schedule_cell(one),
+  Row row{one.mesh, cell_of(one.layout, [](LayoutKind layout) { return annulus::name_of(layout); }),
+          cell_of(one.variant, [](const auto& v) { return ring::name_of(v.schedule); }),
           split > 0 ? std::to_string(split) : kNothing,
           known(simulated, predicted_cell(run.seconds))};
   if (backward) {
-    row.push_back(one.backward ? variant_text(*one.backward) : kNothing);
+    row.push_back(cell_of(one.backward, [](const auto& v) { return variant_text(v); }));
     row.push_back(known(one.backward.has_value(), predicted_cell(one.backward_run.seconds)));
   }
   row.insert(row.end(), {known(one.projection > 0, predicted_cell(one.projection)),
@@ -326,9 +319,7 @@ void recommend(const Options& given, const Registry& registry, std::ostream& out
     table.add_row(row_of(one, backward, ties_cell(one, all)));
   }
   for (Report* one : {&report, &table}) {
-    if (const std::string device = assumed_device(options); !device.empty()) {
-      one->add_meta("device", device);
-    }
+    add_assumed_device(*one, options);
     one->add_meta("run", command_of(best, options));
     one->add_meta("why", why(best, all));
     add_meta(*one, options, setup.problem, predictor_text(model, transports, options.nodes > 1),

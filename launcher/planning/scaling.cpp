@@ -30,8 +30,7 @@ ScalingPoint predict_point(const Options& options, const Registry& registry, int
   point.weak = weak;
   point.ranks = ranks;
   point.nodes = planned.node_of_rank.empty() ? 1 : planned.node_of_rank.back() + 1;
-  point.query_length = asked.shape->query_length;
-  point.kv_length = asked.shape->kv_length;
+  point.shape = *asked.shape;
   point.schedule = ring::name_of(planned.choice.schedule);
   point.transport = planned.model.transport;
   const ring::PlanInput input = planned.input();
@@ -101,17 +100,16 @@ Report make_scaling_report(const char* command, const char* time_unit, const Opt
 }
 
 Row scaling_row(const ScalingPoint& point) {
-  const std::optional<double> rate = point.rate_per_rank();
   return {
       point.weak ? "weak" : "strong",
       std::to_string(point.ranks),
       std::to_string(point.nodes),
-      std::to_string(point.query_length),
-      std::to_string(point.kv_length),
+      std::to_string(point.shape.query_length),
+      std::to_string(point.shape.kv_length),
       point.schedule,
       point.transport.empty() ? milliseconds_cell(point.seconds) : predicted_cell(point.seconds),
-      rate ? fmt::format("{:.4g}", *rate * 1e-12) : kNothing,
-      point.efficiency ? fmt::format("{:.1f}", *point.efficiency * 100) : kNothing};
+      cell_of(point.rate_per_rank(), [](double r) { return fmt::format("{:.4g}", r * 1e-12); }),
+      percent_cell(point.efficiency)};
 }
 
 void predict_scaling(const Options& options, const Registry& registry, std::ostream& out) {
@@ -120,9 +118,7 @@ void predict_scaling(const Options& options, const Registry& registry, std::ostr
   const std::string problem = problem_text(scaled);
   Report report = make_scaling_report("plan.scaling", "ms, predicted", options, problem,
                                       planned_record(options, scaled));
-  if (const std::string device = assumed_device(options); !device.empty()) {
-    report.add_meta("device", device);
-  }
+  add_assumed_device(report, options);
   ReportFiles files(options.json, options.csv, report);
   // Refuses ranks that do not fill their nodes before the work.
   static_cast<void>(planned_nodes(options, MeshShape({{options.sequence_axis, options.ranks}})));

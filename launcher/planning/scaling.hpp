@@ -1,11 +1,11 @@
 #pragma once
 
-#include <cstdint>
 #include <iosfwd>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include <annulus/attention/problem.hpp>
 #include <annulus/attention/registry.hpp>
 
 #include "launcher/options/options.hpp"
@@ -18,8 +18,7 @@ struct ScalingPoint {
   bool weak = false;  ///< the sequence grows with the ranks
   int ranks = 1;
   int nodes = 1;
-  std::int64_t query_length = 0;
-  std::int64_t kv_length = 0;
+  AttentionShape shape;
   std::string schedule;
   std::string transport;  ///< of a prediction
   double seconds = 0;

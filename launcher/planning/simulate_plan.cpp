@@ -42,9 +42,7 @@ Report make_report(const PlannedCase& planned, const ring::Stragglers& straggler
                  {"wait", "ms", 10, 0, "for messages, with nothing to compute"},
                  {"finish", "ms", 10, 0, "when the rank is done"}},
                 {options.wide, options.legend});
-  if (const std::string device = assumed_device(options); !device.empty()) {
-    report.add_meta("device", device);
-  }
+  add_assumed_device(report, options);
   if (planned.backward) report.add_meta("pass", "backward");
   report.add_meta("query", to_string(planned.operands.query));
   report.add_meta("key", to_string(planned.operands.key));
@@ -65,12 +63,9 @@ void add_summary(Report& report, const std::vector<ring::RankTimeline>& timeline
       simulated_nodes.insert(planned.node_of_rank[static_cast<std::size_t>(rank)]);
     }
   }
-  ring::RankTimeline most;
+  const ring::RankTimeline most = most_of(timelines);
   double mean = 0;
   for (const ring::RankTimeline& timeline : timelines) {
-    most.compute = std::max(most.compute, timeline.compute);
-    most.exposed = std::max(most.exposed, timeline.exposed);
-    most.finish = std::max(most.finish, timeline.finish);
     mean += timeline.compute / static_cast<double>(timelines.size());
   }
   const int ranks = planned.setup.mesh.ranks();

@@ -36,6 +36,22 @@ std::string milliseconds_cell(double seconds) {
   return fmt::format("{:.3f}", seconds * 1e3);
 }
 
+std::string mebibytes_cell(double bytes, int digits) {
+  return fmt::format("{:.{}f}", bytes / (1 << 20), digits);
+}
+
+std::string percent_cell(const std::optional<double>& share, int digits) {
+  return share ? fmt::format("{:.{}f}", *share * 100, digits) : kNothing;
+}
+
+std::string counts_text(const std::map<std::string, int>& counts) {
+  std::string text;
+  for (const auto& [name, count] : counts) {
+    text += fmt::format("{}{} {}", text.empty() ? "" : ", ", name, count);
+  }
+  return text.empty() ? "none" : text;
+}
+
 std::string mesh_text(const Mesh& mesh, int threads, Place place) {
   return fmt::format("{}: {} on {}, {} per rank, {}", to_string(mesh.shape()),
                      counted(mesh.size(), "rank"), counted(mesh.topology().nodes(), "node"),

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <map>
+#include <optional>
 #include <string>
 
 #include <annulus/attention/problem.hpp>
@@ -23,6 +25,18 @@ inline constexpr const char* kShapeUnit = "B,T,S,N,K,D,Dv";
 [[nodiscard]] std::string mesh_cell(const MeshShape& mesh);
 /// "12.345", of seconds.
 [[nodiscard]] std::string milliseconds_cell(double seconds);
+/// "1.500", of bytes, for a column of MiB.
+[[nodiscard]] std::string mebibytes_cell(double bytes, int digits = 3);
+/// "12.5", of a share of 0.125; "-" for an absent share.
+[[nodiscard]] std::string percent_cell(const std::optional<double>& share, int digits = 1);
+/// The text of an optional value; "-" if it is absent.
+template <class Value, class Text>
+[[nodiscard]] std::string cell_of(const std::optional<Value>& value, const Text& text) {
+  return value ? std::string(text(*value)) : kNothing;
+}
+
+/// "native 3, sdpa 5"; "none" without counts.
+[[nodiscard]] std::string counts_text(const std::map<std::string, int>& counts);
 
 /// "sp=4: 4 ranks on 1 node, 2 threads per rank, cpu".
 [[nodiscard]] std::string mesh_text(const Mesh& mesh, int threads, Place place);

@@ -7,6 +7,8 @@
 
 #include <annulus/attention/features.hpp>
 
+#include "launcher/report/cells.hpp"
+
 namespace annulus::launcher {
 namespace {
 
@@ -37,14 +39,6 @@ std::string counts_text(const std::vector<std::string>& names,
   return text;
 }
 
-std::string counts_text(const std::map<std::string, int>& counts) {
-  std::string text;
-  for (const auto& [name, count] : counts) {
-    text += fmt::format("{}{} {}", text.empty() ? "" : ", ", name, count);
-  }
-  return text;
-}
-
 template <class Kinds>
 std::vector<std::string> names_of(const Kinds& kinds) {
   std::vector<std::string> names;
@@ -54,8 +48,9 @@ std::vector<std::string> names_of(const Kinds& kinds) {
 
 }  // namespace
 
-void Coverage::add(const AttentionProblem& problem, const ring::OperandLayout& layout,
-                   std::string_view schedule, NonFinite non_finite) {
+void Coverage::add(const verification::ShardedCase& sharded, std::string_view schedule) {
+  const AttentionProblem& problem = sharded.problem;
+  const ring::OperandLayout& layout = sharded.layout;
   const std::vector<std::string> parts = parts_of(features_of(problem), problem.sinks.has_value());
   for (std::size_t i = 0; i < parts.size(); ++i) {
     ++parts_[parts[i]];
@@ -67,8 +62,9 @@ void Coverage::add(const AttentionProblem& problem, const ring::OperandLayout& l
   wide_softmax_ += problem.softmax_dtype == DType::float64 ? 1 : 0;
   ++dtypes_[std::string(annulus::name_of(problem.dtype))];
   ++schedules_[std::string(schedule)];
-  non_finite_columns_ += non_finite != NonFinite::none ? 1 : 0;
-  non_finite_queries_ += non_finite == NonFinite::columns_and_queries ? 1 : 0;
+  // Drawn cases have these fills only for inputs that are not finite.
+  non_finite_columns_ += sharded.fills.key ? 1 : 0;
+  non_finite_queries_ += sharded.fills.query ? 1 : 0;
   const auto has_rows = [](const std::optional<Extents>& scores) {
     return scores && (*scores)[2] != 1;
   };

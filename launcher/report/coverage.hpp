@@ -6,20 +6,16 @@
 #include <utility>
 #include <vector>
 
-#include <annulus/attention/problem.hpp>
 #include <annulus/ring/plan.hpp>
-#include <annulus/ring/sharded_operands.hpp>
+#include <annulus/verification/verification.hpp>
 
 namespace annulus::launcher {
 
 /// Counts the features of random problems, to show what a run has not tried.
 class Coverage {
  public:
-  /// The inputs with entries that are not finite.
-  enum class NonFinite { none, columns, columns_and_queries };
-
-  void add(const AttentionProblem& problem, const ring::OperandLayout& layout,
-           std::string_view schedule, NonFinite non_finite);
+  /// Adds a drawn problem and the schedule that computed it.
+  void add(const verification::ShardedCase& sharded, std::string_view schedule);
   /// Adds the backward pass of an added problem.
   void add_backward(std::string_view schedule, const ring::BackwardRequest& request);
 

@@ -23,27 +23,38 @@ struct HandledSignal {
 constexpr std::array kSignals{HandledSignal{SIGINT, "SIGINT"}, HandledSignal{SIGTERM, "SIGTERM"},
                               HandledSignal{SIGHUP, "SIGHUP"}};
 
-/// A signal handler must neither allocate nor lock. So that it always finds a complete text, the
-/// next step is written beside the current one.
-struct Step {
-  std::array<char, 200> text{};
-  std::size_t size = 0;
-
-  void set(std::string_view what) noexcept {
-    size = std::min(what.size(), text.size());
-    std::memcpy(text.data(), what.data(), size);
+/// A short text for the signal handler, which must neither allocate nor lock. So that it always
+/// finds a complete text, the next one is written beside the current one.
+class ShownText {
+ public:
+  void set(std::string_view text) noexcept {
+    const std::size_t next = 1 - current_;
+    Copy& copy = copies_[next];
+    copy.size = std::min(text.size(), copy.text.size());
+    std::memcpy(copy.text.data(), text.data(), copy.size);
+    current_ = next;
   }
+  [[nodiscard]] std::string_view get() const noexcept {
+    const Copy& copy = copies_[current_];
+    return {copy.text.data(), copy.size};
+  }
+
+ private:
+  struct Copy {
+    std::array<char, 200> text{};
+    std::size_t size = 0;
+  };
+  std::array<Copy, 2> copies_;
+  std::atomic<std::size_t> current_ = 0;
+  static_assert(std::atomic<std::size_t>::is_always_lock_free);
 };
-std::array<Step, 2> steps;
-std::atomic<std::size_t> current = 0;
+ShownText shown_step;
+ShownText shown_rows;
 std::atomic<bool> speaking = false;
 std::atomic<bool> interrupted = false;
-/// As with `steps`, the next text is made beside the current one.
-std::array<Step, 2> kept_rows;
-std::atomic<std::size_t> kept = 0;
 static_assert(std::atomic<bool>::is_always_lock_free);
 
-/// As with `steps`, the next text is made beside the current one.
+/// Likewise, but of any length.
 std::array<std::string, 2> last_words;
 std::atomic<const std::string*> last_word = nullptr;
 static_assert(std::atomic<const std::string*>::is_always_lock_free);
@@ -57,7 +68,6 @@ void write_all(std::string_view text) noexcept {
     text.remove_prefix(static_cast<std::size_t>(count));
   }
 }
-static_assert(std::atomic<std::size_t>::is_always_lock_free);
 
 /// A line that grows without allocating.
 class Line {
@@ -85,12 +95,11 @@ extern "C" void interrupt(int signal) {
     for (const HandledSignal& handled : kSignals) {
       if (handled.number == signal) line.add(handled.name);
     }
-    const Step& step = steps[current];
-    if (step.size > 0) line.add(" while ");
-    line.add({step.text.data(), step.size});
-    const Step& rows = kept_rows[kept];
-    line.add(rows.size > 0 ? "; finished rows are " : "; no unfinished file is left");
-    line.add({rows.text.data(), rows.size});
+    if (!shown_step.get().empty()) line.add(" while ");
+    line.add(shown_step.get());
+    const std::string_view rows = shown_rows.get();
+    line.add(rows.empty() ? "; no unfinished file is left" : "; finished rows are ");
+    line.add(rows);
     line.add("\n");
     line.print();
   }
@@ -115,14 +124,11 @@ void handle_interruptions(bool speaks) {
 }
 
 void begin_step(std::string_view what) noexcept {
-  const std::size_t next = 1 - current;
-  steps[next].set(what);
-  current = next;
+  shown_step.set(what);
 }
 
 std::string_view current_step() noexcept {
-  const Step& step = steps[current];
-  return {step.text.data(), step.size};
+  return shown_step.get();
 }
 
 void print_when_interrupted(std::string text) {
@@ -133,9 +139,7 @@ void print_when_interrupted(std::string text) {
 }
 
 void rows_are_kept(std::string_view how) noexcept {
-  const std::size_t next = 1 - kept;
-  kept_rows[next].set(how);
-  kept = next;
+  shown_rows.set(how);
 }
 
 void end_steps() noexcept {

@@ -86,12 +86,4 @@ std::string Tally::text() const {
   return text + ")";
 }
 
-std::string Tally::counts_text(const Counts& counts) {
-  std::string text;
-  for (const auto& [name, problems] : counts) {
-    text += fmt::format("{}{} {}", text.empty() ? "" : ", ", name, problems);
-  }
-  return text.empty() ? "none" : text;
-}
-
 }  // namespace annulus::launcher

@@ -6,6 +6,8 @@
 
 #include <annulus/verification/verification.hpp>
 
+#include "launcher/report/cells.hpp"
+
 namespace annulus::launcher {
 
 /// Counts the findings of `annulus verify`, and keeps the worst ratio and shares of bounds.
@@ -29,7 +31,6 @@ class Tally {
 
  private:
   using Counts = std::map<std::string, int>;
-  static std::string counts_text(const Counts& counts);
 
   int problems_ = 0;
   int failed_ = 0;

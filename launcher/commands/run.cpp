@@ -23,6 +23,7 @@
 #include <annulus/ring/predicted_run.hpp>
 #include <annulus/ring/sharded_attention.hpp>
 #include <annulus/verification/device_tensors.hpp>
+#include <annulus/verification/filled_part.hpp>
 #include <annulus/verification/for_tensor.hpp>
 
 #include "launcher/commands/commands.hpp"
@@ -45,7 +46,6 @@
 #include "launcher/setup/problem_setup.hpp"
 #include "launcher/setup/result_files.hpp"
 #include "launcher/setup/same_on_ranks.hpp"
-#include "launcher/setup/score_setup.hpp"
 
 namespace annulus::launcher {
 namespace {
@@ -251,6 +251,7 @@ ExitCode run_command(const CommandContext& context) {
                fmt::format("{} {}", to_string(inputs.shape), annulus::name_of(inputs.dtype)));
   ProblemSetup setup = settled_problem(options, inputs.shape, inputs.dtype, *ranks);
   const AttentionProblem& problem = setup.problem;
+  const ring::ShardedOperands operands = shard_operands(setup);
   if (leader) print_warnings(setup.warnings);
 
   begin_step("annulus run was preparing its plan and kernels");
@@ -266,10 +267,10 @@ ExitCode run_command(const CommandContext& context) {
   // early.
   Report report = make_report(context, setup, mesh, device.place(), ranks->threads());
   std::optional<GradientFiles> gradients;
-  if (!options.grad_output.empty()) gradients.emplace(options, problem, mesh);
+  if (!options.grad_output.empty()) gradients.emplace(options, problem, operands, mesh);
   const bool computes_forward = !gradients || !gradients->has_forward();
   std::vector<Result> results;
-  if (computes_forward) results = forward_results(options, problem);
+  if (computes_forward) results = forward_results(options, problem, operands);
   if (gradients) std::ranges::copy(gradients->results(), std::back_inserter(results));
   ResultFiles result_files(std::move(results), mesh);
   std::optional<TraceFile> trace;
@@ -281,7 +282,6 @@ ExitCode run_command(const CommandContext& context) {
 
   progress.begin("planning and preparing kernels");
   Attention attention(*ranks, setup.problem);
-  const ring::ShardedOperands& operands = attention.operands();
   if (gradients) attention.prepare_backward(gradients->request());
   log_choices(problem, attention, mesh);
   if (leader) progress.aside([&] { print_warnings(attention.decision().warnings); });
@@ -330,8 +330,7 @@ ExitCode run_command(const CommandContext& context) {
 
   begin_step("annulus run was reading query, key and value");
   MemoryPool& memory = device.staging();
-  Tensor query, key, value, output, lse, maximum, sum, weights;
-  ScoreShards scores;
+  Tensor query, key, value, bias, mask, output, lse, maximum, sum, weights;
   progress.begin("reading query, key and value");
   collectively(world, [&] {
     constexpr double kDiskTimeouts = 20;  // may pass before a disk counts as hung
@@ -349,9 +348,8 @@ ExitCode run_command(const CommandContext& context) {
     key = read("key", inputs.key, operands.key);
     value = read("value", inputs.value, operands.value);
     const auto make = [&](const char* name, DType dtype, const NamedSharding& sharding) {
-      const Extents shape = sharding.local_shape(mesh.rank());
-      return verification::for_tensor(fmt::format("{} (by the shape of --query)", name),
-                                      [&] { return Tensor(dtype, shape, memory); });
+      return verification::unfilled(fmt::format("{} (by the shape of --query)", name), dtype,
+                                    sharding.local_shape(mesh.rank()), memory);
     };
     output = make("output", problem.dtype, operands.output);
     if (problem.normalize_output) {
@@ -360,21 +358,26 @@ ExitCode run_command(const CommandContext& context) {
       maximum = make("maximum", DType::float32, operands.lse);
       sum = make("sum", DType::float32, operands.lse);
     }
-    if (!computes_forward) gradients->read_forward(operands, output.view(), lse.view());
-    scores = ScoreShards(setup.fills, operands, mesh.rank(), memory);
+    if (!computes_forward) gradients->read_forward(output.view(), lse.view());
+    const auto scores = [&](const char* name, const std::optional<NamedSharding>& sharding,
+                            DType dtype, const verification::FillPart& fill) {
+      return sharding ? verification::filled_part(name, sharding->index(mesh.rank()), dtype, fill,
+                                                  memory)
+                      : Tensor();
+    };
+    bias = scores("bias", operands.bias, DType::float32, setup.fills.bias);
+    mask = scores("mask", operands.dense_mask, DType::boolean, setup.fills.mask);
     if (problem.weights) {
       weights = make("attention weights", weights_dtype(problem),
                      ring::weights_sharding(problem, operands));
     }
   });
-  ring::LocalTensors tensors{query.view(), key.view(), value.view(), output.view(), lse.view()};
-  tensors.maximum = maximum.view();
-  tensors.sum = sum.view();
-  if (problem.weights) tensors.weights = weights.view();
-  scores.add_to(tensors);
+  const ring::LocalTensors tensors{query.view(), key.view(),    value.view(), output.view(),
+                                   lse.view(),   bias.view(),   mask.view(),  maximum.view(),
+                                   sum.view(),   weights.view()};
   verification::DeviceTensors moved = collectively(
       world, [&] { return verification::DeviceTensors(tensors, device, mesh.watchdog()); });
-  if (gradients) gradients->read(operands, device);
+  if (gradients) gradients->read(device);
   moved.upload();
   world.barrier("start of the call");
   begin_step("annulus run was computing");
@@ -411,8 +414,8 @@ ExitCode run_command(const CommandContext& context) {
   {
     begin_step(fmt::format("annulus run was writing {}", written));
     const TraceScope scope(&tracer, "files", {TraceCategory::file, "write"});
-    if (gradients) gradients->write(operands, result_files);
-    result_files.write(tensors, operands);
+    if (gradients) gradients->write(result_files);
+    result_files.write(tensors);
     result_files.commit();
   }
   begin_step(fmt::format("annulus run, with {} complete, was reporting", written));

@@ -8,6 +8,7 @@
 #include <annulus/core/error.hpp>
 #include <annulus/mesh/agreement.hpp>
 #include <annulus/verification/for_tensor.hpp>
+#include <annulus/verification/gradient_shards.hpp>
 
 #include "launcher/options/as_option.hpp"
 #include "launcher/setup/input_tensors.hpp"
@@ -25,22 +26,14 @@ files::ArrayFile open(const char* option, const std::string& path, const char* n
   });
 }
 
-// [N,M] by head, [M] whole on every rank.
-NamedSharding sinks_sharding(const NamedSharding& query, const Extents& sinks) {
-  std::vector<AxisNames> axes;
-  if (sinks.rank() == 2) axes.push_back(query.spec()[2]);
-  return {query.mesh(), PartitionSpec(axes), sinks};
-}
-
 }  // namespace
 
-GradientFiles::GradientFiles(const Options& options, const AttentionProblem& problem, Mesh& mesh)
-    : mesh_(mesh), bhtd_(options.bhtd) {
-  const AttentionShape& s = problem.shape;
+GradientFiles::GradientFiles(const Options& options, const AttentionProblem& problem,
+                             const ring::ShardedOperands& operands, Mesh& mesh)
+    : operands_(operands), mesh_(mesh), bhtd_(options.bhtd) {
   collectively(mesh.world(), "gradients of the results", [&] {
-    const Extents output =
-        file_order(Extents{s.batch, s.query_length, s.heads, s.value_dim}, bhtd_);
-    const Extents lse{s.batch, s.heads, s.query_length};
+    const Extents output = file_order(operands.output.global_shape(), bhtd_);
+    const Extents& lse = operands.lse.global_shape();
     grad_output_ = open("--grad-output", options.grad_output, "grad_output", problem.dtype, output);
     if (!options.grad_lse.empty()) {
       grad_lse_ = open("--grad-lse", options.grad_lse, "grad_lse", DType::float32, lse);
@@ -59,31 +52,22 @@ GradientFiles::GradientFiles(const Options& options, const AttentionProblem& pro
   request_.grad_lse = grad_lse_.has_value();
   request_.grad_sinks = !options.grad_sinks.empty();
   request_.grad_bias = !options.grad_bias.empty();
-  using Operands = ring::ShardedOperands;
   using Tensors = ring::BackwardLocalTensors;
   const auto add = [&](TensorView Tensors::*tensor, Result result) {
     outputs_.push_back({std::move(result), tensor});
   };
-  const Extents query{s.batch, s.query_length, s.heads, s.head_dim};
-  const Extents key{s.batch, s.kv_length, s.kv_heads, s.head_dim};
-  const Extents value{s.batch, s.kv_length, s.kv_heads, s.value_dim};
-  add(&Tensors::grad_query,
-      {"grad_query", options.grad_query, problem.dtype, query, &Operands::query, bhtd_});
-  add(&Tensors::grad_key,
-      {"grad_key", options.grad_key, problem.dtype, key, &Operands::key, bhtd_});
-  add(&Tensors::grad_value,
-      {"grad_value", options.grad_value, problem.dtype, value, &Operands::value, bhtd_});
+  const DType dtype = problem.dtype;
+  add(&Tensors::grad_query, {"grad_query", options.grad_query, dtype, operands.query, bhtd_});
+  add(&Tensors::grad_key, {"grad_key", options.grad_key, dtype, operands.key, bhtd_});
+  add(&Tensors::grad_value, {"grad_value", options.grad_value, dtype, operands.value, bhtd_});
   if (request_.grad_sinks) {
-    const Extents shape = problem.sinks->shape();
-    const auto sharding = [shape](const Operands& operands) {
-      return sinks_sharding(operands.query, shape);
-    };
-    add(&Tensors::grad_sinks, {"grad_sinks", options.grad_sinks, DType::float32, shape, sharding});
+    add(&Tensors::grad_sinks,
+        {"grad_sinks", options.grad_sinks, DType::float32,
+         verification::sinks_sharding(operands.query, problem.sinks->shape())});
   }
   if (request_.grad_bias) {
-    const auto sharding = [](const Operands& operands) { return operands.bias.value(); };
     add(&Tensors::grad_bias,
-        {"grad_bias", options.grad_bias, DType::float32, *problem.bias, sharding});
+        {"grad_bias", options.grad_bias, DType::float32, operands.bias.value()});
   }
 }
 
@@ -93,15 +77,14 @@ std::vector<Result> GradientFiles::results() const {
   return results;
 }
 
-void GradientFiles::read_forward(const ring::ShardedOperands& operands, const TensorView& output,
-                                 const TensorView& lse) const {
+void GradientFiles::read_forward(const TensorView& output, const TensorView& lse) const {
   const int rank = mesh_.rank();
-  forward_output_->read_slice(file_order(operands.output.index(rank), bhtd_),
+  forward_output_->read_slice(file_order(operands_.output.index(rank), bhtd_),
                               file_order(output, bhtd_));
-  forward_lse_->read_slice(operands.lse.index(rank), lse);
+  forward_lse_->read_slice(operands_.lse.index(rank), lse);
 }
 
-void GradientFiles::read(const ring::ShardedOperands& operands, Device& device) {
+void GradientFiles::read(Device& device) {
   const int rank = mesh_.rank();
   collectively(mesh_.world(), "gradients of the results", [&] {
     constexpr double kDiskTimeouts = 20;  // may pass before a disk counts as hung
@@ -112,17 +95,14 @@ void GradientFiles::read(const ring::ShardedOperands& operands, Device& device) 
                                       [&] { return verification::DeviceTwin(body(), device); });
     };
     output_gradient_ = make("grad output", [&] {
-      return read_shard(*grad_output_, operands.output, rank, bhtd_, memory);
+      return read_shard(*grad_output_, operands_.output, rank, bhtd_, memory);
     });
     if (grad_lse_) {
-      lse_gradient_ = make("grad LSE", [&] {
-        Tensor shard(DType::float32, operands.lse.local_shape(rank), memory);
-        grad_lse_->read_slice(operands.lse.index(rank), shard.view());
-        return shard;
-      });
+      lse_gradient_ = make(
+          "grad LSE", [&] { return read_shard(*grad_lse_, operands_.lse, rank, false, memory); });
     }
     for (Output& output : outputs_) {
-      const Extents shape = output.result.sharding(operands).local_shape(rank);
+      const Extents shape = output.result.sharding.local_shape(rank);
       output.gradient =
           make("gradient", [&] { return Tensor(output.result.dtype, shape, memory); });
     }
@@ -135,28 +115,18 @@ void GradientFiles::compute(Attention& attention, const ring::LocalTensors& forw
   output_gradient_.upload(device, *copies);
   lse_gradient_.upload(device, *copies);
   copies->synchronize();
-  ring::BackwardLocalTensors tensors{
-      forward.query,
-      forward.key,
-      forward.value,
-      forward.output,
-      forward.lse,
-      output_gradient_.view(),
-      {},
-      {},
-      {},
-      forward.bias,
-      forward.mask,
-      grad_lse_ ? ConstTensorView(lse_gradient_.view()) : ConstTensorView()};
+  ring::BackwardLocalTensors tensors = verification::backward_tensors(forward);
+  tensors.grad_output = output_gradient_.view();
+  if (grad_lse_) tensors.grad_lse = lse_gradient_.view();
   for (const Output& output : outputs_) tensors.*output.tensor = output.gradient.view();
   attention.backward_and_wait(tensors);
   for (const Output& output : outputs_) output.gradient.download(device, *copies);
   copies->synchronize();
 }
 
-void GradientFiles::write(const ring::ShardedOperands& operands, ResultFiles& files) const {
+void GradientFiles::write(ResultFiles& files) const {
   for (const Output& output : outputs_) {
-    files.write(output.result.name, output.gradient.host.view(), operands);
+    files.write(output.result.name, output.gradient.host.view());
   }
 }
 

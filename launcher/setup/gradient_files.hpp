@@ -22,24 +22,24 @@ class GradientFiles {
  public:
   /// Opens the inputs, so that errors show before any work. Collective over
   /// the mesh. Throws FileError naming the option. The references must outlive the object.
-  GradientFiles(const Options& options, const AttentionProblem& problem, Mesh& mesh);
+  GradientFiles(const Options& options, const AttentionProblem& problem,
+                const ring::ShardedOperands& operands, Mesh& mesh);
 
   /// The kind of the backward call.
   [[nodiscard]] const ring::BackwardRequest& request() const noexcept { return request_; }
   /// True if the results of the forward pass come from files.
   [[nodiscard]] bool has_forward() const noexcept { return forward_output_.has_value(); }
   /// Reads the rank's shards of these results into tensors of host memory. Not collective.
-  void read_forward(const ring::ShardedOperands& operands, const TensorView& output,
-                    const TensorView& lse) const;
+  void read_forward(const TensorView& output, const TensorView& lse) const;
   /// Reads the rank's shards and takes memory for gradients. Collective.
-  void read(const ring::ShardedOperands& operands, Device& device);
+  void read(Device& device);
   /// Computes the gradients from the inputs and results of the forward pass, in device memory.
   /// Collective.
   void compute(Attention& attention, const ring::LocalTensors& forward, Device& device);
   /// The gradients to write.
   [[nodiscard]] std::vector<Result> results() const;
   /// Writes the rank's shards of them. Collective.
-  void write(const ring::ShardedOperands& operands, ResultFiles& files) const;
+  void write(ResultFiles& files) const;
 
  private:
   struct Output {
@@ -48,6 +48,7 @@ class GradientFiles {
     verification::DeviceTwin gradient = {};
   };
 
+  const ring::ShardedOperands& operands_;
   Mesh& mesh_;
   bool bhtd_;
   std::optional<files::ArrayFile> grad_output_, grad_lse_, forward_output_, forward_lse_;

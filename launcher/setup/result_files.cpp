@@ -22,8 +22,9 @@ std::string option_of(std::string name) {
 }
 
 // True if rows of a striped sequence, each of which needs its own write, are less than a page.
-bool is_scattered(const NamedSharding& sharding, const Result& result) {
+bool is_scattered(const Result& result) {
   constexpr std::int64_t kPage = 4096;
+  const NamedSharding& sharding = result.sharding;
   if (result.rows < 0) return false;
   const Distribution& distribution = sharding.distribution(result.rows);
   if (distribution.kind() != Distribution::Kind::sequence ||
@@ -47,27 +48,19 @@ NamedSharding without_stripes(const NamedSharding& sharding, int rows) {
 
 }  // namespace
 
-std::vector<Result> forward_results(const Options& options, const AttentionProblem& problem) {
-  const AttentionShape& s = problem.shape;
-  const auto by_output = [](const ring::ShardedOperands& operands) { return operands.output; };
-  const auto by_lse = [](const ring::ShardedOperands& operands) { return operands.lse; };
-  const auto by_weights = [&problem](const ring::ShardedOperands& operands) {
-    return ring::weights_sharding(problem, operands);
-  };
-  const Extents output{s.batch, s.query_length, s.heads, s.value_dim};
-  const Extents weights{s.batch, s.heads, s.query_length, s.kv_length};
+std::vector<Result> forward_results(const Options& options, const AttentionProblem& problem,
+                                    const ring::ShardedOperands& operands) {
   const auto of_rows = [&](const char* name, const std::string& path) {
-    const Extents shape{s.batch, s.heads, s.query_length};
-    return Result{name, path, DType::float32, shape, by_lse, false, 2};
+    return Result{name, path, DType::float32, operands.lse, false, 2};
   };
   std::vector<Result> results{
-      {"output", options.output, problem.dtype, output, by_output, options.bhtd, 1},
+      {"output", options.output, problem.dtype, operands.output, options.bhtd, 1},
       of_rows("lse", options.lse),
       of_rows("maximum", options.maximum),
       of_rows("sum", options.sum)};
   if (problem.weights) {
-    results.push_back(
-        {"weights", options.weights, weights_dtype(problem), weights, by_weights, false, 2});
+    results.push_back({"weights", options.weights, weights_dtype(problem),
+                       ring::weights_sharding(problem, operands), false, 2});
   }
   std::erase_if(results, [](const Result& result) { return result.path.empty(); });
   return results;
@@ -81,7 +74,8 @@ ResultFiles::ResultFiles(std::vector<Result> results, Mesh& mesh)
         files, [&](const auto& one) { return are_one_safetensors(one.first->path, result.path); });
     if (file == files.end()) file = files.insert(file, {&result, {}});
     places_.push_back({static_cast<std::size_t>(file - files.begin()), file->second.size()});
-    file->second.push_back({result.name, result.dtype, file_order(result.shape, result.bhtd)});
+    file->second.push_back(
+        {result.name, result.dtype, file_order(result.sharding.global_shape(), result.bhtd)});
   }
   for (auto& [first, arrays] : files) {
     writers_.push_back(std::make_unique<files::ArrayWriter>(
@@ -89,15 +83,14 @@ ResultFiles::ResultFiles(std::vector<Result> results, Mesh& mesh)
   }
 }
 
-void ResultFiles::write(std::string_view name, const TensorView& shard,
-                        const ring::ShardedOperands& operands) {
+void ResultFiles::write(std::string_view name, const TensorView& shard) {
   const auto found = std::ranges::find(results_, name, &Result::name);
   const Result& result = *found;
   const int rank = mesh_.rank();
-  NamedSharding sharding = result.sharding(operands);
+  NamedSharding sharding = result.sharding;
   TensorView part = shard;
   Tensor neighbours;
-  if (is_scattered(sharding, result)) {
+  if (is_scattered(result)) {
     const NamedSharding whole = without_stripes(sharding, result.rows);
     neighbours = collectively(mesh_.world(), [&] {
       return Tensor(shard.dtype(), whole.local_shape(rank), host_.memory());
@@ -113,14 +106,14 @@ void ResultFiles::write(std::string_view name, const TensorView& shard,
                                     file_order(part, result.bhtd), place.array);
 }
 
-void ResultFiles::write(const ring::LocalTensors& tensors, const ring::ShardedOperands& operands) {
+void ResultFiles::write(const ring::LocalTensors& tensors) {
   using Tensors = ring::LocalTensors;
   for (const auto& [name, tensor] :
        {std::pair("output", &Tensors::output), std::pair("lse", &Tensors::lse),
         std::pair("maximum", &Tensors::maximum), std::pair("sum", &Tensors::sum),
         std::pair("weights", &Tensors::weights)}) {
     if (std::ranges::find(results_, name, &Result::name) == results_.end()) continue;
-    write(name, tensors.*tensor, operands);
+    write(name, tensors.*tensor);
   }
 }
 

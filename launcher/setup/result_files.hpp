@@ -1,7 +1,6 @@
 #pragma once
 
 #include <cstddef>
-#include <functional>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -11,6 +10,7 @@
 #include <annulus/core/device.hpp>
 #include <annulus/files/array_writer.hpp>
 #include <annulus/mesh/mesh.hpp>
+#include <annulus/partition/named_sharding.hpp>
 #include <annulus/ring/sharded_operands.hpp>
 
 #include "launcher/options/options.hpp"
@@ -22,8 +22,7 @@ struct Result {
   std::string name;  ///< of the tensor; "grad_query" is that of --grad-query
   std::string path;
   DType dtype;
-  Extents shape;  ///< of the whole, in the order of operands
-  std::function<NamedSharding(const ring::ShardedOperands&)> sharding;
+  NamedSharding sharding;
   bool bhtd = false;  ///< stored with heads before rows
   /// The dimension of rows. If those of a striped sequence are small, ranks first exchange them, so
   /// that each writes neighbouring rows. −1: they do not.
@@ -31,9 +30,9 @@ struct Result {
 };
 
 /// Output, LSE or maximum and sum, and attention weights, as far as the options name their files.
-/// `problem` must outlive them.
 [[nodiscard]] std::vector<Result> forward_results(const Options& options,
-                                                  const AttentionProblem& problem);
+                                                  const AttentionProblem& problem,
+                                                  const ring::ShardedOperands& operands);
 
 /// The files of results, each of which holds one or, if it is a .safetensors file, several. They
 /// are created before the work, so that an unwritable name or a full disk fails early; without
@@ -44,9 +43,9 @@ class ResultFiles {
   ResultFiles(std::vector<Result> results, Mesh& mesh);
 
   /// Writes the rank's shard of a result. Collective.
-  void write(std::string_view name, const TensorView& shard, const ring::ShardedOperands& operands);
+  void write(std::string_view name, const TensorView& shard);
   /// Writes the rank's shards of all results of the forward pass. Collective.
-  void write(const ring::LocalTensors& tensors, const ring::ShardedOperands& operands);
+  void write(const ring::LocalTensors& tensors);
   /// All files get their names once all are complete. Collective.
   void commit();
 

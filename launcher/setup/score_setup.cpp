@@ -10,7 +10,6 @@
 
 #include <annulus/core/error.hpp>
 #include <annulus/files/array_file.hpp>
-#include <annulus/verification/for_tensor.hpp>
 
 #include "launcher/options/as_option.hpp"
 #include "launcher/options/option_values.hpp"
@@ -109,27 +108,6 @@ verification::OperandFills set_up_scores(const OperandFiles& files, const Option
   }
   problem = under_policy(options.bias_policy, std::move(problem));
   return fills;
-}
-
-ScoreShards::ScoreShards(const verification::OperandFills& fills,
-                         const ring::ShardedOperands& operands, int rank, MemoryPool& memory) {
-  const auto filled = [&](const char* name, const std::optional<NamedSharding>& sharding,
-                          DType dtype, const FillPart& fill) {
-    if (!sharding) return Tensor();
-    const Extents shape = sharding->local_shape(rank);
-    return verification::for_tensor(name, [&] {
-      Tensor part(dtype, shape, memory);
-      fill(part.view(), sharding->index(rank));
-      return part;
-    });
-  };
-  bias = filled("bias", operands.bias, DType::float32, fills.bias);
-  mask = filled("mask", operands.dense_mask, DType::boolean, fills.mask);
-}
-
-void ScoreShards::add_to(ring::LocalTensors& tensors) const {
-  if (bias.shape().rank() > 0) tensors.bias = bias.view();
-  if (mask.shape().rank() > 0) tensors.mask = mask.view();
 }
 
 }  // namespace annulus::launcher

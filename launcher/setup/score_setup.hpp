@@ -1,8 +1,6 @@
 #pragma once
 
 #include <annulus/attention/problem.hpp>
-#include <annulus/core/memory.hpp>
-#include <annulus/ring/sharded_operands.hpp>
 #include <annulus/verification/random_scores.hpp>
 
 #include "launcher/options/options.hpp"
@@ -16,16 +14,5 @@ namespace annulus::launcher {
 [[nodiscard]] verification::OperandFills set_up_scores(const OperandFiles& files,
                                                        const Options& options,
                                                        AttentionProblem& problem);
-
-/// A rank's parts of bias and dense mask; without dimensions if there is none.
-struct ScoreShards {
-  ScoreShards() = default;
-  /// Allocates and fills the parts. Throws UserErrors that name options.
-  ScoreShards(const verification::OperandFills& fills, const ring::ShardedOperands& operands,
-              int rank, MemoryPool& memory);
-  /// Adds views of the parts.
-  void add_to(ring::LocalTensors& tensors) const;
-  Tensor bias, mask;
-};
 
 }  // namespace annulus::launcher

@@ -178,12 +178,8 @@ CaseShards::CaseShards(const ring::ShardedOperands& operands, DType dtype, std::
 }
 
 ring::LocalTensors CaseShards::local_tensors() const {
-  ring::LocalTensors tensors{query.view(), key.view(), value.view(), output.view(), lse.view()};
-  if (bias.shape().rank() > 0) tensors.bias = bias.view();
-  if (mask.shape().rank() > 0) tensors.mask = mask.view();
-  tensors.maximum = maximum.view();
-  tensors.sum = sum.view();
-  return tensors;
+  return {query.view(), key.view(),  value.view(),   output.view(), lse.view(),
+          bias.view(),  mask.view(), maximum.view(), sum.view()};
 }
 
 std::vector<const Tensor*> CaseShards::results() const {

@@ -67,7 +67,10 @@ class Bench {
         mesh_(ranks.mesh()),
         device_(ranks.device()),
         report_(report),
-        progress_(ranks.rank() == 0 ? progress_terminal() : files::FileDescriptor()) {}
+        progress_(ranks.rank() == 0 ? progress_terminal() : files::FileDescriptor()),
+        rest_(device_.place()) {
+    tracer_.add_sink(collector_);
+  }
 
   /// Collective. Measures one shape and adds its row.
   void run(const AttentionShape& shape) {
@@ -86,10 +89,8 @@ class Bench {
     device_.memory().trim();
     device_.memory().reset_peak();
     MemoryPool& host = device_.staging();
-    TraceCollector collector;
-    Tracer tracer;
-    tracer.add_sink(collector);
-    setup.problem.tracer = &tracer;
+    tracer_.pause(false);
+    setup.problem.tracer = &tracer_;
     Attention attention(ranks_, setup.problem);
     if (wants_backward()) attention.prepare_backward();  // so that errors show early
     const ring::ShardedOperands& operands = attention.operands();
@@ -116,22 +117,19 @@ class Bench {
       attention.run_and_wait(moved.tensors());
       progress_.advance(1);
     };
-    tracer.pause(traces_apart());
-    collector.clear();
+    tracer_.pause(traces_apart());
+    collector_.clear();
     const Timing first = time_calls(1, world, call);
     measured.peak_memory = static_cast<double>(device_.memory().statistics().peak_in_use);
-    // Each series begins with a rested GPU.
-    Rest rest(device_.place());
-    std::vector<TraceSpan> spans = measure(measured, first, rest, tracer, collector, call, [&] {
-      attention.forward_pass().run_kernels(moved.tensors());
-    });
+    rest_ = Rest(device_.place());
+    std::vector<TraceSpan> spans = measure(
+        measured, first, call, [&] { attention.forward_pass().run_kernels(moved.tensors()); });
     if (!options_.once) attention.run_and_wait(moved.tensors());  // the kernels alone spoil results
     account(measured, summarize(spans), attention.rank_plan(), attention.extra_bytes());
     measured.flops = forward_flops(shape, visible_pairs(problem));
 
     if (wants_backward()) {
-      measured.backward =
-          measure_backward(problem, attention, moved.tensors(), tracer, collector, rest, spans);
+      measured.backward = measure_backward(problem, attention, moved.tensors(), spans);
     }
     moved.download();
     const verification::Deviation deviation = collectively(world, [&] {
@@ -143,8 +141,8 @@ class Bench {
     measured.implementations = attention.implementations_of_ranks();
     measured.bound = accuracy_bound(problem);
     if (compares) {
-      tracer.pause(true);
-      measure_unrestricted(setup.problem, moved.tensors(), measured, collector, rest);
+      tracer_.pause(true);
+      measure_unrestricted(setup.problem, moved.tensors(), measured);
     }
 
     progress_.aside([&] {
@@ -187,43 +185,42 @@ class Bench {
   // been made. Otherwise it times a series of calls, and the kernels alone before and after it,
   // each time for as many calls. Returns the trace of calls. Collective, as are the next four.
   template <class Call, class RunKernels>
-  std::vector<TraceSpan> measure(PassMeasurement& measured, const Timing& first, Rest& rest,
-                                 Tracer& tracer, TraceCollector& collector, const Call& call,
+  std::vector<TraceSpan> measure(PassMeasurement& measured, const Timing& first, const Call& call,
                                  const RunKernels& run_kernels) {
     if (options_.once) {
       measured.time = first;
-      return collector.spans();
+      return collector_.spans();
     }
     const auto run_alone = [&] {
       run_kernels();
       progress_.advance(1);
     };
-    const Timing before = time_series(rest, collector, run_alone);
-    measured.time = time_series(rest, collector, call);
-    std::vector<TraceSpan> spans = collector.spans();
-    measured.local = (before.median + time_series(rest, collector, run_alone).median) / 2;
-    return traces_apart() ? trace_calls(tracer, collector, call) : spans;
+    const Timing before = time_series(run_alone);
+    measured.time = time_series(call);
+    std::vector<TraceSpan> spans = collector_.spans();
+    measured.local = (before.median + time_series(run_alone).median) / 2;
+    return traces_apart() ? trace_calls(call) : spans;
   }
 
   // Times calls after warming up.
   template <class Body>
-  Timing time_series(Rest& rest, TraceCollector& collector, const Body& body) {
-    return rest.before([&] {
+  Timing time_series(const Body& body) {
+    return rest_.before([&] {
       for (int i = 0; i < options_.warmup; ++i) body();
       for (double warm = 0; warm < options_.warm_seconds;) warm += seconds_of(mesh_.world(), body);
-      collector.clear();
+      collector_.clear();
       return time_calls(options_.iterations, mesh_.world(), body);
     });
   }
 
   // On a device, traces calls that are not timed.
   template <class Body>
-  std::vector<TraceSpan> trace_calls(Tracer& tracer, TraceCollector& collector, const Body& call) {
-    collector.clear();
-    tracer.pause(false);
+  std::vector<TraceSpan> trace_calls(const Body& call) {
+    collector_.clear();
+    tracer_.pause(false);
     static_cast<void>(time_calls(traced_calls(), mesh_.world(), call));
-    tracer.pause(true);
-    return collector.spans();
+    tracer_.pause(true);
+    return collector_.spans();
   }
   [[nodiscard]] int traced_calls() const {
     if (options_.once) return 1;
@@ -234,8 +231,7 @@ class Bench {
   // Times the backward pass on the results of the forward pass, and adds its trace to the forward
   // pass's.
   BackwardMeasurement measure_backward(const AttentionProblem& problem, Attention& attention,
-                                       const ring::LocalTensors& forward, Tracer& tracer,
-                                       TraceCollector& collector, Rest& rest,
+                                       const ring::LocalTensors& forward,
                                        std::vector<TraceSpan>& trace) {
     verification::GradientShards shards(attention.operands(), problem, {}, options_.seed, ranks_);
     shards.upload();
@@ -244,18 +240,18 @@ class Bench {
       attention.backward_and_wait(tensors);
       progress_.advance(1);
     };
-    collector.clear();
+    collector_.clear();
     const Timing first = time_calls(1, mesh_.world(), call);
     BackwardMeasurement measured;
     measured.peak_memory = static_cast<double>(device_.memory().statistics().peak_in_use);
     ring::ShardedAttention& pass = *attention.backward_pass();
     const std::vector<TraceSpan> spans =
-        measure(measured, first, rest, tracer, collector, call, [&] { pass.run_kernels(tensors); });
+        measure(measured, first, call, [&] { pass.run_kernels(tensors); });
     account(measured, summarize(spans), pass.rank_plan(), pass.extra_bytes());
     trace.insert(trace.end(), spans.begin(), spans.end());
     if (!options_.once) {
       // The host waits once for both.
-      measured.both = time_series(rest, collector, [&] {
+      measured.both = time_series([&] {
         attention.run(forward);
         attention.backward(tensors);
         attention.wait();
@@ -272,16 +268,15 @@ class Bench {
   // Collective. Times the same calls as `auto` plans them if bits may depend on the number of
   // ranks.
   void measure_unrestricted(AttentionOptions options, const ring::LocalTensors& forward,
-                            BenchMeasurement& measured, TraceCollector& collector, Rest& rest) {
+                            BenchMeasurement& measured) {
     options.reproducible.reset();
     options.schedule = options.backward.schedule = "auto";
     Attention attention(ranks_, options);
     const auto median_of = [&](const auto& call) {
-      return time_series(rest, collector,
-                         [&] {
-                           call();
-                           progress_.advance(1);
-                         })
+      return time_series([&] {
+               call();
+               progress_.advance(1);
+             })
           .median;
     };
     measured.unrestricted = median_of([&] { attention.run_and_wait(forward); });
@@ -331,6 +326,9 @@ class Bench {
   Device& device_;
   Report& report_;
   Progress progress_;
+  TraceCollector collector_;  // of the present case
+  Tracer tracer_;
+  Rest rest_;  // so that each series begins with a rested GPU
   TraceOfRanks trace_;
   int cases_ = 0;
   int failed_ = 0;

@@ -32,12 +32,14 @@
 namespace annulus::launcher {
 namespace {
 
+using Ids = std::vector<std::int32_t>;
+
 // The most random sinks per head.
 constexpr std::int64_t kMaximumSinks = 4096;
 
 /// Reads a whole array; `dimensions` is "[B, T]" for the message.
-std::vector<std::int32_t> read_integers(const OperandFile& file, const char* tensor,
-                                        const Extents& shape, const char* dimensions) {
+Ids read_integers(const OperandFile& file, const char* tensor, const Extents& shape,
+                  const char* dimensions) {
   return as_option(file.shown, [&] {
     const files::IntegerFile integers(file.path, tensor);
     if (integers.shape() != shape) {
@@ -49,7 +51,7 @@ std::vector<std::int32_t> read_integers(const OperandFile& file, const char* ten
   });
 }
 
-std::vector<std::int32_t> read_cu_seqlens(const std::string& path, const char* tensor) {
+Ids read_cu_seqlens(const std::string& path, const char* tensor) {
   const files::IntegerFile file(path, tensor);
   if (file.shape().rank() != 1) {
     throw FileError(path,
@@ -65,10 +67,10 @@ void set_packing(Mask& mask, const OperandFile& file, const AttentionShape& shap
                         fmt::format("T = {} and S = {}", shape.query_length, shape.kv_length),
                         "T equal to S; use --cu-seqlens-q and --cu-seqlens-kv for two packings");
   }
-  const std::vector<std::int32_t> row = as_option(file.shown, [&] {
+  const Ids row = as_option(file.shown, [&] {
     return segments_from_cu_seqlens(read_cu_seqlens(file.path, "cu_seqlens"), shape.query_length);
   });
-  std::vector<std::int32_t> ids;
+  Ids ids;
   ids.reserve(row.size() * static_cast<std::size_t>(shape.batch));
   for (std::int64_t b = 0; b < shape.batch; ++b) ids.insert(ids.end(), row.begin(), row.end());
   mask.set_segments(shape.batch, ids, ids);
@@ -87,13 +89,13 @@ bool set_packings(Mask& mask, const OperandFiles& files, const Options& options,
   }
   const auto read = [](const OperandFile& file, const char* tensor, std::int64_t length) {
     return as_option(file.shown, [&] {
-      std::vector<std::int32_t> cu_seqlens = read_cu_seqlens(file.path, tensor);
+      Ids cu_seqlens = read_cu_seqlens(file.path, tensor);
       static_cast<void>(segments_from_cu_seqlens(cu_seqlens, length, tensor));  // checks them
       return cu_seqlens;
     });
   };
-  std::vector<std::int32_t> query = read(queries, "cu_seqlens_q", shape.query_length);
-  std::vector<std::int32_t> kv = read(keys, "cu_seqlens_kv", shape.kv_length);
+  Ids query = read(queries, "cu_seqlens_q", shape.query_length);
+  Ids kv = read(keys, "cu_seqlens_kv", shape.kv_length);
   std::optional<DocumentAlignment> alignment;
   if (options.causal_offset && options.causal_offset->top_left) {
     alignment = DocumentAlignment::top_left;
@@ -200,33 +202,21 @@ std::optional<Sinks> set_up_sinks(const OperandFiles& files, const Options& opti
   });
 }
 
-void set_offset(Mask& mask, const OperandFiles& files, const Options& options,
-                const AttentionShape& shape) {
-  const CausalOffset offset = options.causal_offset.value_or(CausalOffset{});
-  const bool by_file = !offset.file.empty() || !options.causal_offset;
-  const OperandFile file =
-      by_file ? files.locate("--causal-offset", offset.file, "causal_offset") : OperandFile{};
-  if (!file.empty()) {
-    mask.set_offsets(read_integers(file, "causal_offset", {shape.batch}, "[B]"));
-    return;
-  }
-  as_option("--causal-offset", [&] {
-    mask.set_offset(offset.bottom_right ? shape.kv_length - shape.query_length : offset.value);
-  });
-}
-
-void set_prefix(Mask& mask, const OperandFiles& files, const Options& options,
-                const AttentionShape& shape) {
-  const SizeOrFile prefix = options.prefix.value_or(SizeOrFile{});
-  const bool by_file = !prefix.file.empty() || !options.prefix;
-  const OperandFile file =
-      by_file ? files.locate("--prefix", prefix.file, "prefix") : OperandFile{};
+// Sets a number of all batches, or one for each batch from a file. `given`: the option's value, if
+// it was given; otherwise the tensor may be in --input.
+template <class Given, class SetOne, class SetAll>
+void set_one_or_all(const char* option, const char* tensor, const std::optional<Given>& given,
+                    const OperandFiles& files, std::int64_t batch, const SetOne& set_one,
+                    const SetAll& set_all) {
+  const Given value = given.value_or(Given{});
+  const bool by_file = !given || !value.file.empty();
+  const OperandFile file = by_file ? files.locate(option, value.file, tensor) : OperandFile{};
   if (file.empty()) {
-    as_option("--prefix", [&] { mask.set_prefix(prefix.value); });
+    as_option(option, [&] { set_one(value); });
     return;
   }
-  std::vector<std::int32_t> prefixes = read_integers(file, "prefix", {shape.batch}, "[B]");
-  as_option(file.shown, [&] { mask.set_prefixes(std::move(prefixes)); });
+  Ids all = read_integers(file, tensor, {batch}, "[B]");
+  as_option(file.shown, [&] { set_all(std::move(all)); });
 }
 
 Mask set_up_mask(const OperandFiles& files, const Options& options, const AttentionShape& shape) {
@@ -239,15 +229,26 @@ Mask set_up_mask(const OperandFiles& files, const Options& options, const Attent
     as_option("--sink-tokens", [&] { mask.set_sink_tokens(*options.sink_tokens); });
   }
   if (options.chunk) as_option("--chunk", [&] { mask.set_chunk(*options.chunk); });
-  if (mask.position_parts().limited()) set_offset(mask, files, options, shape);
-  set_prefix(mask, files, options, shape);
+  if (mask.position_parts().limited()) {
+    set_one_or_all(
+        "--causal-offset", "causal_offset", options.causal_offset, files, shape.batch,
+        [&](const CausalOffset& offset) {
+          mask.set_offset(offset.bottom_right ? shape.kv_length - shape.query_length
+                                              : offset.value);
+        },
+        [&](Ids offsets) { mask.set_offsets(std::move(offsets)); });
+  }
+  set_one_or_all(
+      "--prefix", "prefix", options.prefix, files, shape.batch,
+      [&](const SizeOrFile& prefix) { mask.set_prefix(prefix.value); },
+      [&](Ids prefixes) { mask.set_prefixes(std::move(prefixes)); });
   set_segments(mask, files, options, shape);
   set_blocks(mask, files, options, shape);
   const auto set_lengths = [&](const char* option, const std::string& given, const char* tensor,
                                const auto& set) {
     const OperandFile file = files.locate(option, given, tensor);
     if (file.empty()) return;
-    const std::vector<std::int32_t> lengths = read_integers(file, tensor, {shape.batch}, "[B]");
+    const Ids lengths = read_integers(file, tensor, {shape.batch}, "[B]");
     as_option(file.shown, [&] {
       set(lengths);
       mask.validate(shape.batch, shape.heads, shape.query_length, shape.kv_length);

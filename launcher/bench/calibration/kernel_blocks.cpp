@@ -1,7 +1,6 @@
 #include "launcher/bench/calibration/kernel_blocks.hpp"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <cstddef>
 #include <utility>
@@ -9,7 +8,7 @@
 #include <fmt/format.h>
 
 #include <annulus/core/error.hpp>
-#include <annulus/verification/random_tensor.hpp>
+#include <annulus/verification/filled_part.hpp>
 
 #include "launcher/bench/zero_tensor.hpp"
 #include "launcher/report/operations.hpp"
@@ -55,13 +54,9 @@ void KernelBlocks::make_gradients(const Options& options, const Watchdog& watchd
   const AttentionProblem& problem = setup_.problem;
   const AttentionShape& s = problem.shape;
   const Extents rows{s.batch, s.heads, s.query_length};
-  const Extents output{s.batch, s.query_length, s.heads, s.value_dim};
-  Tensor grad_output(problem.dtype, output, device_.staging());
-  const std::array index{PositionRanges::all(s.batch), PositionRanges::all(s.query_length),
-                         PositionRanges::all(s.heads), PositionRanges::all(s.value_dim)};
-  verification::fill_random(grad_output.view(), index, output, options.seed,
-                            verification::Operand::grad_output, threads_);
-  grad_output_ = {std::move(grad_output), device_};
+  grad_output_ = {verification::random_grad_output(shard_operands(setup_), problem.dtype,
+                                                   options.seed, 0, device_.staging(), threads_),
+                  device_};
   // About the LSE of a row of random logits, so that probabilities have a realistic size.
   Tensor lse(DType::float32, rows, device_.staging());
   std::fill_n(lse.view().as<float>(), lse.view().elements(),

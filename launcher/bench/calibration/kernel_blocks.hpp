@@ -46,7 +46,6 @@ class KernelBlocks {
   [[nodiscard]] double flops() const noexcept { return flops_; }
   /// The share of the device's rate that the block gets from this candidate.
   [[nodiscard]] double used_share(const Implementation& candidate) const;
-  [[nodiscard]] Place place() const noexcept { return device_.place(); }
   [[nodiscard]] const AttentionProblem& problem() const noexcept { return setup_.problem; }
   [[nodiscard]] Pass pass() const noexcept { return pass_; }
 

@@ -179,21 +179,18 @@ class Calibrate(CliTest):
 
     def test_other_files_are_left_alone(self):
         self.succeed(*CALIBRATE, ranks=2)
-        with open(self.path("model.json")) as file:
-            text = file.read()
+        text = self.read("model.json")
 
         def refused(content, *expected, ranks=2):
-            with open(self.path("model.json"), "w") as file:
-                file.write(content)
+            self.write("model.json", content)
             self.expect_error(self.annulus(*CALIBRATE, ranks=ranks), 2,
                               "--calibrate model.json: ", *expected)
-            with open(self.path("model.json")) as file:
-                self.assertEqual(file.read(), content)
+            self.assertEqual(self.read("model.json"), content)
         refused(text, "got 'measured: 2 ranks", "expected 'measured: 3 ranks", "another file",
                 ranks=3)
-        refused(text.replace("measured: 2 ranks on 1 node", "measured: 2 ranks on 7 nodes"),
+        refused(text.replace(b"measured: 2 ranks on 1 node", b"measured: 2 ranks on 7 nodes"),
                 "7 nodes")
-        refused("", "is not JSON")
+        refused(b"", "is not JSON")
         self.expect_no_files()
 
 
@@ -210,8 +207,7 @@ class CostModel(CliTest):
                             "peer": [{"bytes": 1, "seconds": 1e-9}]}}
 
     def plan(self, *words, on="cuda", **changes):
-        with open(self.path("model.json"), "w") as file:
-            json.dump({**self.MODEL, **changes}, file)
+        self.write("model.json", json.dumps({**self.MODEL, **changes}).encode())
         # Enough tiles for every GPU.
         return self.annulus("plan", "--mesh", "sp=4", "--shape", "1,8k,8k,16,2,64", "--device", on,
                             "--impl", "native", "--cost-model", "model.json", *words)

@@ -1,5 +1,6 @@
 """Ranks that see different things, a full disk, ranks that die or hang: nobody is left waiting."""
 
+import contextlib
 import csv
 import json
 import os
@@ -8,7 +9,6 @@ import shutil
 import signal
 import subprocess
 import time
-import unittest
 
 import numpy as np
 
@@ -141,6 +141,21 @@ class RankFails(CliTest):
 
     WAITING = 5  # seconds that a rank waits for another one
 
+    @contextlib.contextmanager
+    def computing(self, words, begun, **arguments):
+        """A job that computes: begun(job) became true two seconds ago. Nothing of it is left at the end."""
+        job = self.start(words, **arguments)
+        try:
+            self.wait_for(lambda: job.poll() is not None or begun(job), TIMEOUT / 2)
+            time.sleep(2)
+            self.assertIsNone(job.poll(), "too fast to be interrupted")
+            yield job
+        finally:
+            for process in ranks_of(job.pid).values():
+                os.kill(process, signal.SIGKILL)
+            job.kill()
+            job.communicate()
+
     def interrupt(self, rank, which):
         """Starts a long run on three ranks, sends one of them (mpirun if `rank` is None) a signal once all
         compute, and returns exit code, messages and the seconds from the signal to the end. Many short
@@ -148,50 +163,27 @@ class RankFails(CliTest):
         self.save_operands(rows=6000, heads=4, kv_heads=1, dim=32)
         words = command("run", *OPERANDS, *OUTPUT, "--device", "cpu", "--timeout", self.WAITING,
                         "--threads", 1, "--repeat", 10000, ranks=3)
-        job = subprocess.Popen(words, cwd=self.directory, stdout=subprocess.PIPE,
-                               stderr=subprocess.PIPE, text=True)
-        try:
-            deadline = time.monotonic() + TIMEOUT / 2
-            # The output file is open right before the operands are read.
-            while not any(holds_temporary(process, self.directory)
-                          for process in ranks_of(job.pid).values()):
-                self.assertIsNone(job.poll(), "ended before the computation")
-                self.assertLess(time.monotonic(), deadline)
-                time.sleep(0.05)
-            time.sleep(2)
+
+        def begun(job):  # the output file is open right before the operands are read
+            return any(holds_temporary(process, self.directory) for process in ranks_of(job.pid).values())
+        with self.computing(words, begun) as job:
             ranks = ranks_of(job.pid)
             self.assertEqual(set(ranks), {0, 1, 2})
-            self.assertIsNone(job.poll(), "too fast to be interrupted")
             os.kill(job.pid if rank is None else ranks[rank], which)
             start = time.monotonic()
             _, messages = job.communicate(timeout=TIMEOUT / 2)
             return job.returncode, messages, time.monotonic() - start
-        finally:
-            for process in ranks_of(job.pid).values():
-                os.kill(process, signal.SIGKILL)
-            job.kill()
-            job.communicate()
 
     def interrupt_alone(self, which):
         """The same with a run on one rank; returns its exit code and messages."""
         self.save_operands(rows=24000, heads=16, kv_heads=1, dim=32)
         words = command("run", *OPERANDS, *OUTPUT, "--device", "cpu", "--lse", "lse.npy", "--json",
                         "report.json", "--trace", "trace.json", "--threads", 1)
-        job = subprocess.Popen(words, cwd=self.directory, stdout=subprocess.DEVNULL,
-                               stderr=subprocess.PIPE, text=True)
-        try:
-            deadline = time.monotonic() + TIMEOUT / 2
-            while holds_temporary(job.pid, self.directory) < 4:
-                self.assertIsNone(job.poll(), "ended before the computation")
-                self.assertLess(time.monotonic(), deadline)
-                time.sleep(0.05)
-            time.sleep(2)
+        with self.computing(words, lambda job: holds_temporary(job.pid, self.directory) >= 4,
+                            stdout=subprocess.DEVNULL) as job:
             job.send_signal(which)
             _, messages = job.communicate(timeout=TIMEOUT / 2)
             return job.returncode, messages
-        finally:
-            job.kill()
-            job.communicate()
 
     def test_signals_say_what_they_interrupt_and_leave_no_file(self):
         for which in [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]:
@@ -212,11 +204,8 @@ class RankFails(CliTest):
 
     def test_an_interrupted_bench_keeps_its_rows(self):
         words = command("bench", "--sweep", "16:64k", "--iters", "2", "--csv", "rows.csv", "--json", "-")
-        job = subprocess.Popen(words, cwd=self.directory, stdout=subprocess.PIPE,
-                               stderr=subprocess.PIPE, text=True)
-        deadline = time.monotonic() + TIMEOUT
-        while not os.path.exists(self.path("rows.csv")) and time.monotonic() < deadline:
-            time.sleep(0.01)
+        job = self.start(words)
+        self.wait_for(lambda: os.path.exists(self.path("rows.csv")), TIMEOUT, pause=0.01)
         job.send_signal(signal.SIGINT)
         output, messages = job.communicate(timeout=TIMEOUT)
         self.assertEqual(job.returncode, -signal.SIGINT, messages)
@@ -235,11 +224,8 @@ class RankFails(CliTest):
                         "--csv", "rows.csv", ranks=3)
         for which in [signal.SIGINT, signal.SIGTERM]:
             with self.subTest(which):
-                job = subprocess.Popen(words, cwd=self.directory, stdout=subprocess.DEVNULL,
-                                       stderr=subprocess.PIPE, text=True)
-                deadline = time.monotonic() + TIMEOUT / 2
-                while not os.path.exists(self.path("rows.csv")) and time.monotonic() < deadline:
-                    time.sleep(0.01)
+                job = self.start(words, subprocess.DEVNULL)
+                self.wait_for(lambda: os.path.exists(self.path("rows.csv")), TIMEOUT / 2, pause=0.01)
                 for _ in range(3):
                     job.send_signal(which)
                     time.sleep(0.1)

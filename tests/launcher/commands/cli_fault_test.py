@@ -7,14 +7,11 @@ import functools
 import json
 import os
 import random
-import re
 import signal
-import subprocess
 import time
 import unittest.mock
 import uuid
 
-import numpy as np
 
 from cli_support import MPIEXEC, OPERANDS, PROGRAM, CliTest, main
 from processes import processes_with
@@ -113,8 +110,7 @@ class Faults(CliTest):
         words = [*MPIEXEC, str(ranks), *passed, PROGRAM, *COMMANDS[command].words]
         name, value = mark.split("=")
         start = time.monotonic()
-        job = subprocess.Popen(words, cwd=self.directory, env={**os.environ, name: value}, text=True,
-                               stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        job = self.start(words, env={**os.environ, name: value})
         try:
             _, messages = job.communicate(timeout=WAITING + STARTING + PATIENCE)
             seconds = time.monotonic() - start
@@ -134,13 +130,9 @@ class Faults(CliTest):
         self.assertEqual((code, left), (0, []), messages)
         steps = []
         for rank in range(ranks):
-            with open(self.path(f"steps.{rank}")) as file:
-                steps.append(file.read().split("\n")[:-1])
+            steps.append(self.read(f"steps.{rank}").decode().split("\n")[:-1])
             os.remove(self.path(f"steps.{rank}"))
-        arrays = {}
-        for name in COMMANDS[command].arrays:
-            with open(self.path(name), "rb") as file:
-                arrays[name] = file.read()
+        arrays = {name: self.read(name) for name in COMMANDS[command].arrays}
         self.assertEqual(self.take_files(command, arrays), COMMANDS[command].files)
         return steps, arrays
 
@@ -148,8 +140,7 @@ class Faults(CliTest):
         """Removes the files that a job has written, all of them complete; returns their names."""
         found = {*os.listdir(self.directory)} - {"query.npy", "key.npy", "value.npy", "steps"}
         for name in found:
-            with open(self.path(name), "rb") as file:
-                contents = file.read()
+            contents = self.read(name)
             if name in arrays:
                 self.assertEqual(contents, arrays[name], f"{name} is not what a run without fault writes")
             elif name in COMMANDS[command].reports:

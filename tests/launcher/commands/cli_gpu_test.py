@@ -54,8 +54,7 @@ class Numbers(CliTest):
     def check_on_gpus(self, ranks, meaning, dtype, how=()):
         self.check(meaning, ranks=ranks,
                    how=["--dtype", dtype, *on_gpus(ranks), *how, "--json", "report.json"])
-        with open(self.path("report.json")) as file:
-            (row,) = json.load(file)["rows"]
+        (row,) = self.load_json("report.json")["rows"]
         # The plain kernel is correct too, but hundreds of times slower: falling back to it is a
         # failure.
         self.assertLessEqual(set(row["impl"].split("+")), implementations_for(dtype), row)
@@ -85,9 +84,7 @@ class Numbers(CliTest):
                 again = ["--output", "output2.npy", "--lse", "lse2.npy"]
                 self.succeed("run", *OPERANDS, *again, "--causal", "--dtype", dtype, *on_gpus(2), ranks=2)
                 for name in ["output", "lse"]:
-                    with open(self.path(name + ".npy"), "rb") as first:
-                        with open(self.path(name + "2.npy"), "rb") as second:
-                            self.assertEqual(first.read(), second.read(), name)
+                    self.assertEqual(self.read(name + ".npy"), self.read(name + "2.npy"), name)
 
     def test_four_ranks(self):
         for dtype in CONVERSIONS:
@@ -103,8 +100,7 @@ class Numbers(CliTest):
                 self.save_uneven(dtype)
                 self.check(["--causal"], ranks=2, how=["--dtype", dtype, *on_gpus(2), "--impl", name,
                                                        "--json", "report.json"])
-                with open(self.path("report.json")) as file:
-                    (row,) = json.load(file)["rows"]
+                (row,) = self.load_json("report.json")["rows"]
                 self.assertEqual(row["impl"], name)
 
     def test_not_causal(self):
@@ -251,8 +247,7 @@ class Bench(CliTest):
                  "--sweep", "512:1k", "--iters", "2", "--warmup", "1"]
         for mask in [[], ["--causal"]]:
             self.report(*words, *mask)
-        with open(self.path("model.json")) as file:
-            model = json.load(file)
+        model = self.load_json("model.json")
         # The transport that ranks prefer, if it is possible.
         self.assertEqual(model["transport"], "peer" if "peer" in model["transports"] else "nccl")
         self.assertEqual({kernel["mask"] for kernel in model["kernels"]}, {"none", "band"})
@@ -326,22 +321,15 @@ class RankFails(CliTest):
             return command_on_nodes(*words, nodes=["one", "two"])
         return command(*words, ranks=2)
 
-    def wait_for(self, condition, seconds, what):
-        deadline = time.monotonic() + seconds
-        while not condition():
-            self.assertLess(time.monotonic(), deadline, what)
-            time.sleep(0.1)
-
     def interrupt(self, words, transport, which):
         """Sends rank 1 a signal once both compute, checks that the job is over in time and leaves
         nothing behind, and returns its exit code and messages."""
         held_before = gpu_holders()
-        job = subprocess.Popen(self.command(words, transport), cwd=self.directory,
-                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        job = self.start(self.command(words, transport))
         ranks = {}
         try:
             self.wait_for(lambda: job.poll() is not None or len(ranks_of(job.pid)) == 2,
-                          TIMEOUT / 2, "ranks do not start")
+                          TIMEOUT / 2, lambda: "ranks do not start")
             ranks = ranks_of(job.pid)
             time.sleep(self.SETTLING)
             if job.poll() is not None:
@@ -353,9 +341,9 @@ class RankFails(CliTest):
             os.kill(ranks[1], which)
             _, messages = job.communicate(timeout=self.WAITING + self.GRACE)
             self.wait_for(lambda: not any(map(is_running, ranks.values())), end - time.monotonic(),
-                          f"ranks are left: {ranks}")
+                          lambda: f"ranks are left: {ranks}")
             self.wait_for(lambda: not held_by_job & gpu_holders(), end - time.monotonic(),
-                          f"a GPU is still held by one of {held_by_job}")
+                          lambda: f"a GPU is still held by one of {held_by_job}")
             return job.returncode, messages
         finally:
             for process in filter(is_running, {**ranks_of(job.pid), **ranks}.values()):

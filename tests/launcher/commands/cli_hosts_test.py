@@ -10,7 +10,6 @@ import json
 import os
 import re
 import subprocess
-import time
 
 from cli_support import MPIEXEC, OPERANDS, OUTPUT, PROGRAM, CliTest, main
 
@@ -41,11 +40,8 @@ class HostsTest(CliTest):
 
     def expect_no_processes(self, output=""):
         """mpirun's helpers on other hosts end a moment after it."""
-        deadline = time.monotonic() + PATIENCE
-        while any(host.processes() for host in self.hosts):
-            self.assertLess(time.monotonic(), deadline,
-                            f"{[host.processes() for host in self.hosts]} {output}")
-            time.sleep(0.05)
+        self.wait_for(lambda: not any(host.processes() for host in self.hosts), PATIENCE,
+                      lambda: f"{[host.processes() for host in self.hosts]} {output}")
 
 
 class Schedules(HostsTest):
@@ -156,25 +152,21 @@ class Faults(HostsTest):
         words = self.words("run", *OPERANDS, *OUTPUT, "--schedule", "ring", "--timeout", self.WAITING,
                            flags=["--output-filename", self.path("messages")])
         environment = {**self.hosts.environment(), "ANNULUS_DEVICE": "cpu"}
-        job = subprocess.Popen(words, cwd=self.directory, env=environment, text=True,
-                               stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        job = self.start(words, subprocess.DEVNULL, env=environment)
         self.addCleanup(job.stderr.close)
         self.addCleanup(job.wait)
         self.addCleanup(job.kill)
-        deadline = time.monotonic() + PATIENCE
-        while self.hosts[-1].traffic()[0] < 4 << 20:
-            self.assertIsNone(job.poll(), "the job has ended")
-            self.assertLess(time.monotonic(), deadline, "nothing is sent")
-            time.sleep(0.001)
+        self.wait_for(lambda: job.poll() is not None or self.hosts[-1].traffic()[0] >= 4 << 20, PATIENCE,
+                      lambda: "nothing is sent", pause=0.001)
+        self.assertIsNone(job.poll(), "the job has ended")
         return job
 
     def expect_end_of_ranks(self):
         """All ranks end by themselves, on both sides, and leave no file."""
-        deadline = time.monotonic() + self.WAITING + self.ABORTING + PATIENCE
         program = os.path.basename(PROGRAM)
-        while any(program in host.processes().values() for host in self.hosts):
-            self.assertLess(time.monotonic(), deadline, [host.processes() for host in self.hosts])
-            time.sleep(0.05)
+        self.wait_for(lambda: not any(program in host.processes().values() for host in self.hosts),
+                      self.WAITING + self.ABORTING + PATIENCE,
+                      lambda: [host.processes() for host in self.hosts])
         self.expect_no_files("output.npy")
 
     def awaited_by(self, ranks):

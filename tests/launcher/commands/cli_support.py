@@ -8,11 +8,13 @@ import contextlib
 import io
 import json
 import os
+import resource
 import shlex
 import struct
 import subprocess
 import sys
 import tempfile
+import time
 import unittest
 import unittest.mock
 
@@ -130,6 +132,26 @@ class CliTest(unittest.TestCase):
         """Runs the program to its end; standard output and error come as text."""
         return self.execute(command(*words, ranks=ranks), environment, **arguments)
 
+    def start(self, words, stdout=subprocess.PIPE, **arguments):
+        """A job whose messages come as text."""
+        return subprocess.Popen(words, cwd=self.directory, stdout=stdout, stderr=subprocess.PIPE, text=True,
+                                **arguments)
+
+    def wait_for(self, condition, seconds, what=lambda: "", pause=0.05):
+        """Waits until condition() holds, which it must within so many seconds; what() says what was there instead."""
+        deadline = time.monotonic() + seconds
+        while not condition():
+            self.assertLess(time.monotonic(), deadline, what())
+            time.sleep(pause)
+
+    @contextlib.contextmanager
+    def within(self, seconds):
+        """What runs here takes no more processor time, whatever else the machine does."""
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        yield
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        self.assertLess(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, seconds)
+
     def execute(self, words, environment=None, **arguments):
         # Tests that mean GPUs say so; the others mean the CPU, on machines with GPUs too.
         environment = {**os.environ, "ANNULUS_DEVICE": "cpu", **(environment or {})}
@@ -212,14 +234,20 @@ class CliTest(unittest.TestCase):
         """The JSON that the program prints."""
         return json.loads(self.succeed(*words, "--json", "-", **arguments).stdout)
 
+    def read(self, name):
+        with open(self.path(name), "rb") as file:
+            return file.read()
+
+    def write(self, name, data):
+        with open(self.path(name), "wb") as file:
+            file.write(data)
+        return name
+
     def load_json(self, name):
-        with open(self.path(name)) as file:
-            return json.load(file)
+        return json.loads(self.read(name))
 
     def save_safetensors(self, name, tensors):
-        with open(self.path(name), "wb") as file:
-            file.write(safetensors_bytes(tensors))
-        return name
+        return self.write(name, safetensors_bytes(tensors))
 
 
 def main():

@@ -21,21 +21,9 @@ class Tuning(CliTest):
         result = self.succeed(*RUN, *words, "--explain", "--json", "report.json", ranks=ranks,
                               environment={"HOME": self.directory, "XDG_CACHE_HOME": "",
                               **(environment or {})})
-        with open(self.path("report.json")) as file:
-            meta = json.load(file)["meta"]
+        meta = self.load_json("report.json")["meta"]
         results = b"".join(self.read(name) for name in ["output.npy", "lse.npy"])
         return meta, results, result.stderr
-
-    def read(self, name):
-        with open(self.path(name), "rb") as file:
-            return file.read()
-
-    def write(self, name, data):
-        with open(self.path(name), "wb") as file:
-            file.write(data)
-
-    def entries(self, name="tuning.json"):
-        return json.loads(self.read(name))["entries"]
 
     def test_the_second_start_tunes_nothing(self):
         meta, _, errors = self.run_it(*MEASURE)
@@ -45,7 +33,7 @@ class Tuning(CliTest):
         self.assertGreater(sum("predicted" in text for key, text in meta.items()
                                if key.startswith("candidate of the measurement, ")), 1)
         self.assertNotIn("warning", errors)
-        [entry] = self.entries()
+        [entry] = self.load_json("tuning.json")["entries"]
         self.assertEqual(entry["key"]["shape"], "B=1 T=256 S=256 N=4 K=2 D=16 Dv=16")
         self.assertEqual(entry["key"]["mesh"], "sp=2")
         kept = self.read("tuning.json")
@@ -69,7 +57,7 @@ class Tuning(CliTest):
 
     def choose_another(self):
         """A cache that chooses what heuristics do not."""
-        cache = json.loads(self.read("tuning.json"))
+        cache = self.load_json("tuning.json")
         for entry in cache["entries"]:
             used = entry["choice"]["schedule"]
             entry["choice"] = {"schedule": "allgather" if used != "allgather" else "ring"}

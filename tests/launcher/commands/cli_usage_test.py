@@ -4,7 +4,6 @@ import csv
 import io
 import json
 import os
-import resource
 
 import numpy as np
 
@@ -255,23 +254,14 @@ class Log(CliTest):
 
 
 class Plan(CliTest):
-    def planned_within(self, seconds, *words):
-        """Seconds of computation, without other work of the machine."""
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        result = self.annulus("plan", *words)
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        self.expect_success(result)
-        self.assertLess(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, seconds)
-        return result
-
     def test_large_meshes_take_seconds(self):
-        # 4096 ranks take 1.2 s, and up to three times as long on a core that others share.
-        result = self.planned_within(4, "--mesh", "sp=4096", "--shape", "8,1M,1M,64,8,128", "--causal",
-                                     "--dtype", "bfloat16", "--device", "cuda")
+        gpus = ["--causal", "--dtype", "bfloat16", "--device", "cuda"]
+        with self.within(4):  # 1.2 s, and up to three times as long on a core that others share
+            result = self.succeed("plan", "--mesh", "sp=4096", "--shape", "8,1M,1M,64,8,128", *gpus)
         self.assertIn("of 4096 ranks planned", result.stdout)
-        # The answer for 1024 ranks takes 1.7 s.
-        result = self.planned_within(5, "--recommend", "--ranks", "1024", "--ranks-per-node", "8", "--shape",
-                                     "1,8M,8M,64,8,128", "--causal", "--dtype", "bfloat16", "--device", "cuda")
+        with self.within(5):  # 1.7 s
+            result = self.succeed("plan", "--recommend", "--ranks", "1024", "--ranks-per-node", "8", "--shape",
+                                  "1,8M,8M,64,8,128", *gpus)
         self.assertIn("# run: mpirun -np 1024 ", result.stdout)
 
     def test_sequences_too_long_to_balance(self):
@@ -279,7 +269,8 @@ class Plan(CliTest):
         self.assertNotIn("balanced", result.stdout)
 
     def test_long_sequence_takes_under_a_second(self):
-        result = self.planned_within(1, "--mesh", "sp=8", "--shape", "1,1M,1M,64,8,128", "--causal")
+        with self.within(1):
+            result = self.succeed("plan", "--mesh", "sp=8", "--shape", "1,1M,1M,64,8,128", "--causal")
         rows = [line.split() for line in result.stdout.splitlines() if "zigzag" in line]
         (chosen,) = [row for row in rows if row[:2] == ["zigzag", "yes"]]
         self.assertLess(float(chosen[3]), 1)  # imbalance, %
@@ -331,10 +322,10 @@ class Plan(CliTest):
     def test_many_documents_take_a_second(self):
         edges = np.unique(np.random.default_rng(3).integers(1, 1 << 17, 1999))
         self.save("cu.npy", np.array([0, *edges, 1 << 17], np.int32))
-        result = self.planned_within(2, "--mesh", "sp=8", "--shape", "1,128k,128k,64,8,128", "--causal",
-                                     "--cu-seqlens", "cu.npy", "--sequence-layout", "balanced",
-                                     "--device", "cuda", "--dtype", "bfloat16", "--json", "-")
-        plan = json.loads(result.stdout)
+        with self.within(2):
+            plan = self.json("plan", "--mesh", "sp=8", "--shape", "1,128k,128k,64,8,128", "--causal",
+                             "--cu-seqlens", "cu.npy", "--sequence-layout", "balanced", "--device", "cuda",
+                             "--dtype", "bfloat16")
         (chosen,) = [row for row in plan["layouts"] if row["chosen"] == "yes"]
         self.assertEqual((plan["layout"], chosen["layout"]), ("balanced", "balanced"))
         self.assertLess(chosen["tiles"], 3)
@@ -470,8 +461,7 @@ class Nodes(CliTest):
             self.expect_success(self.on_nodes("run", *OPERANDS, *OUTPUT, "--causal", "--schedule",
                                               "ring", "--rank-order", order))
             self.expect_right_files([*OPERANDS, *OUTPUT], ["--causal"])
-            with open(self.path("output.npy"), "rb") as file:
-                outputs.append(file.read())
+            outputs.append(self.read("output.npy"))
         self.assertEqual(*outputs)
 
 

@@ -44,12 +44,7 @@ std::vector<Failure> GradientVerification::failures() const {
                                  kNames[i], sharded[i], unsharded[i])});
     }
   }
-  if (!repeats) {
-    all.push_back({Failure::Kind::repetition, "a repeated backward pass gave different bits"});
-  }
-  if (!reproduces) {
-    all.push_back({Failure::Kind::reproduction, "the unsharded backward pass gave different bits"});
-  }
+  add_differing_bits(all, "backward pass");
   return all;
 }
 

@@ -261,16 +261,9 @@ void draw_window(Draws& draws, const AttentionShape& shape, Mask& mask) {
   const std::int64_t widest = std::max<std::int64_t>(1, shape.kv_length / 2);
   const std::int64_t left = draws.between(0, widest);
   const std::int64_t right = draws.between(0, widest);
-  switch (draws.below(4)) {
-    case 0:
-      return mask.set_window(left, left);
-    case 1:
-      return mask.set_window(left, -1);
-    case 2:
-      return mask.set_window(-1, right);
-    default:
-      return mask.set_window(left, right);
-  }
+  using Sides = std::pair<std::int64_t, std::int64_t>;
+  const Sides sides = draws.pick<Sides>({{left, left}, {left, -1}, {-1, right}, {left, right}});
+  mask.set_window(sides.first, sides.second);
 }
 
 // The diagonal of causal and window.

@@ -24,12 +24,9 @@ struct Sample {
   [[nodiscard]] ConstTensorView of(const Tensor& tensor) const {
     return tensor.view().slice(0, batch, 1).slice(1, row, 1).slice(2, first_head, heads);
   }
-  [[nodiscard]] ScoreTensors of(const ScoreTensors& scores) const {
-    return scores.slice(0, batch, 1).slice(1, first_head, heads).slice(2, row, 1);
-  }
-  // The row's LSE, maximum or sum.
-  [[nodiscard]] ConstTensorView row_result(const Tensor& tensor) const {
-    return tensor.view().slice(0, batch, 1).slice(1, first_head, heads).slice(2, row, 1);
+  // The row's scores, LSE, maximum or sum.
+  [[nodiscard]] auto by_head(const auto& tensor) const {
+    return tensor.slice(0, batch, 1).slice(1, first_head, heads).slice(2, row, 1);
   }
 };
 
@@ -113,7 +110,7 @@ Deviation sampled_deviation(const AttentionProblem& problem, const ring::Sharded
     const Tensor value = part(operands.value, Operand::value);
     parts[static_cast<std::size_t>(task)] =
         oracle_attention(keys_alone, sample.of(shards.query), key.view(), value.view(), row, batch,
-                         first_head + sample.first_head, first_column, sample.of(scores));
+                         first_head + sample.first_head, first_column, sample.by_head(scores));
   };
   parallel_for(tasks, static_cast<int>(std::clamp<std::int64_t>(threads, 1, tasks)), compute);
 
@@ -133,9 +130,9 @@ Deviation sampled_deviation(const AttentionProblem& problem, const ring::Sharded
     }
     for (std::int64_t i = 0; i < pieces; ++i) merge(truth, *part++);
     total.add(problem.normalize_output
-                  ? compare(problem, truth, output, sample.row_result(shards.lse))
-                  : compare(problem, truth, output, sample.row_result(shards.maximum),
-                            sample.row_result(shards.sum)));
+                  ? compare(problem, truth, output, sample.by_head(shards.lse.view()))
+                  : compare(problem, truth, output, sample.by_head(shards.maximum.view()),
+                            sample.by_head(shards.sum.view())));
   }
   return total;
 }

@@ -229,10 +229,7 @@ std::vector<Failure> Verification::failures() const {
     all.push_back({Failure::Kind::ratio, fmt::format("output error {:.2e} against {:.2e} unsharded",
                                                      sharded.output, unsharded.output)});
   }
-  if (!repeats) all.push_back({Failure::Kind::repetition, "a repeated run gave different bits"});
-  if (!reproduces) {
-    all.push_back({Failure::Kind::reproduction, "the unsharded run gave different bits"});
-  }
+  add_differing_bits(all, "run");
   if (gradients) {
     for (Failure& failure : gradients->failures()) all.push_back(std::move(failure));
   }

@@ -7,6 +7,7 @@
 
 #include <gtest/gtest.h>
 
+#include <annulus/files/array_info.hpp>
 #include <annulus/verification/non_finite_entries.hpp>
 #include <annulus/verification/random_tensor.hpp>
 
@@ -25,9 +26,7 @@ AttentionProblem causal_problem() {
 std::vector<float> columns(const FillPart& fill, const AttentionShape& shape, std::int64_t dims) {
   const Extents whole{shape.batch, shape.kv_length, shape.kv_heads, dims};
   std::vector<float> entries(static_cast<std::size_t>(whole.product()));
-  std::vector<PositionRanges> index;
-  for (const std::int64_t size : whole) index.push_back(PositionRanges::all(size));
-  fill({entries.data(), DType::float32, whole}, index);
+  fill({entries.data(), DType::float32, whole}, files::whole(whole));
   return entries;
 }
 

@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include <annulus/core/error.hpp>
+#include <annulus/files/array_info.hpp>
 #include <annulus/verification/random_scores.hpp>
 
 #include "tests/support/message_of.hpp"
@@ -17,14 +18,9 @@ using ::testing::HasSubstr;
 
 const Extents kShape{2, 3, 20, 30};
 
-std::vector<PositionRanges> whole_index() {
-  return {PositionRanges::all(2), PositionRanges::all(3), PositionRanges::all(20),
-          PositionRanges::all(30)};
-}
-
 template <class Entry>
 std::vector<Entry> filled(const FillPart& fill, DType dtype,
-                          const std::vector<PositionRanges>& index) {
+                          const std::vector<PositionRanges>& index = files::whole(kShape)) {
   Extents shape = kShape;
   for (int dim = 0; dim < 4; ++dim) shape[dim] = index[static_cast<std::size_t>(dim)].size();
   std::vector<Entry> entries(static_cast<std::size_t>(shape.product()));
@@ -35,8 +31,8 @@ std::vector<Entry> filled(const FillPart& fill, DType dtype,
 // The entries at rows 5, 8 and 11 of head 1 and keys from 7 on must equal the whole's.
 template <class Entry>
 void expect_parts_agree(const FillPart& fill, DType dtype) {
-  std::vector<PositionRanges> index = whole_index();
-  const std::vector<Entry> whole = filled<Entry>(fill, dtype, index);
+  std::vector<PositionRanges> index = files::whole(kShape);
+  const std::vector<Entry> whole = filled<Entry>(fill, dtype);
   index[1] = PositionRanges({{GlobalPosition(1), 1, 1}});
   index[2] = PositionRanges({{GlobalPosition(5), 3, 3}});
   index[3] = PositionRanges({{GlobalPosition(7), 23, 1}});
@@ -54,21 +50,20 @@ void expect_parts_agree(const FillPart& fill, DType dtype) {
 TEST(RandomScores, AnEntryDependsOnItsPlaceAlone) {
   expect_parts_agree<float>(random_bias(kShape, 2, 5), DType::float32);
   expect_parts_agree<std::uint8_t>(random_mask(kShape, 0.4, 5), DType::boolean);
-  EXPECT_NE(filled<float>(random_bias(kShape, 2, 5), DType::float32, whole_index()),
-            filled<float>(random_bias(kShape, 2, 6), DType::float32, whole_index()));
+  EXPECT_NE(filled<float>(random_bias(kShape, 2, 5), DType::float32),
+            filled<float>(random_bias(kShape, 2, 6), DType::float32));
 }
 
 TEST(RandomScores, DeviationAndDensityAreAsAskedFor) {
   double square = 0;
-  for (const float entry :
-       filled<float>(random_bias(kShape, 2, 5), DType::float32, whole_index())) {
+  for (const float entry : filled<float>(random_bias(kShape, 2, 5), DType::float32)) {
     square += entry * entry;
   }
   EXPECT_NEAR(std::sqrt(square / 3600), 2, 0.1);
   for (const double density : {0.0, 0.3, 1.0}) {
     double visible = 0;
     for (const std::uint8_t entry :
-         filled<std::uint8_t>(random_mask(kShape, density, 5), DType::boolean, whole_index())) {
+         filled<std::uint8_t>(random_mask(kShape, density, 5), DType::boolean)) {
       visible += entry;
     }
     EXPECT_NEAR(visible / 3600, density, 0.03);
@@ -88,7 +83,7 @@ TEST(RandomScores, PoisonIsWhereNobodyLooks) {
   const auto spoilt = [&](const FillPart& mask) {
     std::size_t count = 0;
     for (const float entry :
-         filled<float>(non_finite_bias(problem, {bias, mask}), DType::float32, whole_index())) {
+         filled<float>(non_finite_bias(problem, {bias, mask}), DType::float32)) {
       count += std::isfinite(entry) ? 0 : 1;
     }
     return count;
@@ -111,19 +106,17 @@ TEST(RandomScores, BroadcastEntriesAreSharedByTheirPairs) {
   problem.mask.set_causal(true);
   problem.bias = Extents{1, 1, 1, 30};
   std::vector<float> entries(30);
-  const std::vector<PositionRanges> index{PositionRanges::all(1), PositionRanges::all(1),
-                                          PositionRanges::all(1), PositionRanges::all(30)};
   non_finite_bias(problem, {random_bias(*problem.bias, 1, 5), {}})(
-      {entries.data(), DType::float32, *problem.bias}, index);
+      {entries.data(), DType::float32, *problem.bias}, files::whole(*problem.bias));
   for (std::size_t s = 0; s < 30; ++s) EXPECT_EQ(std::isfinite(entries[s]), s < 20);
 }
 
 TEST(RandomScores, ABiasMayHidePairsItself) {
   const FillPart mask = random_mask(kShape, 0.5, 9);
-  const auto shows = filled<std::uint8_t>(mask, DType::boolean, whole_index());
+  const auto shows = filled<std::uint8_t>(mask, DType::boolean);
   const auto bias = random_bias(kShape, 1, 5);
-  const auto plain = filled<float>(bias, DType::float32, whole_index());
-  const auto hiding = filled<float>(hiding_bias(bias, mask), DType::float32, whole_index());
+  const auto plain = filled<float>(bias, DType::float32);
+  const auto hiding = filled<float>(hiding_bias(bias, mask), DType::float32);
   for (std::size_t i = 0; i < plain.size(); ++i) {
     ASSERT_EQ(hiding[i], shows[i] != 0 ? plain[i] : -INFINITY);
   }

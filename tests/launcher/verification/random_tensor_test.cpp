@@ -11,21 +11,19 @@
 #include <annulus/core/convert.hpp>
 #include <annulus/core/error.hpp>
 #include <annulus/core/memory.hpp>
+#include <annulus/files/array_info.hpp>
 #include <annulus/partition/named_sharding.hpp>
 #include <annulus/verification/random_tensor.hpp>
+
+#include "launcher/verification/entries.hpp"
 
 namespace annulus::verification {
 namespace {
 
+using files::whole;
 using Index = std::vector<PositionRanges>;
 
 HostMemoryPool memory;
-
-Index whole(const Extents& shape) {
-  Index index;
-  for (const std::int64_t size : shape) index.push_back(PositionRanges::all(size));
-  return index;
-}
 
 Extents shape_of(const Index& index) {
   std::vector<std::int64_t> sizes;
@@ -58,21 +56,8 @@ TEST(RandomTensor, EveryShardingSeesTheSameTensor) {
       const NamedSharding sharding(mesh, PartitionSpec::parse("dp,sp,tp"), shape,
                                    {Distribution::block(), Distribution::sequence(layout)});
       for (int rank = 0; rank < mesh.ranks(); ++rank) {
-        const Index index = sharding.index(rank);
-        const Tensor shard = part(index, shape, dtype, 7, Operand::key);
-        const auto at = [&](int dim, std::int64_t local) {
-          return index[static_cast<std::size_t>(dim)].global(LocalPosition(local)).value();
-        };
-        const std::size_t row = static_cast<std::size_t>(shape[3]) * size_of(dtype);
-        for (std::int64_t b = 0; b < shard.shape()[0]; ++b) {
-          for (std::int64_t t = 0; t < shard.shape()[1]; ++t) {
-            for (std::int64_t n = 0; n < shard.shape()[2]; ++n) {
-              const void* expected = all.view().address({at(0, b), at(1, t), at(2, n), 0});
-              ASSERT_EQ(std::memcmp(shard.view().address({b, t, n, 0}), expected, row), 0)
-                  << name_of(layout) << ", rank " << rank << ", row " << b << "," << t << "," << n;
-            }
-          }
-        }
+        const Tensor shard = part(sharding.index(rank), shape, dtype, 7, Operand::key);
+        ASSERT_TRUE(is_part_of(shard, sharding, rank, all)) << name_of(layout) << ", rank " << rank;
       }
     }
   }

@@ -94,14 +94,11 @@ struct CaseShards {
 using Phase = std::function<void(const char* what, double done, double total)>;
 
 /// The findings of verify_sharded(), the same on every rank.
-struct Verification {
+struct Verification : PassFindings {
   ring::Decision decision;
-  ring::ScheduleChoice schedule;
   Selection selection;  ///< points into the registry
   ring::Prices prices;  ///< that the schedule was chosen by
   std::string transport;
-  /// The implementations of all ranks' blocks, joined by "+"; "none" without blocks.
-  std::string implementations;
   AccuracyBound bound;
   Accuracy sharded;
   /// The accuracy of the same implementation, given all keys at once. If the problem asks for the
@@ -111,11 +108,6 @@ struct Verification {
   /// small as the oracle's own, and none on a GPU if some inputs are not finite, since flash
   /// kernels then recompute some tiles more exactly.
   std::optional<double> allowance = {};
-  bool repeats = true;  ///< a second run gave the same bits, if kernels promise them
-  /// The unsharded run gave the same bits, if the problem asks for them (Reproducible::world).
-  bool reproduces = true;
-  /// A rank merged partial results that its kernel had rounded to the problem's dtype.
-  bool reduces_rounded = false;
   std::optional<GradientVerification> gradients = {};  ///< if the case has a backward pass
 
   /// The error over that of the unsharded run; 1 if both are 0, nothing if they are not compared.

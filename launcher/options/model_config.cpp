@@ -35,27 +35,18 @@ class Config {
     return found == values_.end() || found->is_null() ? nullptr : &*found;
   }
   [[nodiscard]] std::optional<std::int64_t> integer(const char* key) const {
-    const json* const value = find(key);
-    if (value == nullptr) return {};
     constexpr std::int64_t kMaximum = std::int64_t{1} << 48;
-    if (!value->is_number_integer() || *value < 1 || *value > kMaximum) {
-      fail(fmt::format("{} = {}, expected a whole number of 1 or more", key, shown(*value)));
-    }
-    return value->get<std::int64_t>();
+    return get<std::int64_t>(key, "a whole number of 1 or more", [](const json& value) {
+      return value.is_number_integer() && value >= 1 && value <= kMaximum;
+    });
   }
   [[nodiscard]] std::optional<double> positive(const char* key) const {
-    const json* const value = find(key);
-    if (value == nullptr) return {};
-    if (!value->is_number() || !(value->get<double>() > 0)) {
-      fail(fmt::format("{} = {}, expected a positive number", key, shown(*value)));
-    }
-    return value->get<double>();
+    return get<double>(key, "a positive number", [](const json& value) {
+      return value.is_number() && value.get<double>() > 0;
+    });
   }
   [[nodiscard]] std::optional<bool> flag(const char* key) const {
-    const json* const value = find(key);
-    if (value == nullptr) return {};
-    if (!value->is_boolean()) fail(fmt::format("{} = {}, expected a bool", key, shown(*value)));
-    return value->get<bool>();
+    return get<bool>(key, "a bool", [](const json& value) { return value.is_boolean(); });
   }
   [[nodiscard]] std::string text(const char* key) const {
     const json* const value = find(key);
@@ -63,8 +54,15 @@ class Config {
   }
 
  private:
-  static std::string shown(const json& value) {
-    return value.dump(-1, ' ', false, json::error_handler_t::replace);
+  template <class Value, class IsRight>
+  std::optional<Value> get(const char* key, const char* expected, const IsRight& is_right) const {
+    const json* const value = find(key);
+    if (value == nullptr) return {};
+    if (!is_right(*value)) {
+      fail(fmt::format("{} = {}, expected {}", key,
+                       value->dump(-1, ' ', false, json::error_handler_t::replace), expected));
+    }
+    return value->get<Value>();
   }
 
   json values_;

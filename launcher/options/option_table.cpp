@@ -9,8 +9,8 @@
 #include <fmt/format.h>
 
 #include <annulus/core/error.hpp>
+#include <annulus/ring/metadata.hpp>
 
-#include "launcher/options/named_values.hpp"
 #include "launcher/options/option_values.hpp"
 
 namespace annulus::launcher {
@@ -137,6 +137,7 @@ const OptionUses kAll{
     {Command::run, Command::verify, Command::bench, Command::plan, Command::info}};
 
 void add_sharding(TableBuilder& table) {
+  const std::vector<std::string_view> transports = transport_choices();
   table.group("Mesh and sharding");
   table.add("mesh", "AXES", with_hops(drawn(kPlanned)),
             parsed_into(&Options::mesh, [](const auto&, const auto& text) { return text; }),
@@ -175,7 +176,7 @@ void add_sharding(TableBuilder& table) {
             "ranks of an inner ring in the schedule double_ring; it divides the ranks along the "
             "sequence (default: the ranks of a node)");
   table.add("mode", "MODE", without_calibrate(drawn(kPlanned)),
-            parsed_into(&Options::mode, parse_mode_name),
+            choice_into(&Options::mode, {"train", "prefill", "autoregressive", "insert"}),
             "train, prefill, autoregressive or insert: sets only the defaults of --query-spec and "
             "--kv-spec (default: autoregressive if T = 1, else train)");
   table.add("sharding-rules", "JSON", without_calibrate(drawn(kPlanned)),
@@ -224,7 +225,8 @@ void add_sharding(TableBuilder& table) {
             "how many nodes the ranks are on, instead of --ranks-per-node; both together give the "
             "number of ranks");
   table.add("transport", "NAME", with_hops(kPlanned),
-            parsed_into(&Options::transport, parse_transport_name),
+            choice_into(&Options::transport, {transports.begin(), transports.end()},
+                        annulus::parse_transport),
             "auto, composite, nccl or peer: what carries data between GPUs; peer: copy engines "
             "inside a node; composite: peer inside nodes, nccl between them (default: auto: peer "
             "where all GPUs can access each other, composite where some can, else nccl)");

@@ -8,7 +8,10 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <annulus/attention/registry.hpp>
 #include <annulus/core/error.hpp>
+#include <annulus/partition/named_sharding.hpp>
+#include <annulus/ring/planner.hpp>
 
 #include "launcher/options/nearest.hpp"
 #include "launcher/report/number.hpp"
@@ -314,6 +317,38 @@ RandomCase parse_random_case(const std::string& option, std::string_view text) {
     if (seed && index && *index >= 0) return {*seed, *index};
   }
   throw ArgumentError(option, quoted(text), "SEED:INDEX, two whole numbers of 0 or more");
+}
+
+std::string parse_spec(const std::string& option, const std::string& text) {
+  try {
+    static_cast<void>(PartitionSpec::parse(text, option));
+  } catch (const DuplicateSpecError& error) {
+    throw UserError(fmt::format("{}: {}", option, error.what()));
+  }
+  return text;
+}
+
+std::string parse_schedule_name(const std::string& option, const std::string& text) {
+  if (text == "auto") return text;
+  try {
+    static_cast<void>(ring::parse_schedule(text));
+  } catch (const ArgumentError& error) {
+    const std::string nearest = nearest_hint(text, "", split_names(error.expected()));
+    throw ArgumentError(option, error.value(), error.expected() + nearest);
+  }
+  return text;
+}
+
+std::string parse_implementation_name(const std::string& option, const std::string& text) {
+  if (text == "auto") return text;
+  const Registry registry = Registry::standard();
+  try {
+    registry.check_name(text);
+  } catch (const ArgumentError& error) {
+    throw ArgumentError(option, fmt::format("'{}'", text),
+                        error.expected() + nearest_hint(text, "", registry.names()));
+  }
+  return text;
 }
 
 }  // namespace annulus::launcher

@@ -58,6 +58,13 @@ namespace annulus::launcher {
 /// "SEED:INDEX".
 [[nodiscard]] RandomCase parse_random_case(const std::string& option, std::string_view text);
 
+/// A PartitionSpec that can be parsed, as its text.
+[[nodiscard]] std::string parse_spec(const std::string& option, const std::string& text);
+/// A name, or "auto"; the error names the nearest name.
+[[nodiscard]] std::string parse_schedule_name(const std::string& option, const std::string& text);
+[[nodiscard]] std::string parse_implementation_name(const std::string& option,
+                                                    const std::string& text);
+
 /// The names in "a, b".
 [[nodiscard]] std::vector<std::string> split_names(std::string_view text);
 

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <array>
 #include <cctype>
-#include <initializer_list>
 #include <optional>
 #include <sstream>
 #include <unistd.h>
@@ -216,13 +215,9 @@ GivenValues from_environment(std::vector<std::string>& warnings) {
     const std::size_t equals = text.find('=');
     if (!text.starts_with(kPrefix) || equals == std::string_view::npos) continue;
     const std::string variable_name(text.substr(0, equals));
-    const auto library = environment_variables();
-    if (std::any_of(library.begin(), library.end(), [&](const EnvironmentVariable& known) {
-          return known.name == variable_name;
-        })) {
-      continue;
-    }
-    if (variable_name.starts_with(kMetadataPrefix)) continue;  // see metadata_values.hpp
+    const bool is_library = std::ranges::any_of(
+        environment_variables(), [&](const auto& known) { return known.name == variable_name; });
+    if (is_library || variable_name.starts_with(kMetadataPrefix)) continue;
     std::string name = variable_name.substr(kPrefix.size());
     for (char& c : name) {
       c = c == '_' ? '-' : static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
@@ -239,14 +234,6 @@ GivenValues from_environment(std::vector<std::string>& warnings) {
     }
   }
   return values;
-}
-
-// The value of an option in the first layer that has it; null if none has.
-const GivenValue* first_of(const char* name, std::initializer_list<const GivenValues*> layers) {
-  for (const GivenValues* layer : layers) {
-    if (const auto found = layer->find(name); found != layer->end()) return &found->second;
-  }
-  return nullptr;
 }
 
 // Drops options of other commands, as file and environment may serve several.
@@ -284,59 +271,50 @@ void settle_transport(Options& options) {
 
 // Checks --lse, --maximum and --sum.
 void check_row_results(const Options& options) {
-  if (options.normalize_output) {
-    for (const auto& [option, file] :
-         {std::pair("--maximum", &options.maximum), std::pair("--sum", &options.sum)}) {
-      if (file->empty()) continue;
-      throw UserError(fmt::format("{} {}: needs --normalize-output false", option, *file));
-    }
-    return;
-  }
-  if (!options.lse.empty()) {
+  const bool unnormalised = !options.normalize_output;
+  if (unnormalised && !options.lse.empty()) {
     throw UserError(fmt::format(
         "--lse {}: cannot be given with --normalize-output false, which has --maximum and --sum "
         "instead: the LSE is maximum + log(sum)",
         options.lse));
   }
-  if (options.command != Command::run) return;
   for (const auto& [option, file] :
        {std::pair("--maximum", &options.maximum), std::pair("--sum", &options.sum)}) {
-    if (!file->empty()) continue;
-    throw ArgumentError(option, "nothing",
-                        "a .npy or .safetensors file, without which an output of "
-                        "--normalize-output false means nothing");
+    if (!unnormalised && !file->empty()) {
+      throw UserError(fmt::format("{} {}: needs --normalize-output false", option, *file));
+    }
+    if (unnormalised && file->empty() && options.command == Command::run) {
+      throw ArgumentError(option, "nothing",
+                          "a .npy or .safetensors file, without which an output of "
+                          "--normalize-output false means nothing");
+    }
   }
 }
 
 // Checks options against each other, as far as that needs neither files nor ranks.
 void check_together(const Options& options) {
   const bool plan = options.command == Command::plan;
+  const bool calibrates = !options.calibrate.empty();
+  const auto refuse = [](bool together, const char* error) {
+    if (together) throw UserError(error);
+  };
   if (options.json == "-" && options.csv == "-") {
     throw ArgumentError("--csv", "'-'", "a file, as --json has standard output already");
   }
-  if (!options.input.empty() &&
-      !(options.query.empty() && options.key.empty() && options.value.empty())) {
-    throw UserError(
-        "--input: replaces --query, --key and --value, so it cannot be given with them");
-  }
-  if (options.scaling && (options.hops || !options.calibrate.empty())) {
-    throw UserError("--scaling: times attention calls, and --hops and --calibrate make none");
-  }
-  if (options.transport == Transport::composite && !options.calibrate.empty()) {
-    throw UserError(
-        "--transport composite: --calibrate measures peer and nccl, of which it consists");
-  }
-  if (options.hops && !options.calibrate.empty()) {
-    throw UserError(
-        "--hops: --calibrate measures the hops too, so the two cannot be given together");
-  }
-  if (options.simulate + options.recommend + (plan && options.scaling) > 1) {
-    throw UserError("--simulate, --recommend and --scaling: one at a time");
-  }
+  refuse(!options.input.empty() &&
+             !(options.query.empty() && options.key.empty() && options.value.empty()),
+         "--input: replaces --query, --key and --value, so it cannot be given with them");
+  refuse(options.scaling && (options.hops || calibrates),
+         "--scaling: times attention calls, and --hops and --calibrate make none");
+  refuse(options.transport == Transport::composite && calibrates,
+         "--transport composite: --calibrate measures peer and nccl, of which it consists");
+  refuse(options.hops && calibrates,
+         "--hops: --calibrate measures the hops too, so the two cannot be given together");
+  refuse(options.simulate + options.recommend + (plan && options.scaling) > 1,
+         "--simulate, --recommend and --scaling: one at a time");
+  refuse(options.random > 0 && options.random_case,
+         "--random-case: repeats one problem, so it cannot be given with --random");
   check_row_results(options);
-  if (options.random > 0 && options.random_case) {
-    throw UserError("--random-case: repeats one problem, so it cannot be given with --random");
-  }
 }
 
 }  // namespace
@@ -421,37 +399,41 @@ std::optional<Options> parse_options(const std::vector<std::string>& words, std:
   // merge() keeps existing values, so the first layer wins.
   drop_foreign(environment, command);
   GivenValues config;
-  if (const GivenValue* file = first_of("config", {&values, &environment})) {
+  // The value of an option in the first layer that has it; null if none has.
+  const auto given = [&](const char* name) -> const GivenValue* {
+    for (const GivenValues* layer : {&values, &environment, &config}) {
+      if (const auto found = layer->find(name); found != layer->end()) return &found->second;
+    }
+    return nullptr;
+  };
+  const auto is_on = [&](const char* flag) {
+    const GivenValue* const value = given(flag);
+    return value != nullptr && parse_flag(value->option, value->text);
+  };
+  if (const GivenValue* file = given("config")) {
     config = from_config(*file, command);
     drop_foreign(config, command);
   }
   MetadataValues metadata;
   if (find_option("metadata")->belongs_to(command)) {
-    const GivenValue* const lenient =
-        first_of("metadata-lenient", {&values, &environment, &config});
-    metadata = read_metadata(first_of("metadata", {&values, &environment, &config}),
-                             lenient != nullptr && parse_flag(lenient->option, lenient->text));
+    metadata = read_metadata(given("metadata"), is_on("metadata-lenient"));
     drop_foreign(metadata.file, command);
     drop_foreign(metadata.environment, command);
   }
   ModelValues model;
   if (find_option("model-config")->belongs_to(command)) {
-    model =
-        read_model(first_of("model-config", {&values, &environment, &config}),
-                   first_of("layer", {&values, &environment, &config}), command != Command::run);
+    model = read_model(given("model-config"), given("layer"), command != Command::run);
   }
   values.merge(metadata.file);
   values.merge(model.values);
-  const GivenValue* const causal = first_of("causal", {&values, &environment, &config});
-  if (model.sizes && !model.says_causal && causal == nullptr) {
+  if (model.sizes && !model.says_causal && given("causal") == nullptr) {
     throw UserError(
         fmt::format("--model-config {}: does not say whether its attention is causal (it has no "
                     "architectures): "
                     "give --causal, or --causal=false",
-                    first_of("model-config", {&values, &environment, &config})->text));
+                    given("model-config")->text));
   }
-  const bool is_causal = causal != nullptr && parse_flag(causal->option, causal->text);
-  if (const auto& window = is_causal ? model.causal_window : model.two_sided_window) {
+  if (const auto& window = is_on("causal") ? model.causal_window : model.two_sided_window) {
     values.emplace("window", *window);
   }
   values.merge(environment);

@@ -39,18 +39,6 @@ TEST(MetadataOptions, StandBetweenCommandLineAndEnvironment) {
                                    HasSubstr(R"(--sharding-rules={"head":{"all":null}})")));
 }
 
-TEST(MetadataOptions, OfTheEnvironmentComeAfterOptionsOfTheEnvironment) {
-  const OptionFile config("soft-cap = 5\nscale = 5\nwindow = 5\n");
-  const Variable metadata_scale("ANNULUS_METADATA_SOFTMAX_SCALE", "2");
-  const Variable metadata_cap("ANNULUS_METADATA_SOFT_CAP", "2");
-  const Variable cap("ANNULUS_SOFT_CAP", "3");
-  const Options options = parse("bench --config " + config.path());
-  EXPECT_EQ(options.soft_cap, 3.0);
-  EXPECT_EQ(options.scale, 2.0);
-  EXPECT_EQ(options.window->left, 5);
-  EXPECT_THAT(options.warnings, ::testing::IsEmpty());
-}
-
 // The chain of docs/semantics.md §2, each source taken away in turn.
 TEST(MetadataOptions, EverySourceComesBeforeTheNext) {
   const OptionFile metadata(R"({"soft_cap": 2})");
@@ -58,13 +46,18 @@ TEST(MetadataOptions, EverySourceComesBeforeTheNext) {
   const OptionFile both("soft-cap = 5\nmetadata = " + metadata.path() + "\n");
   std::optional<Variable> own(std::in_place, "ANNULUS_SOFT_CAP", "3");
   std::optional<Variable> field(std::in_place, "ANNULUS_METADATA_SOFT_CAP", "4");
-  const auto cap = [](const std::string& more) { return parse("bench" + more).soft_cap; };
+  const auto cap = [](const std::string& more) {
+    const Options options = parse("bench" + more);
+    EXPECT_THAT(options.warnings, ::testing::IsEmpty());
+    return options.soft_cap;
+  };
   EXPECT_EQ(cap(" --soft-cap 1 --config " + both.path()), 1.0);
   EXPECT_EQ(cap(" --metadata " + metadata.path() + " --config " + config.path()), 2.0);
   EXPECT_EQ(cap(" --config " + both.path()), 2.0);  // wherever the file is named
   {
     const Variable named("ANNULUS_METADATA", metadata.path());
     EXPECT_EQ(cap(" --config " + config.path()), 2.0);
+    EXPECT_EQ(parse("info").soft_cap, std::nullopt);  // not of this command
   }
   EXPECT_EQ(cap(" --config " + config.path()), 3.0);
   own.reset();
@@ -94,14 +87,6 @@ TEST(MetadataOptions, DefaultsChangeNothing) {
   EXPECT_EQ(options.dropout, defaults.dropout);
   EXPECT_EQ(options.device, defaults.device);
   EXPECT_EQ(options.implementation, defaults.implementation);
-}
-
-TEST(MetadataOptions, MayBeNamedAnywhere) {
-  const OptionFile metadata(R"({"soft_cap": 2})");
-  const Variable variable("ANNULUS_METADATA", metadata.path());
-  EXPECT_EQ(parse("bench").soft_cap, 2.0);
-  // Not of this command.
-  EXPECT_EQ(parse("info").soft_cap, std::nullopt);
 }
 
 TEST(MetadataOptions, OfBadValuesNameKeyAndFile) {

@@ -85,6 +85,9 @@ const std::vector<BadValues> kBadValues{
     {"verify --random-case", {"x:1", "1:2:3", "5", "5:-1"}, "SEED:INDEX"},
     {"bench --sweep", {"4", "4:x", "4:8:2:2"}, "BEGIN:END"},
     {"run --bias-policy", {"bias"}, "bias_wins"},
+    {"run --kv-lengths", {"700,800", "700"}, "a .npy or .safetensors file that holds the numbers"},
+    {"run --causal-offset", {"3,4"}, "file with one number for each batch"},
+    {"run --prefix", {"3,4"}, "file with one for each batch"},
     {"verify --random", {"0"}, "from 1"},
     {"bench --iters", {"0"}, "from 1"},
     {"bench --warmup", {"99999999999"}, "from 0"},
@@ -138,6 +141,18 @@ TEST(OptionErrors, FlagsAreOnOrOff) {
     EXPECT_THAT(error_of(command + " --" + entry.name + "=perhaps"),
                 HasSubstr("--" + entry.name + ": got 'perhaps', expected true or false"));
   }
+}
+
+// Of a file with such a name, "./" says that it is one; values that begin with random: are none.
+TEST(OptionErrors, NumbersAreNoNamesOfArrays) {
+  for (const OptionEntry& entry : option_table()) {
+    if (entry.group.find("npy") == std::string::npos || entry.value != "FILE") continue;
+    if (entry.name == "input") continue;  // never an array alone
+    const std::string line = "run --" + entry.name + ' ';
+    EXPECT_THAT(error_of(line + "0.5"), HasSubstr("--" + entry.name + ": got '0.5', expected"));
+    EXPECT_NO_THROW(parse(line + "./0.5"));
+  }
+  EXPECT_EQ(parse("run --mask random:0.5").mask, "random:0.5");
 }
 
 // A new option comes with its errors: all but flags, the names of files and meshes are among the
@@ -354,7 +369,9 @@ TEST(OptionErrors, AnOptionThatIsSwitchedOffIsStillThereForThoseThatNeedIt) {
 
 TEST(OptionErrors, OptionsWithAnEffectAreTaken) {
   EXPECT_EQ(parse("plan --ulysses-degree 2").ulysses_degree, 2);
-  EXPECT_EQ(parse("plan --inner-size 2 --schedule double_ring").inner_size, 2);
+  const Options ring = parse("plan --inner-size 2 --schedule double_ring");
+  EXPECT_EQ(ring.inner_size, 2);
+  EXPECT_EQ(ring.schedule, "double_ring");
   EXPECT_EQ(parse("plan --mode train --query-spec -,sp").mode, "train");
   EXPECT_EQ(parse("run --seed 3 --mask random:0.5").seed, 3U);
   EXPECT_EQ(parse("verify --seed 3").seed, 3U);

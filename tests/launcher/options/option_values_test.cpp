@@ -72,7 +72,8 @@ TEST(OptionValues, LogLevelsAreReadInAnyCase) {
   }
   const Variable level("ANNULUS_LOG_LEVEL", "degub");
   EXPECT_THAT(parse("bench").warnings,
-              ::testing::ElementsAre(HasSubstr("or off; the nearest is debug")));
+              ::testing::ElementsAre(AllOf(HasSubstr("ANNULUS_LOG_LEVEL: got 'degub'"),
+                                           HasSubstr("or off; the nearest is debug"))));
 }
 
 TEST(OptionValues, ExamplesOfTheHelpCanBePasted) {

@@ -1,7 +1,6 @@
 #include "launcher/setup/input_tensors.hpp"
 
 #include <string>
-#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -15,18 +14,27 @@
 namespace annulus::launcher {
 namespace {
 
+/// A tensor and the option that names its file.
+struct Operand {
+  const char* name;
+  std::string Options::*file;
+};
+constexpr Operand kQuery{"query", &Options::query};
+constexpr Operand kKey{"key", &Options::key};
+constexpr Operand kValue{"value", &Options::value};
+
 // A tensor's option and file, as messages name them.
-std::string shown(const Options& options, const char* option, const std::string& given) {
+std::string shown(const Options& options, const Operand& operand) {
   if (!options.input.empty()) return "--input " + options.input;
-  return fmt::format("{} {}", option, given);
+  return fmt::format("--{} {}", operand.name, options.*operand.file);
 }
 
-files::ArrayFile open(const Options& options, const char* option, const std::string& given,
-                      const char* name) {
+files::ArrayFile open(const Options& options, const Operand& operand) {
   std::vector<DType> accepted{DType::float32, DType::float16, DType::bfloat16, DType::float64};
   if (options.dtype) accepted = {*options.dtype};
-  return as_option(shown(options, option, given), [&] {
-    return files::ArrayFile(options.input.empty() ? given : options.input, name, accepted);
+  return as_option(shown(options, operand), [&] {
+    return files::ArrayFile(options.input.empty() ? options.*operand.file : options.input,
+                            operand.name, accepted);
   });
 }
 
@@ -87,18 +95,15 @@ TensorView file_order(const TensorView& view, bool bhtd) {
 namespace {
 
 InputTensors open_in_order(const Options& options) {
-  InputTensors inputs{open(options, "--query", options.query, "query"),
-                      open(options, "--key", options.key, "key"),
-                      open(options, "--value", options.value, "value"),
-                      {},
-                      DType::float32};
+  InputTensors inputs{
+      open(options, kQuery), open(options, kKey), open(options, kValue), {}, DType::float32};
   inputs.dtype = inputs.query.dtype();
   const auto against_query = [&](const files::ArrayFile& file, const char* name, const char* what,
                                  std::int64_t found, std::int64_t expected) {
     check_size(file, name, what, found, expected, inputs.query, "query");
   };
 
-  const auto query = as_option(shown(options, "--query", options.query), [&] {
+  const auto query = as_option(shown(options, kQuery), [&] {
     const TensorSizes sizes = sizes_of(inputs.query, "query", options.bhtd);
     if (sizes.heads < 1 || sizes.dim < 1) {
       throw FileError(inputs.query.path(), fmt::format("query: shape {}, expected heads N and head "
@@ -107,7 +112,7 @@ InputTensors open_in_order(const Options& options) {
     }
     return sizes;
   });
-  const auto key = as_option(shown(options, "--key", options.key), [&] {
+  const auto key = as_option(shown(options, kKey), [&] {
     check_dtype(inputs.key, "key", inputs.dtype, inputs.query);
     const TensorSizes sizes = sizes_of(inputs.key, "key", options.bhtd);
     against_query(inputs.key, "key", "batch B", sizes.batch, query.batch);
@@ -120,7 +125,7 @@ InputTensors open_in_order(const Options& options) {
     }
     return sizes;
   });
-  const auto value = as_option(shown(options, "--value", options.value), [&] {
+  const auto value = as_option(shown(options, kValue), [&] {
     check_dtype(inputs.value, "value", inputs.dtype, inputs.query);
     const TensorSizes sizes = sizes_of(inputs.value, "value", options.bhtd);
     against_query(inputs.value, "value", "batch B", sizes.batch, query.batch);
@@ -133,11 +138,11 @@ InputTensors open_in_order(const Options& options) {
     return sizes;
   });
   if (value.length == query.length) {  // so the key is at fault if the two differ
-    as_option(shown(options, "--key", options.key), [&] {
+    as_option(shown(options, kKey), [&] {
       check_size(inputs.key, "key", "length S", key.length, value.length, inputs.value, "value");
     });
   }
-  as_option(shown(options, "--value", options.value), [&] {
+  as_option(shown(options, kValue), [&] {
     check_size(inputs.value, "value", "length S", value.length, key.length, inputs.key, "key");
   });
   inputs.shape = {query.batch, query.length, key.length, query.heads,
@@ -156,19 +161,13 @@ void check_model(const Options& options, const AttentionShape& shape) {
       fmt::format("{} as in --model-config {}", to_string(model), options.model_config));
 }
 
-}  // namespace
-
-namespace {
-
 // The shapes of all three files, even if they do not fit each other; empty if one is not an array
 // of 4 dimensions.
 std::vector<Extents> shapes_in_files(const Options& options) {
   std::vector<Extents> shapes;
-  for (const auto& [option, file, name] :
-       {std::tuple("--query", &options.query, "query"), std::tuple("--key", &options.key, "key"),
-        std::tuple("--value", &options.value, "value")}) {
+  for (const Operand& operand : {kQuery, kKey, kValue}) {
     try {
-      shapes.push_back(open(options, option, *file, name).shape());
+      shapes.push_back(open(options, operand).shape());
     } catch (const UserError&) {
       return {};
     }

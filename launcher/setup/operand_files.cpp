@@ -13,13 +13,12 @@ OperandFiles::OperandFiles(const Options& options) : input_(options.input) {
   if (!input_.empty()) input_tensors_ = files::tensor_names(input_);
 }
 
-OperandFile OperandFiles::locate(const char* option, const std::string& given,
-                                 const std::string& tensor) const {
-  if (!given.empty()) return {given, fmt::format("{} {}", option, given)};
-  if (std::find(input_tensors_.begin(), input_tensors_.end(), tensor) == input_tensors_.end()) {
-    return {};
-  }
-  return {input_, fmt::format("--input {}, tensor {}", input_, tensor)};
+OperandFile OperandFiles::locate(const std::string& option, const std::string& given) const {
+  std::string tensor = option.substr(2);  // without dashes
+  std::ranges::replace(tensor, '-', '_');
+  if (!given.empty()) return {given, fmt::format("{} {}", option, given), tensor};
+  if (std::ranges::find(input_tensors_, tensor) == input_tensors_.end()) return {};
+  return {input_, fmt::format("--input {}, tensor {}", input_, tensor), tensor};
 }
 
 const char* random_value(const std::string& given) {

@@ -10,7 +10,8 @@ namespace annulus::launcher {
 /// The file of an operand, and its name in messages. The path is empty if there is none.
 struct OperandFile {
   std::string path;
-  std::string shown;  ///< "--kv-lengths kv.npy"
+  std::string shown;   ///< "--kv-lengths kv.npy"
+  std::string tensor;  ///< "kv_lengths": its name in a .safetensors file
   [[nodiscard]] bool empty() const { return path.empty(); }
 };
 
@@ -19,9 +20,8 @@ class OperandFiles {
  public:
   explicit OperandFiles(const Options& options);
 
-  /// The file that holds a tensor. `given` is the value of its option.
-  [[nodiscard]] OperandFile locate(const char* option, const std::string& given,
-                                   const std::string& tensor) const;
+  /// The file that holds the tensor of an option. `given` is the option's value.
+  [[nodiscard]] OperandFile locate(const std::string& option, const std::string& given) const;
 
  private:
   std::string input_;

@@ -38,10 +38,9 @@ using Ids = std::vector<std::int32_t>;
 constexpr std::int64_t kMaximumSinks = 4096;
 
 /// Reads a whole array; `dimensions` is "[B, T]" for the message.
-Ids read_integers(const OperandFile& file, const char* tensor, const Extents& shape,
-                  const char* dimensions) {
+Ids read_integers(const OperandFile& file, const Extents& shape, const char* dimensions) {
   return as_option(file.shown, [&] {
-    const files::IntegerFile integers(file.path, tensor);
+    const files::IntegerFile integers(file.path, file.tensor);
     if (integers.shape() != shape) {
       throw FileError(file.path,
                       fmt::format("shape {}, expected {} = {}", to_string(integers.shape()),
@@ -51,13 +50,29 @@ Ids read_integers(const OperandFile& file, const char* tensor, const Extents& sh
   });
 }
 
-Ids read_cu_seqlens(const std::string& path, const char* tensor) {
-  const files::IntegerFile file(path, tensor);
-  if (file.shape().rank() != 1) {
-    throw FileError(path,
-                    fmt::format("shape {}, expected [documents + 1]", to_string(file.shape())));
+// Reads the ends of documents that fill a sequence of this length.
+Ids read_cu_seqlens(const OperandFile& from, std::int64_t length) {
+  return as_option(from.shown, [&] {
+    const files::IntegerFile file(from.path, from.tensor);
+    if (file.shape().rank() != 1) {
+      throw FileError(from.path,
+                      fmt::format("shape {}, expected [documents + 1]", to_string(file.shape())));
+    }
+    Ids cu_seqlens = file.read();
+    static_cast<void>(
+        segments_from_cu_seqlens(cu_seqlens, length, from.tensor.c_str()));  // checks them
+    return cu_seqlens;
+  });
+}
+
+// True if queries and keys have a file, false if neither has one. `what`: what the files hold.
+bool are_given(const OperandFile& queries, const OperandFile& keys, const char* query_option,
+               const char* kv_option, const char* what) {
+  if (queries.empty() != keys.empty()) {
+    throw ArgumentError(queries.empty() ? query_option : kv_option, "nothing",
+                        fmt::format("{} of both sides, or of neither", what));
   }
-  return file.read();
+  return !queries.empty();
 }
 
 // Sets one packing for every batch row.
@@ -67,9 +82,8 @@ void set_packing(Mask& mask, const OperandFile& file, const AttentionShape& shap
                         fmt::format("T = {} and S = {}", shape.query_length, shape.kv_length),
                         "T equal to S; use --cu-seqlens-q and --cu-seqlens-kv for two packings");
   }
-  const Ids row = as_option(file.shown, [&] {
-    return segments_from_cu_seqlens(read_cu_seqlens(file.path, "cu_seqlens"), shape.query_length);
-  });
+  const Ids row =
+      segments_from_cu_seqlens(read_cu_seqlens(file, shape.query_length), shape.query_length);
   Ids ids;
   ids.reserve(row.size() * static_cast<std::size_t>(shape.batch));
   for (std::int64_t b = 0; b < shape.batch; ++b) ids.insert(ids.end(), row.begin(), row.end());
@@ -79,33 +93,21 @@ void set_packing(Mask& mask, const OperandFile& file, const AttentionShape& shap
 // Sets packings of queries and of keys. Returns false if neither is given.
 bool set_packings(Mask& mask, const OperandFiles& files, const Options& options,
                   const AttentionShape& shape) {
-  const OperandFile queries =
-      files.locate("--cu-seqlens-q", options.query_cu_seqlens, "cu_seqlens_q");
-  const OperandFile keys = files.locate("--cu-seqlens-kv", options.kv_cu_seqlens, "cu_seqlens_kv");
-  if (queries.empty() && keys.empty()) return false;
-  if (queries.empty() || keys.empty()) {
-    throw ArgumentError(queries.empty() ? "--cu-seqlens-q" : "--cu-seqlens-kv", "nothing",
-                        "packings of both sides, or of neither");
-  }
-  const auto read = [](const OperandFile& file, const char* tensor, std::int64_t length) {
-    return as_option(file.shown, [&] {
-      Ids cu_seqlens = read_cu_seqlens(file.path, tensor);
-      static_cast<void>(segments_from_cu_seqlens(cu_seqlens, length, tensor));  // checks them
-      return cu_seqlens;
-    });
-  };
-  Ids query = read(queries, "cu_seqlens_q", shape.query_length);
-  Ids kv = read(keys, "cu_seqlens_kv", shape.kv_length);
+  const OperandFile queries = files.locate("--cu-seqlens-q", options.query_cu_seqlens);
+  const OperandFile keys = files.locate("--cu-seqlens-kv", options.kv_cu_seqlens);
+  if (!are_given(queries, keys, "--cu-seqlens-q", "--cu-seqlens-kv", "packings")) return false;
+  Ids query = read_cu_seqlens(queries, shape.query_length);
+  Ids kv = read_cu_seqlens(keys, shape.kv_length);
+  const CausalOffset offset = options.causal_offset.value_or(CausalOffset{});
   std::optional<DocumentAlignment> alignment;
-  if (options.causal_offset && options.causal_offset->top_left) {
+  if (offset.top_left) {
     alignment = DocumentAlignment::top_left;
-  } else if (options.causal_offset && options.causal_offset->bottom_right) {
+  } else if (offset.bottom_right) {
     alignment = DocumentAlignment::bottom_right;
   } else if (mask.position_parts().limited()) {
     const std::string given = !options.causal_offset ? "nothing"
-                              : options.causal_offset->file.empty()
-                                  ? std::to_string(options.causal_offset->value)
-                                  : options.causal_offset->file;
+                              : offset.file.empty()  ? std::to_string(offset.value)
+                                                     : offset.file;
     throw ArgumentError("--causal-offset", given,
                         "top-left or bottom-right: how --causal, --window and --chunk align each "
                         "document of --cu-seqlens-q with that of --cu-seqlens-kv");
@@ -119,9 +121,9 @@ bool set_packings(Mask& mask, const OperandFiles& files, const Options& options,
 
 void set_segments(Mask& mask, const OperandFiles& files, const Options& options,
                   const AttentionShape& shape) {
-  const OperandFile queries = files.locate("--q-segments", options.query_segments, "q_segments");
-  const OperandFile keys = files.locate("--kv-segments", options.kv_segments, "kv_segments");
-  const OperandFile packing = files.locate("--cu-seqlens", options.cu_seqlens, "cu_seqlens");
+  const OperandFile queries = files.locate("--q-segments", options.query_segments);
+  const OperandFile keys = files.locate("--kv-segments", options.kv_segments);
+  const OperandFile packing = files.locate("--cu-seqlens", options.cu_seqlens);
   if (set_packings(mask, files, options, shape)) {
     if (!packing.empty() || !queries.empty() || !keys.empty()) {
       throw UserError(
@@ -139,19 +141,14 @@ void set_segments(Mask& mask, const OperandFiles& files, const Options& options,
     set_packing(mask, packing, shape);
     return;
   }
-  if (queries.empty() != keys.empty()) {
-    throw ArgumentError(queries.empty() ? "--q-segments" : "--kv-segments", "nothing",
-                        "segment ids of both sides, or of neither");
-  }
-  if (queries.empty()) return;
-  mask.set_segments(
-      shape.batch,
-      read_integers(queries, "q_segments", {shape.batch, shape.query_length}, "[B, T]"),
-      read_integers(keys, "kv_segments", {shape.batch, shape.kv_length}, "[B, S]"));
+  if (!are_given(queries, keys, "--q-segments", "--kv-segments", "segment ids")) return;
+  mask.set_segments(shape.batch,
+                    read_integers(queries, {shape.batch, shape.query_length}, "[B, T]"),
+                    read_integers(keys, {shape.batch, shape.kv_length}, "[B, S]"));
 }
 
-BlockMask read_blocks(const std::string& path, BlockSize size) {
-  const files::ArrayFile file(path, "block_mask", {DType::boolean, DType::uint8});
+BlockMask read_blocks(const OperandFile& from, BlockSize size) {
+  const files::ArrayFile file(from.path, from.tensor, {DType::boolean, DType::uint8});
   std::vector<std::uint8_t> entries(static_cast<std::size_t>(file.shape().product()));
   file.read_flags(files::whole(file.shape()), {entries.data(), file.dtype(), file.shape()});
   return BlockMask(file.shape(), size, entries);
@@ -169,10 +166,10 @@ void set_blocks(Mask& mask, const OperandFiles& files, const Options& options,
     }));
     return;
   }
-  const OperandFile file = files.locate("--block-mask", options.block_mask, "block_mask");
+  const OperandFile file = files.locate("--block-mask", options.block_mask);
   if (!file.empty()) {
     as_option(file.shown, [&] {
-      mask.set_block_mask(read_blocks(file.path, size));
+      mask.set_block_mask(read_blocks(file, size));
       mask.validate(shape.batch, shape.heads, shape.query_length, shape.kv_length);
     });
   } else if (options.named.contains("block-size")) {
@@ -180,8 +177,8 @@ void set_blocks(Mask& mask, const OperandFiles& files, const Options& options,
   }
 }
 
-Sinks read_sinks(const std::string& path) {
-  const files::ArrayFile file(path, "sinks", {DType::float32});
+Sinks read_sinks(const OperandFile& from) {
+  const files::ArrayFile file(from.path, from.tensor, {DType::float32});
   std::vector<float> logits(static_cast<std::size_t>(file.shape().product()));
   file.read_slice(files::whole(file.shape()), {logits.data(), file.dtype(), file.shape()});
   return {file.shape(), std::move(logits)};
@@ -193,10 +190,10 @@ std::optional<Sinks> set_up_sinks(const OperandFiles& files, const Options& opti
     const std::string shown = "--sinks " + options.sinks;
     return Sinks::random(shape.heads, parse_integer(shown, drawn, 1, kMaximumSinks), options.seed);
   }
-  const OperandFile file = files.locate("--sinks", options.sinks, "sinks");
+  const OperandFile file = files.locate("--sinks", options.sinks);
   if (file.empty()) return {};
   return as_option(file.shown, [&] {
-    Sinks sinks = read_sinks(file.path);
+    Sinks sinks = read_sinks(file);
     sinks.validate(shape.heads);
     return sinks;
   });
@@ -205,17 +202,17 @@ std::optional<Sinks> set_up_sinks(const OperandFiles& files, const Options& opti
 // Sets a number of all batches, or one for each batch from a file. `given`: the option's value, if
 // it was given; otherwise the tensor may be in --input.
 template <class Given, class SetOne, class SetAll>
-void set_one_or_all(const char* option, const char* tensor, const std::optional<Given>& given,
+void set_one_or_all(const char* option, const std::optional<Given>& given,
                     const OperandFiles& files, std::int64_t batch, const SetOne& set_one,
                     const SetAll& set_all) {
   const Given value = given.value_or(Given{});
   const bool by_file = !given || !value.file.empty();
-  const OperandFile file = by_file ? files.locate(option, value.file, tensor) : OperandFile{};
+  const OperandFile file = by_file ? files.locate(option, value.file) : OperandFile{};
   if (file.empty()) {
     as_option(option, [&] { set_one(value); });
     return;
   }
-  Ids all = read_integers(file, tensor, {batch}, "[B]");
+  Ids all = read_integers(file, {batch}, "[B]");
   as_option(file.shown, [&] { set_all(std::move(all)); });
 }
 
@@ -231,7 +228,7 @@ Mask set_up_mask(const OperandFiles& files, const Options& options, const Attent
   if (options.chunk) as_option("--chunk", [&] { mask.set_chunk(*options.chunk); });
   if (mask.position_parts().limited()) {
     set_one_or_all(
-        "--causal-offset", "causal_offset", options.causal_offset, files, shape.batch,
+        "--causal-offset", options.causal_offset, files, shape.batch,
         [&](const CausalOffset& offset) {
           mask.set_offset(offset.bottom_right ? shape.kv_length - shape.query_length
                                               : offset.value);
@@ -239,25 +236,24 @@ Mask set_up_mask(const OperandFiles& files, const Options& options, const Attent
         [&](Ids offsets) { mask.set_offsets(std::move(offsets)); });
   }
   set_one_or_all(
-      "--prefix", "prefix", options.prefix, files, shape.batch,
+      "--prefix", options.prefix, files, shape.batch,
       [&](const SizeOrFile& prefix) { mask.set_prefix(prefix.value); },
       [&](Ids prefixes) { mask.set_prefixes(std::move(prefixes)); });
   set_segments(mask, files, options, shape);
   set_blocks(mask, files, options, shape);
-  const auto set_lengths = [&](const char* option, const std::string& given, const char* tensor,
-                               const auto& set) {
-    const OperandFile file = files.locate(option, given, tensor);
+  const auto set_lengths = [&](const char* option, const std::string& given, const auto& set) {
+    const OperandFile file = files.locate(option, given);
     if (file.empty()) return;
-    const Ids lengths = read_integers(file, tensor, {shape.batch}, "[B]");
+    const Ids lengths = read_integers(file, {shape.batch}, "[B]");
     as_option(file.shown, [&] {
       set(lengths);
       mask.validate(shape.batch, shape.heads, shape.query_length, shape.kv_length);
     });
   };
-  set_lengths("--q-lengths", options.query_lengths, "q_lengths",
-              [&](const auto& lengths) { mask.set_query_lengths(lengths); });
-  set_lengths("--kv-lengths", options.kv_lengths, "kv_lengths",
-              [&](const auto& lengths) { mask.set_kv_lengths(lengths); });
+  set_lengths("--q-lengths", options.query_lengths,
+              [&](const Ids& lengths) { mask.set_query_lengths(lengths); });
+  set_lengths("--kv-lengths", options.kv_lengths,
+              [&](const Ids& lengths) { mask.set_kv_lengths(lengths); });
   return mask;
 }
 

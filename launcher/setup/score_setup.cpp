@@ -45,10 +45,9 @@ void read_part(const files::ArrayFile& file, const TensorView& part,
 }
 
 // Opens the file of a bias or a mask. Missing leading dimensions count as 1.
-Scores open_scores(const OperandFile& from, const char* tensor,
-                   const std::vector<DType>& accepted) {
+Scores open_scores(const OperandFile& from, const std::vector<DType>& accepted) {
   return as_option(from.shown, [&] {
-    auto file = std::make_shared<const files::ArrayFile>(from.path, tensor, accepted);
+    auto file = std::make_shared<const files::ArrayFile>(from.path, from.tensor, accepted);
     const int rank = file->shape().rank();
     if (rank > 4) {
       throw FileError(from.path, fmt::format("shape {}, expected one that can be broadcast to "
@@ -66,7 +65,7 @@ Scores open_scores(const OperandFile& from, const char* tensor,
 
 Scores set_up_bias(const OperandFile& file, const Options& options, const AttentionShape& shape) {
   const char* const deviation = random_value(options.bias);
-  if (deviation == nullptr) return open_scores(file, "bias", {DType::float32});
+  if (deviation == nullptr) return open_scores(file, {DType::float32});
   const Extents whole{1, shape.heads, shape.query_length, shape.kv_length};
   const double number = parse_number(file.shown, deviation);
   if (!(number >= 0)) {
@@ -79,7 +78,7 @@ Scores set_up_bias(const OperandFile& file, const Options& options, const Attent
 
 Scores set_up_mask(const OperandFile& file, const Options& options, const AttentionShape& shape) {
   const char* const density = random_value(options.mask);
-  if (density == nullptr) return open_scores(file, "mask", {DType::boolean, DType::uint8});
+  if (density == nullptr) return open_scores(file, {DType::boolean, DType::uint8});
   const Extents whole{shape.batch, 1, shape.query_length, shape.kv_length};
   const double number = parse_number(file.shown, density);
   return {whole, as_option(file.shown,
@@ -92,13 +91,13 @@ verification::OperandFills set_up_scores(const OperandFiles& files, const Option
                                          AttentionProblem& problem) {
   verification::OperandFills fills;
   const AttentionShape& shape = problem.shape;
-  if (const auto file = files.locate("--mask", options.mask, "mask"); !file.empty()) {
+  if (const auto file = files.locate("--mask", options.mask); !file.empty()) {
     Scores mask = set_up_mask(file, options, shape);
     problem.dense_mask = mask.shape;
     fills.mask = std::move(mask.fill);
     as_option(file.shown, [&] { problem.validate(); });
   }
-  if (const auto file = files.locate("--bias", options.bias, "bias"); !file.empty()) {
+  if (const auto file = files.locate("--bias", options.bias); !file.empty()) {
     Scores bias = set_up_bias(file, options, shape);
     problem.bias = bias.shape;
     fills.bias = std::move(bias.fill);

@@ -19,9 +19,10 @@ using ::testing::IsEmpty;
 using ::testing::Not;
 
 // The hints of run with --layout; without it, the same text is an error.
-std::vector<std::string> of_run(const AttentionShape& shape) {
+std::vector<std::string> of_run(const AttentionShape& shape, bool bhtd = false) {
   Options options;
   options.command = Command::run;
+  options.bhtd = bhtd;
   const auto of_options = [&] { return hints(options, shape, MeshShape({{"sp", 1}}), {}); };
   const std::string error = test::message_of<UserError>([&] { static_cast<void>(of_options()); });
   options.given_values = {{"layout", "bthd"}};
@@ -38,6 +39,8 @@ TEST(Hints, HeadsAndPositionsThatLookSwapped) {
   const auto swapped = HasSubstr("look swapped: files of [B,N,T,D] need --layout bhtd");
   EXPECT_THAT(of_run({1, 8, 2, 1024, 1024, 64, 64}), ElementsAre(swapped));
   EXPECT_THAT(of_run({1, 8, 8, 100, 100, 64, 64}), ElementsAre(swapped));
+  EXPECT_THAT(of_run({1, 32, 32, 4096, 4096, 64, 64}, /*bhtd=*/true),
+              ElementsAre(HasSubstr("files of [B,T,N,D] need --layout bthd")));
   // The query alone.
   EXPECT_THAT(of_run({1, 8, 1024, 1024, 2, 64, 64}),
               ElementsAre(HasSubstr("1024 heads and 8 positions of query look swapped, unlike 2 "
@@ -48,6 +51,7 @@ TEST(Hints, HeadsAndPositionsThatLookSwapped) {
   EXPECT_THAT(of_run({1, 16, 4096, 64, 8, 128, 128}), IsEmpty());
   EXPECT_THAT(of_run({1, 1, 64, 64, 8, 128, 128}), IsEmpty());
   EXPECT_THAT(of_run({1, 256, 256, 256, 256, 64, 64}), IsEmpty());
+  EXPECT_THAT(of_run({1, 32, 10000, 128, 128, 64, 64}), IsEmpty());
 }
 
 TEST(Hints, MoreHeadsInAShapeThanInAnyModel) {

@@ -1,17 +1,15 @@
 #pragma once
 
 #include <cstdint>
-#include <memory>
 #include <string>
 #include <vector>
 
 #include <gtest/gtest.h>
 
 #include <annulus/core/error.hpp>
-#include <annulus/files/array_writer.hpp>
-#include <annulus/mesh/group.hpp>
 
 #include "launcher/setup/problem_setup.hpp"
+#include "tests/launcher/files/files_test_support.hpp"
 #include "tests/support/message_of.hpp"
 #include "tests/support/scratch_directory.hpp"
 
@@ -27,10 +25,7 @@ class ProblemSetupTest : public ::testing::Test {
   /// Writes an array to a file and gives its path.
   std::string write_array(const std::string& name, const std::string& tensor, DType dtype,
                           const Extents& shape, const void* values) {
-    const std::shared_ptr<Control> group = make_self_group()->shared_control();
-    files::ArrayWriter writer(*group, path(name), {{tensor, dtype, shape}});
-    writer.write_slice(files::whole(shape), ConstTensorView(values, dtype, shape));
-    writer.commit();
+    test::write_array(path(name), tensor, dtype, shape, values);
     return path(name);
   }
   std::string write(const std::string& name, const std::string& tensor, const Extents& shape,

@@ -131,25 +131,6 @@ TEST_F(ProblemSetupTest, WarnsOfAnAxisThatShardsNothing) {
   EXPECT_THAT(set_up().warnings, IsEmpty());
 }
 
-TEST_F(ProblemSetupTest, WarnsOfHeadsAndPositionsThatLookSwapped) {
-  options_.command = Command::run;
-  shape_.heads = shape_.kv_heads = 4096;
-  shape_.query_length = shape_.kv_length = 32;
-  options_.given_values = {{"layout", "bthd"}};
-  EXPECT_THAT(set_up().warnings, ElementsAre(HasSubstr("--layout bhtd")));
-  options_.bhtd = true;
-  EXPECT_THAT(set_up().warnings, ElementsAre(HasSubstr("--layout bthd")));
-  options_.command = Command::plan;  // where no file is read
-  EXPECT_THAT(set_up().warnings, ElementsAre(HasSubstr("B,T,S,N,K,D")));
-  options_.command = Command::run;
-  shape_.heads = shape_.kv_heads = 128;
-  shape_.query_length = 1;  // decoding
-  EXPECT_THAT(set_up().warnings, IsEmpty());
-  shape_.query_length = 32;
-  shape_.kv_length = 10000;
-  EXPECT_THAT(set_up().warnings, IsEmpty());
-}
-
 TEST_F(ProblemSetupTest, LayoutFollowsTheMask) {
   EXPECT_EQ(set_up().layout.sequence, LayoutKind::contiguous);
   options_.causal = true;

@@ -116,8 +116,7 @@ TEST_F(ProblemSetupTest, ABiasWithoutDimensionsIsOneNumber) {
   const ProblemSetup setup = set_up();
   EXPECT_EQ(setup.problem.bias, (Extents{1, 1, 1, 1}));
   float part = 0;
-  const std::vector<PositionRanges> index(4, PositionRanges::all(1));
-  setup.fills.bias({&part, DType::float32, {1, 1, 1, 1}}, index);
+  setup.fills.bias({&part, DType::float32, {1, 1, 1, 1}}, files::whole({1, 1, 1, 1}));
   EXPECT_EQ(part, 3);
 }
 
@@ -126,8 +125,7 @@ TEST_F(ProblemSetupTest, DenseMask) {
   const ProblemSetup setup = set_up();
   EXPECT_EQ(setup.problem.dense_mask, (Extents{1, 1, 1, 6}));
   std::vector<std::uint8_t> part(6);
-  const std::vector<PositionRanges> index{PositionRanges::all(1), PositionRanges::all(1),
-                                          PositionRanges::all(1), PositionRanges::all(6)};
+  const std::vector<PositionRanges> index = files::whole({1, 1, 1, 6});
   setup.fills.mask({part.data(), DType::boolean, {1, 1, 1, 6}}, index);
   EXPECT_THAT(part, ElementsAre(1, 0, 1, 0, 0, 1));
   // The entry that is wrong is named by its place in the file, of which a rank reads a part.
@@ -170,7 +168,7 @@ TEST_F(ProblemSetupTest, BiasAndMaskErrors) {
   EXPECT_THAT(error(), HasSubstr("--mask random:x: got 'x'"));
   options_.mask.clear();
   options_.bias = "random:-1";
-  EXPECT_THAT(error(), AllOf(HasSubstr("--bias random:-1: got -1"), HasSubstr("0 or more")));
+  EXPECT_THAT(error(), AllOf(HasSubstr("--bias random:-1: got '-1'"), HasSubstr("0 or more")));
 }
 
 TEST_F(ProblemSetupTest, SpecsOfBiasAndMaskFollowTheQuery) {
@@ -180,17 +178,12 @@ TEST_F(ProblemSetupTest, SpecsOfBiasAndMaskFollowTheQuery) {
   const ring::ShardedOperands operands = shard_operands(set_up(8));
   EXPECT_EQ(operands.bias->spec(), PartitionSpec::parse("-,tp,sp"));
   EXPECT_EQ(operands.dense_mask->spec(), PartitionSpec::parse("dp,-,sp"));
+  EXPECT_EQ(operands.bias->global_shape(), (Extents{1, 4, 6, 6}));
+  EXPECT_EQ(operands.dense_mask->global_shape(), (Extents{2, 1, 6, 6}));
   EXPECT_EQ(operands.bias->local_shape(0), (Extents{1, 2, 3, 6}));
   EXPECT_EQ(operands.dense_mask->local_shape(0), (Extents{1, 1, 3, 6}));
   options_.bias_policy = BiasPolicy::bias_wins;  // which leaves the mask out
   EXPECT_FALSE(shard_operands(set_up(8)).dense_mask);
-}
-
-TEST_F(ProblemSetupTest, RandomBiasAndMask) {
-  options_.bias = "random:2";
-  options_.mask = "random:0.5";
-  EXPECT_EQ(set_up().problem.bias, (Extents{1, 4, 6, 6}));
-  EXPECT_EQ(set_up().problem.dense_mask, (Extents{2, 1, 6, 6}));
 }
 
 TEST_F(ProblemSetupTest, BiasPolicies) {

@@ -38,12 +38,6 @@ void explain(const ring::Decision& decision, Report& report) {
   }
 }
 
-void explain_passed(const Selection& selection, Report& report) {
-  for (const auto& [name, reason] : selection.passed_over) {
-    report.add_meta("implementation passed over, " + name, reason);
-  }
-}
-
 // Why the chosen variant was taken; each of the others has a line that says why it was not.
 std::string why_chosen(const ring::ScheduleChoice& choice) {
   if (choice.passed_over.empty()) return "it was named";
@@ -76,7 +70,9 @@ void explain(const Selection& selection, const ring::ScheduleChoice& choice,
   report.add_meta("implementation chosen", candidates_text(selection));
   explain(choice, report);
   explain(decision, report);
-  explain_passed(selection, report);
+  for (const auto& [name, reason] : selection.passed_over) {
+    report.add_meta("implementation passed over, " + name, reason);
+  }
   explain(prices, report);
 }
 

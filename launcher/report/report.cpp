@@ -101,18 +101,10 @@ void Report::write_table(std::ostream& out) const {
   if (!verdict_.empty()) out << "# Verdict: " << verdict_ << '\n';
 }
 
-void Report::follow(std::ostream& out) {
+void Report::follow(std::ostream& out, const std::optional<Row>& typical) {
   follower_ = &out;
   for (const auto& pair : meta_) write_meta(out, pair);
-  if (!rows_.empty()) begin_table(out, rows_);
-  for (const Row& row : rows_) followed_->write_row(out, row);
-  flush_followed(out);
-}
-
-void Report::follow(std::ostream& out, const Row& typical) {
-  follower_ = &out;
-  for (const auto& pair : meta_) write_meta(out, pair);
-  begin_table(out, {&typical, 1});
+  if (typical) begin_table(out, {&*typical, 1});
   flush_followed(out);
 }
 

@@ -45,11 +45,10 @@ class Report {
   /// Writes the whole table, laid out for all rows.
   void write_table(std::ostream& out) const;
   /// Writes the table line by line: meta data now, each row when it is added, and the verdict when
-  /// it is set. The first row, or the verdict, determines the layout. `out` must outlive the
-  /// report. Throws LibraryError once `out` cannot be written.
-  void follow(std::ostream& out);
-  /// The same, but the header comes at once, in units and widths that suit a row like `typical`.
-  void follow(std::ostream& out, const Row& typical);
+  /// it is set. The first row, or the verdict, determines the layout. With a row like `typical`,
+  /// the header comes at once, in units and widths that suit it. `out` must outlive the report.
+  /// Throws LibraryError once `out` cannot be written. To be called before the first row.
+  void follow(std::ostream& out, const std::optional<Row>& typical = {});
 
   /// {"schema": "annulus.bench", "version": 2, "meta": {…}, "columns": [{"name", "unit",
   /// "meaning"}, …], "rows": [{name: cell, …}, …], "verdict": {"passed": true, "text": "…"}}. Cells

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -11,6 +13,22 @@
 #include "launcher/report/report.hpp"
 
 namespace annulus::launcher {
+
+/// Readings of a rank's clock before and after barriers of all ranks. They serve to compare the
+/// clocks of two nodes, which count from different moments.
+struct ClockSamples {
+  std::vector<std::int64_t> before;
+  std::vector<std::int64_t> after;
+};
+
+/// Collective over the group: `rounds` barriers.
+[[nodiscard]] ClockSamples sample_clock(Control& group, int rounds,
+                                        const std::function<std::int64_t()>& clock);
+
+/// The lead of a clock over another one. No rank leaves a barrier before all have entered it, so
+/// each round bounds the answer from both sides. Returns the middle of the interval that all rounds
+/// allow.
+[[nodiscard]] std::int64_t clock_offset(const ClockSamples& clock, const ClockSamples& reference);
 
 /// The spans of all ranks, on rank 0; nothing on the others. All times are by rank 0's clock, and
 /// transfers begin when they move. Collective over the mesh.

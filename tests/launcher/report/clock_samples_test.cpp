@@ -1,5 +1,3 @@
-#include "launcher/report/clock_samples.hpp"
-
 #include <cstdint>
 #include <cstring>
 #include <random>
@@ -10,6 +8,7 @@
 
 #include <annulus/core/trace.hpp>
 
+#include "launcher/report/trace_file.hpp"
 #include "tests/mesh/world_group.hpp"
 
 namespace annulus::launcher {

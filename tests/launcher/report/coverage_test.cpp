@@ -1,6 +1,7 @@
 #include "launcher/report/coverage.hpp"
 
 #include <algorithm>
+#include <span>
 #include <string>
 
 #include <gtest/gtest.h>
@@ -17,23 +18,28 @@ std::string line(const Coverage& coverage, const std::string& name) {
 
 TEST(Coverage, CountsWhatCame) {
   Coverage coverage;
-  AttentionProblem problem;
+  verification::ShardedCase sharded;
+  AttentionProblem& problem = sharded.problem;
   problem.shape = {1, 4, 4, 2, 1, 8, 8};
   problem.mask.set_causal(true);
-  ring::OperandLayout layout;
+  ring::OperandLayout& layout = sharded.layout;
   layout.sequence = LayoutKind::striped;
-  coverage.add(problem, layout, "ring", Coverage::NonFinite::columns);
+  const auto fill = [](const TensorView&, std::span<const PositionRanges>) {};
+  sharded.fills.key = fill;
+  coverage.add(sharded, "ring");
   problem.bias = Extents{1, 1, 4, 4};
   problem.sinks = Sinks({1}, {1});
   problem.dtype = DType::bfloat16;
   problem.normalize_output = false;
   problem.softmax_dtype = DType::float64;
   layout.kv_sequence = LayoutKind::striped;  // as the queries
-  coverage.add(problem, layout, "local", Coverage::NonFinite::columns_and_queries);
+  sharded.fills.query = fill;
+  coverage.add(sharded, "local");
   problem = {};
   problem.dtype = DType::float64;
   layout.kv_sequence = LayoutKind::zigzag;
-  coverage.add(problem, layout, "local", Coverage::NonFinite::none);
+  sharded.fills = {};
+  coverage.add(sharded, "local");
   EXPECT_EQ(line(coverage, "masks by position"),
             "causal masks 2, windows 0, a prefix 0, sink tokens 0, chunks 0");
   EXPECT_EQ(line(coverage, "masks by batch"),

@@ -72,7 +72,7 @@ TEST(Report, FollowingPrintsLineByLine) {
 TEST(Report, FollowingByATypicalRowHasItsColumns) {
   Report report("bench", {}, {{"shape", "", 3}, {"rate", "GFLOP/s"}}, {});
   std::ostringstream out;
-  report.follow(out, {"1,4096", "2000.00"});
+  report.follow(out, Row{"1,4096", "2000.00"});
   const std::string header = "#\n#  shape      rate\n#        (TFLOP/s)\n";
   EXPECT_EQ(out.str(), header);
   report.add_row({"1,8", "5.00"});

@@ -21,10 +21,7 @@
 #include <annulus/verification/sampled_rows.hpp>
 #include <annulus/verification/verification.hpp>
 
-#include "launcher/bench/bench_hops.hpp"
 #include "launcher/bench/bench_report.hpp"
-#include "launcher/bench/bench_scaling.hpp"
-#include "launcher/bench/calibration/calibration.hpp"
 #include "launcher/bench/timing.hpp"
 #include "launcher/commands/commands.hpp"
 #include "launcher/report/cells.hpp"

@@ -11,6 +11,7 @@
 #include <annulus/mesh/give_up_on_error.hpp>
 #include <annulus/mesh/transport.hpp>
 
+#include "launcher/commands/commands.hpp"
 #include "launcher/report/cells.hpp"
 #include "launcher/report/interruption.hpp"
 #include "launcher/report/record.hpp"

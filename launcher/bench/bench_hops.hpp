@@ -5,13 +5,11 @@
 #include <vector>
 
 #include <annulus/core/device.hpp>
-#include <annulus/core/error.hpp>
 #include <annulus/mesh/mesh.hpp>
 #include <annulus/mesh/transport.hpp>
 #include <annulus/ring/cost_curve.hpp>
 
 #include "launcher/bench/timing.hpp"
-#include "launcher/options/command_context.hpp"
 #include "launcher/options/options.hpp"
 
 namespace annulus::launcher {
@@ -40,8 +38,5 @@ struct TransportHops {
                                                       int iterations);
 /// All axes of the mesh: a ring over all its ranks.
 [[nodiscard]] AxisNames all_axes(const Mesh& mesh);
-
-/// annulus bench --hops.
-[[nodiscard]] ExitCode bench_hops(const CommandContext& context);
 
 }  // namespace annulus::launcher

@@ -1,5 +1,3 @@
-#include "launcher/bench/bench_scaling.hpp"
-
 #include <memory>
 #include <optional>
 #include <string>
@@ -17,6 +15,7 @@
 #include <annulus/verification/verification.hpp>
 
 #include "launcher/bench/timing.hpp"
+#include "launcher/commands/commands.hpp"
 #include "launcher/planning/scaling.hpp"
 #include "launcher/report/cells.hpp"
 #include "launcher/report/interruption.hpp"

@@ -212,12 +212,10 @@ Report layouts_report(const PlannedCase& planned, const ring::Plan& chosen_plan,
   }
   report.add_meta("predicted by", cost_assumptions(prices, chosen_plan));
   for (const LayoutKind layout : kLayouts) {
-    const bool chosen = layout == planned.setup.layout.sequence;
     LayoutFigures figures(planned, prices);
-    if (chosen) {
+    if (layout == planned.setup.layout.sequence) {
       for (const ring::RankPlan& rank : chosen_plan.ranks) figures.add(rank);
-      const ring::PlanInput input = planned.input();
-      add_layout(report, planned, input, figures, layout);
+      add_layout(report, planned, planned.input(), figures, layout);
       continue;
     }
     const ring::ShardedOperands& held = planned.operands;
@@ -230,9 +228,8 @@ Report layouts_report(const PlannedCase& planned, const ring::Plan& chosen_plan,
     const ring::ShardedOperands operands =
         ring::shard_operands(planned.setup.problem, planned.setup.mesh, other);
     const ring::PlanInput input = planned.input(operands);
-    const ring::Schedule schedule = planned.choice.schedule;
     try {
-      ring::plan_each(input, schedule, ring::simulated_ranks(input),
+      ring::plan_each(input, planned.choice.schedule, ring::simulated_ranks(input),
                       [&](const ring::RankPlan& rank) { figures.add(rank); });
     } catch (const UnsupportedError&) {
       // Only layouts in global order have a plan with the same bits on any number of ranks.

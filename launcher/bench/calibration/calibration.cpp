@@ -1,5 +1,3 @@
-#include "launcher/bench/calibration/calibration.hpp"
-
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -29,6 +27,7 @@
 #include "launcher/bench/calibration/kernel_blocks.hpp"
 #include "launcher/bench/calibration/memory_rates.hpp"
 #include "launcher/bench/timing.hpp"
+#include "launcher/commands/commands.hpp"
 #include "launcher/options/as_option.hpp"
 #include "launcher/report/interruption.hpp"
 #include "launcher/report/record.hpp"
@@ -134,8 +133,8 @@ void measure_size(std::int64_t rows, std::vector<Measured>& candidates, KernelBl
   std::vector<Clock::Body> bodies;
   for (Measured& one : candidates) {
     if (one.slow) continue;
-    const std::string obstacle =
-        agreed(collectively(world, [&] { return blocks.prepare(*one.candidate); }), world);
+    const std::string obstacle = world.first_text(
+        collectively(world, [&] { return blocks.prepare(*one.candidate); }), "what kernels refuse");
     if (!obstacle.empty()) {
       report.add_meta(fmt::format("{} passed over, {} rows", one.name(), rows), obstacle);
       continue;

@@ -144,10 +144,6 @@ class LongCache {
 
 }  // namespace
 
-std::string agreed(const std::string& obstacle, Control& world) {
-  return world.first_text(obstacle, "what kernels refuse");
-}
-
 double measure_merge_rate(Control& world, Device& device, const Watchdog& watchdog,
                           const SecondsOfCall& seconds_of) {
   const auto timed = [&](std::int64_t bytes) {
@@ -166,7 +162,7 @@ ReadRate measure_read_rate(Control& world, Device& device, const Watchdog& watch
   const auto timed = [&](std::int64_t keys) {
     const auto cache = collectively(
         world, [&] { return std::make_unique<LongCache>(keys, device, watchdog, threads); });
-    found.text = agreed(cache->obstacle(), world);
+    found.text = world.first_text(cache->obstacle(), "what kernels refuse");
     if (!found.text.empty()) return MemoryTime{};
     found.text = cache->name();
     return MemoryTime{cache->bytes(), seconds_of([&](int calls) { cache->read(calls); })};

@@ -13,9 +13,6 @@ namespace annulus::launcher {
 /// Times body(calls) and returns the seconds of a call.
 using SecondsOfCall = std::function<double(const std::function<void(int calls)>& body)>;
 
-/// The first rank's reason to pass something over; empty if no rank has one. Collective.
-[[nodiscard]] std::string agreed(const std::string& obstacle, Control& world);
-
 /// Bytes per second of merging two large results into a third, as a reduction counts them: two
 /// read, one written. Each has 256 MiB on a GPU, which caches some 50 MB, and 64 MiB on a CPU,
 /// where a larger cache would make it too fast. The time of an eighth of that is subtracted.

@@ -1,6 +1,5 @@
 #include <chrono>
 #include <filesystem>
-#include <sstream>
 #include <string>
 #include <vector>
 
@@ -8,42 +7,31 @@
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
-#include "launcher/commands/commands.hpp"
-#include "tests/support/test_world.hpp"
+#include "tests/launcher/commands/command_run.hpp"
 
 namespace annulus::launcher {
 namespace {
 
 using ::testing::ContainsRegex;
 using ::testing::ElementsAre;
-using ::testing::HasSubstr;
-using ::testing::Not;
 
-std::string bench(std::vector<std::string> words) {
-  words.insert(words.begin(), {"bench", "--device", "cpu"});
-  std::string help;
-  const auto options = parse_options(words, help);
-  std::ostringstream out;
-  EXPECT_EQ(bench_command({test::session(), options.value(), out}), ExitCode::success);
-  return out.str();
+Outcome bench(const std::string& line) {
+  const Outcome outcome = run_on_cpus("bench", bench_command, line);
+  EXPECT_EQ(outcome.code, ExitCode::success);
+  return outcome;
 }
 
-int ranks() {
-  return test::session().size();
-}
-bool leader() {
-  return test::session().rank() == 0;
-}
+// Options of a case in which every rank but the first sees other ranks' keys.
+const std::string kCase = "--shape 1,96,96,4,2,16 --causal --threads 1 ";
+const std::string kRing = kCase + "--schedule ring --json - ";
 
 TEST(Bench, MeasuresOneShape) {
-  const std::string out =
-      bench({"--shape", "1,96,96,4,2,16", "--causal", "--schedule", "ring", "--sequence-layout",
-             "contiguous", "--iters", "3", "--threads", "1", "--json", "-"});
+  const Outcome outcome = bench(kRing + "--sequence-layout contiguous --iters 3");
   if (!leader()) {
-    EXPECT_EQ(out, "");
+    EXPECT_EQ(outcome.out, "");
     return;
   }
-  const nlohmann::json report = nlohmann::json::parse(out);
+  const nlohmann::json report = outcome.json();
   EXPECT_EQ(report["schema"], "annulus.bench");
   ASSERT_EQ(report["rows"].size(), 1U);
   const nlohmann::json& row = report["rows"][0];
@@ -70,17 +58,11 @@ TEST(Bench, MeasuresOneShape) {
 }
 
 TEST(Bench, MeasuresTheBackwardPass) {
-  const std::vector<std::string> words{
-      "--shape",   "1,96,96,4,2,16", "--causal", "--schedule", "ring", "--iters",
-      "3",         "--threads",      "1",        "--json",     "-",    "--sequence-layout",
-      "contiguous"};
-  const std::string forward = bench(words);
-  std::vector<std::string> more = words;
-  more.insert(more.end(), {"--backward", "--deterministic"});
-  const std::string out = bench(more);
+  const std::string words = kRing + "--iters 3 --sequence-layout contiguous";
+  const nlohmann::json forward = bench(words).row();
+  const nlohmann::json row = bench(words + " --backward --deterministic").row();
   if (!leader()) return;
-  EXPECT_FALSE(nlohmann::json::parse(forward)["rows"][0].contains("backward"));
-  const nlohmann::json row = nlohmann::json::parse(out)["rows"][0];
+  EXPECT_FALSE(forward.contains("backward"));
   EXPECT_EQ(row["backward impl"], "native");
   EXPECT_EQ(row["backward schedule"], "ring");
   const double time = row["backward"];
@@ -105,17 +87,9 @@ TEST(Bench, MeasuresTheBackwardPass) {
 // One call has the memory and bytes of many calls. The report leaves out what one call does not
 // tell.
 TEST(Bench, MeasuresOneCall) {
-  const std::vector<std::string> words{"--shape", "1,96,96,4,2,16", "--causal", "--schedule",
-                                       "ring",    "--threads",      "1",        "--json",
-                                       "-",       "--backward"};
-  std::vector<std::string> once = words, many = words;
-  once.emplace_back("--once");
-  many.insert(many.end(), {"--iters", "2"});
-  const std::string of_one = bench(once);
-  const std::string of_many = bench(many);
+  const nlohmann::json row = bench(kRing + "--backward --once").row();
+  const nlohmann::json other = bench(kRing + "--backward --iters 2").row();
   if (!leader()) return;
-  const nlohmann::json row = nlohmann::json::parse(of_one)["rows"][0];
-  const nlohmann::json other = nlohmann::json::parse(of_many)["rows"][0];
   for (const std::string pass : {"", "backward "}) {
     for (const std::string same : {"moved", "memory", "extra"}) {
       EXPECT_EQ(row[pass + same], other[pass + same]) << pass << same;
@@ -132,12 +106,9 @@ TEST(Bench, MeasuresOneCall) {
 }
 
 TEST(Bench, MeasuresWhatTheSameBitsOnAnyRanksCost) {
-  const std::vector<std::string> words{"--shape", "1,96,96,4,2,16", "--causal", "--iters",
-                                       "2",       "--threads",      "1",        "--backward"};
-  std::vector<std::string> more = words;
-  more.insert(more.end(), {"--reproducible", "world"});
-  const std::string open = bench(words);
-  const std::string fixed = bench(more);
+  const std::string words = kCase + "--iters 2 --backward";
+  const std::string open = bench(words).out;
+  const std::string fixed = bench(words + " --reproducible world").out;
   if (!leader()) return;
   EXPECT_THAT(open, Not(HasSubstr("reproducible world, ")));
   for (const std::string pass : {"forward", "backward"}) {
@@ -148,16 +119,15 @@ TEST(Bench, MeasuresWhatTheSameBitsOnAnyRanksCost) {
 
 TEST(Bench, WarmsUpForSomeTime) {
   const auto begin = std::chrono::steady_clock::now();
-  bench({"--shape", "1,16,16,2,1,8", "--iters", "1", "--warmup", "0", "--warm-seconds", "0.1"});
+  bench("--shape 1,16,16,2,1,8 --iters 1 --warmup 0 --warm-seconds 0.1");
   // The calls, and the kernels alone before and after them.
   EXPECT_GE(std::chrono::steady_clock::now() - begin, std::chrono::milliseconds(300));
 }
 
 TEST(Bench, SweepsLengths) {
-  const std::string out = bench({"--sweep", "16:64", "--shape", "1,1,1,2,1,8", "--iters", "1",
-                                 "--warmup", "0", "--json", "-"});
+  const nlohmann::json report =
+      bench("--sweep 16:64 --shape 1,1,1,2,1,8 --iters 1 --warmup 0 --json -").json();
   if (!leader()) return;
-  const nlohmann::json report = nlohmann::json::parse(out);
   std::vector<std::string> shapes;
   for (const nlohmann::json& row : report["rows"]) {
     shapes.push_back(row["shape"]);
@@ -169,11 +139,11 @@ TEST(Bench, SweepsLengths) {
 }
 
 TEST(Bench, EmptyAndUnevenShapesWork) {
-  for (const char* shape : {"1,0,8,1,1,8,8", "1,8,0,1,1,8,8", "2,7,5,2,2,13,3", "1,1,31,4,1,8,8"}) {
-    const std::string out =
-        bench({"--shape", shape, "--iters", "1", "--schedule", "allgather", "--json", "-"});
+  for (const std::string shape :
+       {"1,0,8,1,1,8,8", "1,8,0,1,1,8,8", "2,7,5,2,2,13,3", "1,1,31,4,1,8,8"}) {
+    const nlohmann::json report =
+        bench("--iters 1 --schedule allgather --json - --shape " + shape).json();
     if (!leader()) continue;
-    const nlohmann::json report = nlohmann::json::parse(out);
     ASSERT_EQ(report["rows"].size(), 1U);
     EXPECT_EQ(report["rows"][0]["shape"], shape);
     EXPECT_EQ(report["rows"][0]["verdict"], "OK");
@@ -182,16 +152,16 @@ TEST(Bench, EmptyAndUnevenShapesWork) {
 }
 
 TEST(Bench, RefusesWhatItCannotRun) {
-  EXPECT_THROW(bench({}), UserError);
-  EXPECT_THROW(bench({"--shape", "1,8,8,1,1,8", "--impl", "sdpa"}), UserError);
+  EXPECT_THROW(bench(""), UserError);
+  EXPECT_THROW(bench("--shape 1,8,8,1,1,8 --impl sdpa"), UserError);
   if (ranks() > 1) {
-    EXPECT_THROW(bench({"--shape", "1,8,8,1,1,8", "--schedule", "local"}), UserError);
+    EXPECT_THROW(bench("--shape 1,8,8,1,1,8 --schedule local"), UserError);
   }
 }
 
 TEST(Bench, ACalibrationOfAShapeThatIsTooLargeLeavesNoFile) {
   const std::string model = ::testing::TempDir() + "annulus_model_of_no_shape.json";
-  EXPECT_THROW(bench({"--calibrate", model, "--shape", "1M,1,1,1M,1M,1k"}), UserError);
+  EXPECT_THROW(bench("--shape 1M,1,1,1M,1M,1k --calibrate " + model), UserError);
   EXPECT_FALSE(std::filesystem::exists(model));
 }
 

@@ -8,36 +8,17 @@
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
-#include "launcher/commands/commands.hpp"
-#include "tests/support/test_world.hpp"
+#include "tests/launcher/commands/command_run.hpp"
 
 namespace annulus::launcher {
 namespace {
 
-using ::testing::AllOf;
-using ::testing::HasSubstr;
-using ::testing::Not;
-
-struct Outcome {
-  ExitCode code;
-  std::string out;
-};
-
-Outcome verify(std::vector<std::string> words) {
-  words.insert(words.begin(), {"verify", "--device", "cpu"});
-  std::string help;
-  const auto options = parse_options(words, help);
-  std::ostringstream out;
-  const ExitCode code = verify_command({test::session(), options.value(), out});
-  return {code, out.str()};
-}
-
-bool leader() {
-  return test::session().rank() == 0;
+Outcome verify(const std::string& line) {
+  return run_on_cpus("verify", verify_command, line);
 }
 
 TEST(Verify, RandomProblemsPass) {
-  const Outcome outcome = verify({"--random", "25", "--seed", "5", "--wide"});
+  const Outcome outcome = verify("--random 25 --seed 5 --wide");
   EXPECT_EQ(outcome.code, ExitCode::success) << outcome.out;
   if (!leader()) {
     EXPECT_EQ(outcome.out, "");
@@ -51,7 +32,7 @@ TEST(Verify, RandomProblemsPass) {
 
 // Also problems that are drawn for vanilla, in float32.
 TEST(Verify, RandomProblemsPassWithAnotherImplementation) {
-  const Outcome outcome = verify({"--random", "25", "--seed", "5", "--impl", "native"});
+  const Outcome outcome = verify("--random 25 --seed 5 --impl native");
   EXPECT_EQ(outcome.code, ExitCode::success) << outcome.out;
   if (!leader()) return;
   EXPECT_THAT(outcome.out, AllOf(HasSubstr("# computed by: native "), Not(HasSubstr("vanilla"))));
@@ -63,9 +44,9 @@ TEST(Verify, GradientsOfRandomProblemsPass) {
     const auto begin = text.find("# backward passes: ");
     return text.substr(begin, text.find('\n', begin) - begin);
   };
-  const Outcome all = verify({"--random", "20", "--seed", "6", "--wide", "--backward"});
-  const Outcome some = verify({"--random", "20", "--seed", "6", "--wide"});
-  const Outcome none = verify({"--random", "20", "--seed", "6", "--wide", "--backward=false"});
+  const Outcome all = verify("--random 20 --seed 6 --wide --backward");
+  const Outcome some = verify("--random 20 --seed 6 --wide");
+  const Outcome none = verify("--random 20 --seed 6 --wide --backward=false");
   for (const Outcome* outcome : {&all, &some, &none}) {
     EXPECT_EQ(outcome->code, ExitCode::success) << outcome->out;
   }
@@ -82,8 +63,8 @@ TEST(Verify, GradientsOfRandomProblemsPass) {
 }
 
 TEST(Verify, OneProblemRepeatsAsDrawn) {
-  const Outcome many = verify({"--random", "4", "--seed", "11", "--wide"});
-  const Outcome one = verify({"--random-case", "11:3", "--wide"});
+  const Outcome many = verify("--random 4 --seed 11 --wide");
+  const Outcome one = verify("--random-case 11:3 --wide");
   EXPECT_EQ(one.code, ExitCode::success);
   if (!leader()) return;
   // The words of a row: how wide the columns are depends on the first one.
@@ -97,11 +78,11 @@ TEST(Verify, OneProblemRepeatsAsDrawn) {
 }
 
 TEST(Verify, TakesAProblemFromOptions) {
-  const Outcome outcome = verify({"--shape", "2,33,47,6,2,16,8", "--causal", "--causal-offset",
-                                  "bottom-right", "--dtype", "bfloat16", "--json", "-"});
+  const Outcome outcome = verify(
+      "--shape 2,33,47,6,2,16,8 --causal --causal-offset bottom-right --dtype bfloat16 --json -");
   EXPECT_EQ(outcome.code, ExitCode::success);
   if (!leader()) return;
-  const nlohmann::json report = nlohmann::json::parse(outcome.out);
+  const nlohmann::json report = outcome.json();
   EXPECT_EQ(report["schema"], "annulus.verify");
   EXPECT_EQ(report["verdict"]["passed"], true);
   ASSERT_EQ(report["rows"].size(), 1U);
@@ -115,17 +96,14 @@ TEST(Verify, TakesAProblemFromOptions) {
 }
 
 TEST(Verify, TakesTheGradientsOfAProblemFromOptions) {
-  const std::vector<std::string> words{"--shape", "2,33,47,6,3,16,8", "--causal", "--json", "-"};
+  const std::string words = "--shape 2,33,47,6,3,16,8 --causal --json -";
   const auto row = [](const Outcome& outcome) {
     EXPECT_EQ(outcome.code, ExitCode::success) << outcome.out;
-    return leader() ? nlohmann::json::parse(outcome.out)["rows"][0] : nlohmann::json();
+    return outcome.row();
   };
   const nlohmann::json without = row(verify(words));
-  std::vector<std::string> asked = words;
-  asked.emplace_back("--backward");
-  const nlohmann::json with = row(verify(asked));
-  asked.insert(asked.end(), {"--normalize-output", "false"});
-  EXPECT_THROW(verify(asked), UserError);
+  const nlohmann::json with = row(verify(words + " --backward"));
+  EXPECT_THROW(verify(words + " --backward --normalize-output false"), UserError);
   if (!leader()) return;
   EXPECT_TRUE(without["gradients"].is_null());
   EXPECT_TRUE(without["backward"].is_null());
@@ -137,13 +115,13 @@ TEST(Verify, TakesTheGradientsOfAProblemFromOptions) {
 
 // Another order of sums.
 TEST(Verify, TakesTheUlyssesDegree) {
-  if (test::session().size() != 4) GTEST_SKIP() << "4 ranks have several degrees";
+  if (ranks() != 4) GTEST_SKIP() << "4 ranks have several degrees";
   std::set<double> ratios;
-  for (const char* degree : {"1", "2", "4"}) {
-    const Outcome outcome = verify({"--shape", "1,64,64,4,4,16", "--schedule", "hybrid",
-                                    "--ulysses-degree", degree, "--json", "-"});
-    if (leader())
-      ratios.insert(nlohmann::json::parse(outcome.out)["rows"][0]["ratio"].get<double>());
+  for (const std::string degree : {"1", "2", "4"}) {
+    const nlohmann::json row =
+        verify("--shape 1,64,64,4,4,16 --schedule hybrid --json - --ulysses-degree " + degree)
+            .row();
+    if (leader()) ratios.insert(row["ratio"].get<double>());
   }
   if (leader()) {
     EXPECT_GT(ratios.size(), 1U);
@@ -151,31 +129,31 @@ TEST(Verify, TakesTheUlyssesDegree) {
 }
 
 TEST(Verify, RandomProblemsHaveTheSameBitsOnAnyRanks) {
-  const Outcome outcome = verify({"--random", "16", "--seed", "3", "--reproducible", "world"});
+  const Outcome outcome = verify("--random 16 --seed 3 --reproducible world");
   EXPECT_EQ(outcome.code, ExitCode::success) << outcome.out;
 }
 
 TEST(Verify, ExplainsItsChoices) {
-  const Outcome outcome = verify({"--shape", "1,16,16,2,2,8", "--explain"});
+  const Outcome outcome = verify("--shape 1,16,16,2,2,8 --explain");
   if (!leader()) return;
   EXPECT_THAT(outcome.out, AllOf(HasSubstr("# implementation chosen: native"),
                                  HasSubstr("# schedule chosen: ")));
 }
 
 TEST(Verify, RefusesWhatItCannotHonour) {
-  EXPECT_THROW(verify({}), UserError);
-  EXPECT_THROW(verify({"--random", "3", "--causal"}), UserError);
-  EXPECT_THROW(verify({"--random", "3", "--shape", "1,8,8,1,1,8"}), UserError);
-  EXPECT_THROW(verify({"--random", "1", "--json", "/nowhere/at/all.json"}), UserError);
-  EXPECT_THROW(verify({"--shape", "1,8,8,3,2,8"}), UserError);
-  if (test::session().size() > 1) {
-    EXPECT_THROW(verify({"--shape", "1,8,8,1,1,8", "--schedule", "local"}), UserError);
+  EXPECT_THROW(verify(""), UserError);
+  EXPECT_THROW(verify("--random 3 --causal"), UserError);
+  EXPECT_THROW(verify("--random 3 --shape 1,8,8,1,1,8"), UserError);
+  EXPECT_THROW(verify("--random 1 --json /nowhere/at/all.json"), UserError);
+  EXPECT_THROW(verify("--shape 1,8,8,3,2,8"), UserError);
+  if (ranks() > 1) {
+    EXPECT_THROW(verify("--shape 1,8,8,1,1,8 --schedule local"), UserError);
   }
 }
 
 // Draws are legal, so an implementation that refuses them is a failure and not a usage error.
 TEST(Verify, ADrawnProblemThatCannotRunFails) {
-  const Outcome outcome = verify({"--random", "2", "--impl", "sdpa"});
+  const Outcome outcome = verify("--random 2 --impl sdpa");
   EXPECT_EQ(outcome.code, ExitCode::wrong_numbers);
   if (!leader()) return;
   EXPECT_THAT(outcome.out,

@@ -47,20 +47,14 @@ class RanksDiffer(CliTest):
 
         self.expect_error(self.run_with_a_bad_folder(damage), 2, "rank 1: input files", "T=32", "T=64")
 
-    def test_other_options_on_one_rank(self):
-        words = ["verify", "--mesh", "sp=2", "--shape", "1,64,64,4,4,8", "--device", "cpu"]
-        result = self.two_ranks(([], words), ([], [*words, "--causal"]))
-        self.expect_error(result, 2, "rank 1: command and options", "--causal")
-
-    def test_another_command_on_one_rank(self):
-        words = ["--shape", "1,64,64,4,4,8", "--device", "cpu"]
-        result = self.two_ranks(([], ["bench", *words]), ([], ["verify", *words]))
-        self.expect_error(result, 2, "rank 1: command and options", "verify", "bench")
-
-    def test_other_variables_on_one_rank(self):
-        words = ["verify", "--mesh", "sp=2", "--shape", "1,64,64,4,4,8", "--device", "cpu"]
-        result = self.two_ranks(([], words), (["-x", "ANNULUS_WINDOW=wide"], words))
-        self.expect_error(result, 2, "rank 1: ANNULUS_WINDOW: got 'wide'")
+    def test_other_words_or_variables_on_one_rank(self):
+        words = ["--mesh", "sp=2", "--shape", "1,64,64,4,4,8", "--device", "cpu"]
+        for flags, second, texts in [
+                ([], ["verify", *words, "--causal"], ["rank 1: command and options", "--causal"]),
+                ([], ["bench", *words], ["rank 1: command and options", "verify", "bench"]),
+                (["-x", "ANNULUS_WINDOW=wide"], ["verify", *words], ["rank 1: ANNULUS_WINDOW: got 'wide'"])]:
+            with self.subTest(second, flags=flags):
+                self.expect_error(self.two_ranks(([], ["verify", *words]), (flags, second)), 2, *texts)
 
 
 class FullDisk(CliTest):

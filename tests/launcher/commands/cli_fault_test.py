@@ -12,7 +12,6 @@ import time
 import unittest.mock
 import uuid
 
-
 from cli_support import MPIEXEC, OPERANDS, PROGRAM, CliTest, main
 from processes import processes_with
 

@@ -103,35 +103,27 @@ class Numbers(CliTest):
                 (row,) = self.load_json("report.json")["rows"]
                 self.assertEqual(row["impl"], name)
 
-    def test_not_causal(self):
-        self.save_uneven("bfloat16", columns=1203)
-        self.check_on_gpus(2, [], "bfloat16")
-
     def test_schedules(self):
         self.save_uneven("bfloat16")
         for schedule in ["ring", "allgather"]:
             with self.subTest(schedule):
                 self.check_on_gpus(4, ["--causal"], "bfloat16", ["--schedule", schedule])
 
-    def test_window(self):
-        for dtype in ["float32", "bfloat16"]:
-            with self.subTest(dtype):
-                self.save_uneven(dtype)
-                self.check_on_gpus(4, ["--window", "100,0"], dtype)
+    # Dtype, operands, ranks, the options that decide what is computed, and those that decide how.
+    CASES = [("bfloat16", {"columns": 1203}, 2, "", ""),
+             ("float32", {}, 4, "--window 100,0", ""),
+             ("bfloat16", {}, 4, "--window 100,0", ""),
+             ("float16", {"batch": 2}, 2, "--causal --cu-seqlens cu.npy", ""),
+             ("bfloat16", {"batch": 3, "columns": 1203}, 2, "--kv-lengths kv.npy", ""),
+             ("float16", {"batch": 2, "bhtd": True}, 4, "--causal --layout bhtd", "--mesh sp=2,tp=2")]
 
-    def test_packed_documents(self):
-        self.save_uneven("float16", batch=2)
+    def test_cases(self):
         self.save("cu.npy", np.array([0, 1, 300, 300, 611, 997], np.int32))
-        self.check_on_gpus(2, ["--causal", "--cu-seqlens", "cu.npy"], "float16")
-
-    def test_lengths(self):
-        self.save_uneven("bfloat16", batch=3, columns=1203)
         self.save("kv.npy", np.array([1203, 0, 333], np.int32))
-        self.check_on_gpus(2, ["--kv-lengths", "kv.npy"], "bfloat16")
-
-    def test_heads_before_positions(self):
-        self.save_uneven("float16", batch=2, bhtd=True)
-        self.check_on_gpus(4, ["--causal", "--layout", "bhtd"], "float16", ["--mesh", "sp=2,tp=2"])
+        for dtype, operands, ranks, meaning, how in self.CASES:
+            with self.subTest(meaning, dtype=dtype):
+                self.save_uneven(dtype, **operands)
+                self.check_on_gpus(ranks, meaning.split(), dtype, how.split())
 
 
 class TwoNodes(CliTest):

@@ -58,9 +58,7 @@ TEST_F(Files, EveryDTypeAndRankSurvivesARoundTrip) {
         SCOPED_TRACE(std::string(name_of(dtype)) + " " + to_string(shape) + " " + name);
         const std::string path = scratch_.file(name);
         std::string data = random_data(dtype, shape.product(), random);
-        ArrayWriter writer(*group_, path, {{"x", dtype, shape}});
-        writer.write_slice(whole(shape), {data.data(), dtype, shape});
-        writer.commit();
+        test::write_array(path, "x", dtype, shape, data.data());
         const ArrayFile file(path, "x", {dtype});
         EXPECT_EQ(file.dtype(), dtype);
         EXPECT_EQ(file.shape(), shape);

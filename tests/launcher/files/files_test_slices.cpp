@@ -113,9 +113,7 @@ TEST_F(Slices, ReadWhatIndexingReads) {
     std::vector<std::int32_t> values(static_cast<std::size_t>(shape.product()));
     std::iota(values.begin(), values.end(), 0);
     const std::string path = scratch_.file("a.npy");
-    ArrayWriter writer(*group_, path, {{"", DType::int32, shape}});
-    writer.write_slice(whole(shape), {values.data(), DType::int32, shape});
-    writer.commit();
+    test::write_array(path, "", DType::int32, shape, values.data());
     const ArrayFile file(path);
     for (int slice = 0; slice < 5; ++slice) {
       std::vector<PositionRanges> index;
@@ -185,9 +183,7 @@ TEST_F(Slices, LargerThanTheStagingBuffer) {
     values[i] = static_cast<std::uint8_t>((i * 2654435761U) >> 13U);
   }
   const std::string path = scratch_.file("a.npy");
-  ArrayWriter writer(*group_, path, {{"", DType::uint8, shape}});
-  writer.write_slice(whole(shape), {values.data(), DType::uint8, shape});
-  writer.commit();
+  test::write_array(path, "", DType::uint8, shape, values.data());
   const ArrayFile file(path);
   const auto all = whole(shape);
   const std::vector<std::vector<PositionRanges>> cases{

@@ -2,11 +2,14 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include <annulus/core/tensor.hpp>
+#include <annulus/files/array_writer.hpp>
+#include <annulus/mesh/group.hpp>
 
 #include "tests/support/scratch_directory.hpp"
 
@@ -31,6 +34,15 @@ inline std::string npy_dictionary(const std::string& descr, const std::string& s
 /// A .safetensors file with this header, well-formed or not.
 inline std::string safetensors(const std::string& header, const std::string& data) {
   return little_endian(header.size(), 8) + header + data;
+}
+
+/// Writes a whole array to a file.
+inline void write_array(const std::string& path, const std::string& tensor, DType dtype,
+                        const Extents& shape, const void* values) {
+  const std::shared_ptr<Control> group = make_self_group()->shared_control();
+  files::ArrayWriter writer(*group, path, {{tensor, dtype, shape}});
+  writer.write_slice(files::whole(shape), ConstTensorView(values, dtype, shape));
+  writer.commit();
 }
 
 }  // namespace annulus::test

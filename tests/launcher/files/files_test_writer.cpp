@@ -74,6 +74,14 @@ class Writer : public ::testing::Test {
     writer.write_slice(positions, {values.data(), DType::int32, local});
   }
 
+  // A writer of a.npy that has the rank's part.
+  std::unique_ptr<ArrayWriter> written() {
+    auto writer = std::make_unique<ArrayWriter>(world(), file("a.npy"),
+                                                std::vector<ArraySpec>{{"", DType::int32, kShape}});
+    write_own(*writer);
+    return writer;
+  }
+
   [[nodiscard]] std::string file(const std::string& name) const { return directory_ + "/" + name; }
 
   std::unique_ptr<Mesh> mesh_;
@@ -123,9 +131,7 @@ TEST_F(Writer, ALinkStaysAndItsTargetIsWritten) {
     std::filesystem::create_symlink("target.npy", file("a.npy"));
   }
   world().barrier();
-  ArrayWriter writer(world(), file("a.npy"), {{"", DType::int32, kShape}});
-  write_own(writer);
-  writer.commit();
+  written()->commit();
   EXPECT_EQ(files().size(), 2U);
   EXPECT_TRUE(std::filesystem::is_symlink(file("a.npy")));
   EXPECT_EQ(ArrayFile(file("target.npy")).shape(), kShape);
@@ -133,15 +139,10 @@ TEST_F(Writer, ALinkStaysAndItsTargetIsWritten) {
 
 TEST_F(Writer, ReplacesAnOlderFileOnlyWhenComplete) {
   if (rank() == 0) test::write_bytes(file("a.npy"), "older");
-  {
-    ArrayWriter writer(world(), file("a.npy"), {{"", DType::int32, kShape}});
-    write_own(writer);
-  }
+  written().reset();
   world().barrier();
   EXPECT_EQ(test::read_bytes(file("a.npy")), "older");
-  ArrayWriter writer(world(), file("a.npy"), {{"", DType::int32, kShape}});
-  write_own(writer);
-  writer.commit();
+  written()->commit();
   EXPECT_EQ(files(), std::vector<std::string>{"a.npy"});
   EXPECT_EQ(ArrayFile(file("a.npy")).shape(), kShape);
 }
@@ -149,9 +150,8 @@ TEST_F(Writer, ReplacesAnOlderFileOnlyWhenComplete) {
 TEST_F(Writer, NothingRemainsWithoutCommit) {
   for (const bool complete : {false, true}) {
     {
-      ArrayWriter writer(world(), file("a.npy"), {{"", DType::int32, kShape}});
-      write_own(writer);
-      if (complete) writer.complete();
+      const auto writer = written();
+      if (complete) writer->complete();
     }
     EXPECT_TRUE(files().empty());
   }
@@ -215,15 +215,14 @@ TEST_F(Writer, SpaceTakenIsSpaceOnTheDisk) {
 }
 
 TEST_F(Writer, ACompleteFileStillLacksItsName) {
-  ArrayWriter writer(world(), file("a.npy"), {{"", DType::int32, kShape}});
-  write_own(writer);
-  writer.complete();
+  const auto writer = written();
+  writer->complete();
   EXPECT_EQ(files().size(), 1U);
   EXPECT_NE(files()[0], "a.npy");
-  writer.commit();
+  writer->commit();
   EXPECT_EQ(files(), std::vector<std::string>{"a.npy"});
-  EXPECT_THROW(writer.commit(), LibraryError);
-  EXPECT_THROW(writer.complete(), LibraryError);
+  EXPECT_THROW(writer->commit(), LibraryError);
+  EXPECT_THROW(writer->complete(), LibraryError);
 }
 
 TEST_F(Writer, AFullDiskIsASystemError) {

@@ -37,7 +37,9 @@ std::vector<Column> backward_columns(const std::string& rate) {
 }
 
 std::string rate_cell(double flops, double seconds, int ranks) {
-  return seconds > 0 ? fmt::format("{:.2f}", flops / seconds / ranks * 1e-9) : kNothing;
+  if (seconds <= 0) return kNothing;
+  const double rate = flops / seconds / ranks * 1e-9;
+  return rate < 1 ? fmt::format("{:.3g}", rate) : fmt::format("{:.2f}", rate);
 }
 
 std::string of_local_cell(const PassMeasurement& measured) {

@@ -220,8 +220,7 @@ TEST_F(CompositeGroup, MessagesWithoutTheirCounterpartAreRefused) {
   Bytes data(3);
   EXPECT_THROW((void)group_->prepare({{size_, data.data(), 3}}, {}, {}), InternalError);
   EXPECT_THROW((void)group_->prepare({}, {{-1, data.data(), 3}}, {}), InternalError);
-  const Send send{rank_, data.data(), 3};
-  EXPECT_THROW(group_->exchange({&send, 1}, {}, stream_, {}), InternalError);
+  EXPECT_THROW(test::send(*group_, {rank_, data.data(), 3}, stream_), InternalError);
 }
 
 TEST_F(CompositeGroup, AFailureOfEitherPartIsNoticedAndBothAreGivenUp) {
@@ -255,8 +254,7 @@ TEST_F(CompositeGroup, WhoDoesNotComeIsNamed) {
   }
   host_->control().barrier();
   if (rank_ == 1) {
-    const Send send{2, late_.data(), late_.size()};
-    group_->exchange({&send, 1}, {}, stream_, {"key/value", 3});
+    test::send(*group_, {2, late_.data(), late_.size()}, stream_, {"key/value", 3});
     stream_.synchronize();
   }
   host_->control().barrier();

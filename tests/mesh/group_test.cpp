@@ -14,7 +14,6 @@
 #include <gtest/gtest.h>
 
 #include <annulus/core/error.hpp>
-#include <annulus/core/host_stream.hpp>
 
 #include "tests/mesh/world_group.hpp"
 #include "tests/support/message_of.hpp"
@@ -39,14 +38,9 @@ Bytes message(int from, int to, int number, std::size_t bytes) {
 }
 
 // The data calls, with messages whole and in pieces of several sizes.
-class GroupData : public ::testing::TestWithParam<std::size_t> {
+class GroupData : public ::testing::TestWithParam<std::size_t>, protected test::Ring {
  protected:
-  const std::unique_ptr<Group> group_ = test::make_world_group(test::kWatchdog, GetParam());
-  const int rank_ = group_->rank();
-  const int size_ = group_->size();
-  const int next_ = (rank_ + 1) % size_;
-  const int previous_ = (rank_ + size_ - 1) % size_;
-  HostStream stream_{"communication", test::kWatchdog, nullptr};
+  GroupData() : Ring(test::make_world_group(test::kWatchdog, GetParam())) {}
 };
 
 TEST_P(GroupData, ExchangesManySizesWithEverybody) {
@@ -82,9 +76,8 @@ TEST_P(GroupData, LargeMessagesRoundTheRing) {
   if (GetParam() < 1000) GTEST_SKIP() << "too many pieces";
   const Bytes out = message(rank_, next_, 0, kBytes);
   Bytes in(kBytes);
-  const Send send{next_, out.data(), kBytes};
-  const Receive receive{previous_, in.data(), kBytes};
-  group_->exchange({&send, 1}, {&receive, 1}, stream_, {"test", 0});
+  test::exchange(*group_, {next_, out.data(), kBytes}, {previous_, in.data(), kBytes}, stream_,
+                 {"test", 0});
   stream_.synchronize();
   EXPECT_EQ(in, message(previous_, rank_, 0, kBytes));
 }
@@ -96,9 +89,8 @@ TEST_P(GroupData, HopsOnAStreamRunInOrder) {
   std::vector<std::shared_ptr<Event>> arrived;
   for (int hop = 1; hop < size_; ++hop) {
     const auto h = static_cast<std::size_t>(hop);
-    const Send send{next_, blocks[h - 1].data(), 500};
-    const Receive receive{previous_, blocks[h].data(), 500};
-    group_->exchange({&send, 1}, {&receive, 1}, stream_, {"key/value", hop});
+    test::exchange(*group_, {next_, blocks[h - 1].data(), 500}, {previous_, blocks[h].data(), 500},
+                   stream_, {"key/value", hop});
     arrived.push_back(stream_.record());
   }
   HostStream compute("compute", test::kWatchdog, nullptr);
@@ -112,8 +104,10 @@ TEST_P(GroupData, HopsOnAStreamRunInOrder) {
 
 INSTANTIATE_TEST_SUITE_P(ChunkBytes, GroupData, ::testing::Values(7, 1000, kMpiChunkBytes));
 
-class GroupTest : public ::testing::Test {
+class GroupTest : public ::testing::Test, protected test::Ring {
  protected:
+  GroupTest() : Ring(test::make_world_group()) {}
+
   // One of each rank.
   void expect_texts(const std::vector<std::string>& texts,
                     const std::function<std::string(int)>& text_of) const {
@@ -122,13 +116,6 @@ class GroupTest : public ::testing::Test {
       EXPECT_EQ(texts[static_cast<std::size_t>(peer)], text_of(peer));
     }
   }
-
-  const std::unique_ptr<Group> group_ = test::make_world_group();
-  const int rank_ = group_->rank();
-  const int size_ = group_->size();
-  const int next_ = (rank_ + 1) % size_;
-  const int previous_ = (rank_ + size_ - 1) % size_;
-  HostStream stream_{"communication", test::kWatchdog, nullptr};
 };
 
 TEST_F(GroupTest, KnowsItself) {
@@ -150,13 +137,11 @@ TEST_F(GroupTest, ExchangeReturnsAtOnce) {
   HostStream sending("sending", test::kWatchdog, nullptr);
   const int out = rank_;
   int in = -1;
-  const Send send{next_, &out, sizeof(out)};
-  const Receive receive{previous_, &in, sizeof(in)};
-  group_->exchange({}, {&receive, 1}, stream_, {});
+  test::receive(*group_, {previous_, &in, sizeof(in)}, stream_);
   group_->control().barrier();
   EXPECT_FALSE(stream_.record()->is_complete());
   group_->control().barrier();
-  group_->exchange({&send, 1}, {}, sending, {});
+  test::send(*group_, {next_, &out, sizeof(out)}, sending);
   stream_.synchronize();
   sending.synchronize();
   EXPECT_EQ(in, previous_);
@@ -169,10 +154,9 @@ TEST_F(GroupTest, TracesEveryMessage) {
   HostStream stream("communication", test::kWatchdog, &tracer);
   const Bytes out(100);
   Bytes in(100);
-  const Send send{next_, out.data(), 100};
-  const Receive receive{previous_, in.data(), 100};
   const std::int64_t before = monotonic_ns();
-  group_->exchange({&send, 1}, {&receive, 1}, stream, {"key/value", 4});
+  test::exchange(*group_, {next_, out.data(), 100}, {previous_, in.data(), 100}, stream,
+                 {"key/value", 4});
   stream.synchronize();
   std::vector<TraceMessage> messages;
   for (const TraceSpan& span : collector.spans()) {
@@ -247,11 +231,9 @@ TEST_F(GroupTest, AMessageOfTheWrongLengthIsAnError) {
     Bytes data(20);
     const std::string text = test::message_of<LibraryError>([&] {
       if (rank_ == 0) {
-        const Send send{1, data.data(), 10};
-        group->exchange({&send, 1}, {}, stream, {"key/value", 1});
+        test::send(*group, {1, data.data(), 10}, stream, {"key/value", 1});
       } else if (rank_ == 1) {
-        const Receive receive{0, data.data(), expected};
-        group->exchange({}, {&receive, 1}, stream, {"key/value", 1});
+        test::receive(*group, {0, data.data(), expected}, stream, {"key/value", 1});
       }
       stream.synchronize();
     });
@@ -390,9 +372,7 @@ TEST_F(GroupTest, ControlCallsAndDataDoNotMix) {
   // Data is on its way while control calls run.
   const std::uint64_t out = 1000U + static_cast<unsigned>(rank_);
   std::uint64_t in = 0;
-  const Send send{next_, &out, sizeof(out)};
-  const Receive receive{previous_, &in, sizeof(in)};
-  group_->exchange({&send, 1}, {&receive, 1}, stream_, {});
+  test::exchange(*group_, {next_, &out, sizeof(out)}, {previous_, &in, sizeof(in)}, stream_);
   group_->control().barrier();
   const auto texts = group_->control().gather_text(std::to_string(rank_));
   EXPECT_EQ(texts[static_cast<std::size_t>(next_)], std::to_string(next_));

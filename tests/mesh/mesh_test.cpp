@@ -6,11 +6,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <annulus/core/host_stream.hpp>
 #include <annulus/mesh/mesh.hpp>
 
+#include "tests/mesh/world_group.hpp"
 #include "tests/support/message_of.hpp"
-#include "tests/support/test_world.hpp"
 #include "tests/support/thrown_by.hpp"
 
 namespace annulus {
@@ -83,9 +82,7 @@ TEST(Mesh, NeighboursAlongAnAxisExchange) {
   const int previous = (group.rank() + group.size() - 1) % group.size();
   const int out = mesh.rank();
   int in = -1;
-  const Send send{next, &out, sizeof(out)};
-  const Receive receive{previous, &in, sizeof(in)};
-  group.exchange({&send, 1}, {&receive, 1}, stream, {});
+  test::exchange(group, {next, &out, sizeof(out)}, {previous, &in, sizeof(in)}, stream);
   stream.synchronize();
   EXPECT_EQ(in, previous);
 }

@@ -19,13 +19,12 @@
 #include <gtest/gtest.h>
 
 #include <annulus/core/error.hpp>
-#include <annulus/core/host_stream.hpp>
 #include <annulus/mesh/agreement.hpp>
 #include <annulus/mesh/key_value_store.hpp>
 #include <annulus/mesh/mesh.hpp>
 
+#include "tests/mesh/world_group.hpp"
 #include "tests/support/message_of.hpp"
-#include "tests/support/test_world.hpp"
 
 namespace annulus {
 namespace {
@@ -159,9 +158,9 @@ TEST_P(Store, DataBetweenCpusNeedsMpi) {
                 HasSubstr("needs MPI"));
     HostStream stream("communication", mesh.watchdog(), nullptr);
     const std::string data(KeyValueStore::kMaximumBytes, 'x');
-    const Send send{(mesh.rank() + 1) % mesh.size(), data.data(), data.size()};
+    const Send message{(mesh.rank() + 1) % mesh.size(), data.data(), data.size()};
     EXPECT_THAT(test::message_of<UnsupportedError>([&] {
-                  mesh.group(axes).exchange({&send, 1}, {}, stream, {"key/value", 1});
+                  test::send(mesh.group(axes), message, stream, {"key/value", 1});
                 }),
                 HasSubstr("64 KiB of key/value"));
   });

@@ -40,9 +40,8 @@ class TimeoutTest : public ::testing::Test {
 
 TEST_F(TimeoutTest, AMissingSenderIsNamedWithStepAndBytes) {
   const auto group = test::make_world_group(kHasty);
-  const Receive receive{0, data_.data(), kBytes};
   if (rank_ == 1) {
-    group->exchange({}, {&receive, 1}, stream_, {"key/value", 2});
+    test::receive(*group, {0, data_.data(), kBytes}, stream_, {"key/value", 2});
     EXPECT_THAT(
         test::message_of<TimeoutError>([&] { stream_.synchronize(); }),
         StartsWith("step 2: waiting for 1.5 MiB of key/value from rank 0 (no progress for"));
@@ -50,8 +49,7 @@ TEST_F(TimeoutTest, AMissingSenderIsNamedWithStepAndBytes) {
   patient_->control().barrier();
   // The late message still arrives.
   if (rank_ == 0) {
-    const Send send{1, data_.data(), kBytes};
-    group->exchange({&send, 1}, {}, stream_, {"key/value", 2});
+    test::send(*group, {1, data_.data(), kBytes}, stream_, {"key/value", 2});
   }
   stream_.synchronize();
   if (rank_ == 1) {
@@ -63,16 +61,12 @@ TEST_F(TimeoutTest, AMissingSenderIsNamedWithStepAndBytes) {
 TEST_F(TimeoutTest, AMissingReceiverIsNamed) {
   const auto group = test::make_world_group(kHasty);
   if (rank_ == 1) {
-    const Send send{0, data_.data(), kBytes};
-    group->exchange({&send, 1}, {}, stream_, {"outputs", -1});
+    test::send(*group, {0, data_.data(), kBytes}, stream_, {"outputs", -1});
     EXPECT_THAT(test::message_of<TimeoutError>([&] { stream_.synchronize(); }),
                 StartsWith("waiting for 1.5 MiB of outputs to be taken by rank 0"));
   }
   patient_->control().barrier();
-  if (rank_ == 0) {
-    const Receive receive{1, data_.data(), kBytes};
-    group->exchange({}, {&receive, 1}, stream_, {"outputs", -1});
-  }
+  if (rank_ == 0) test::receive(*group, {1, data_.data(), kBytes}, stream_, {"outputs", -1});
   stream_.synchronize();
   patient_->control().barrier();
 }
@@ -82,15 +76,13 @@ TEST_F(TimeoutTest, RanksOfAGroupAreNamedByTheMesh) {
   const int last = size_ - 1;  // rank 0 of the mesh
   int value = 0;
   if (group->rank() == 0) {
-    const Receive receive{last, &value, sizeof(value)};
-    group->exchange({}, {&receive, 1}, stream_, {"lengths", 7});
+    test::receive(*group, {last, &value, sizeof(value)}, stream_, {"lengths", 7});
     EXPECT_THAT(test::message_of<TimeoutError>([&] { stream_.synchronize(); }),
                 StartsWith("step 7: waiting for 4 B of lengths from rank 0 (no progress"));
   }
   patient_->control().barrier();
   if (group->rank() == last) {
-    const Send send{0, &value, sizeof(value)};
-    group->exchange({&send, 1}, {}, stream_, {"lengths", 7});
+    test::send(*group, {0, &value, sizeof(value)}, stream_, {"lengths", 7});
   }
   stream_.synchronize();
   patient_->control().barrier();
@@ -111,8 +103,8 @@ TEST_F(TimeoutTest, OnlyThePeersThatAreStillPendingAreNamed) {
   if (size_ < 3) GTEST_SKIP() << "needs 3 ranks";
   const auto group = test::make_world_group(kHasty);
   std::vector<int> values(static_cast<std::size_t>(size_), -1);
-  const Send send{1, &rank_, sizeof(rank_)};
-  if (rank_ >= 2) group->exchange({&send, 1}, {}, stream_, {"data", 0});
+  const Send to_rank_1{1, &rank_, sizeof(rank_)};
+  if (rank_ >= 2) test::send(*group, to_rank_1, stream_, {"data", 0});
   stream_.synchronize();
   patient_->control().barrier();
   if (rank_ == 1) {
@@ -125,7 +117,7 @@ TEST_F(TimeoutTest, OnlyThePeersThatAreStillPendingAreNamed) {
                 AllOf(HasSubstr("from rank 0"), Not(HasSubstr("from rank 2"))));
   }
   patient_->control().barrier();
-  if (rank_ == 0) group->exchange({&send, 1}, {}, stream_, {"data", 0});
+  if (rank_ == 0) test::send(*group, to_rank_1, stream_, {"data", 0});
   stream_.synchronize();
   if (rank_ == 1) {
     EXPECT_EQ(values[0], 0);
@@ -179,129 +171,109 @@ TEST_F(TimeoutTest, AnAbsentReaderIsNamedWithTheBytesThatItShouldTake) {
   patient_->control().barrier();
 }
 
-// One rank computes for several timeouts and moves its streams along meanwhile, as a kernel does.
-TEST(Heartbeats, AHealthyRankMayComputeLongerThanTheTimeout) {
-  const int size = test::size();
-  if (size < 2) GTEST_SKIP() << "needs 2 ranks";
+class Heartbeats : public ::testing::Test {
+ protected:
   using Clock = std::chrono::steady_clock;
-  Mesh mesh(MeshShape({{"sp", size}}), test::bootstrap(), Watchdog(Watchdog::Seconds(0.5)));
-  HostStream stream("communication", mesh.watchdog(), nullptr);
-  if (mesh.rank() == 0) {
-    for (const auto begin = Clock::now(); Clock::now() - begin < std::chrono::seconds(2);) {
-      stream.progress();
-    }
+
+  void SetUp() override {
+    if (size_ < 2) GTEST_SKIP() << "needs 2 ranks";
   }
-  EXPECT_NO_THROW(mesh.world().barrier());
+  static void repeat_for(Clock::duration time, const std::function<void()>& step) {
+    for (const auto begin = Clock::now(); Clock::now() - begin < time;) step();
+  }
+
+  const int size_ = test::size();
+  const int last_ = size_ - 1;
+  const std::unique_ptr<Group> patient_ = test::make_world_group();
+  Mesh mesh_{MeshShape({{"sp", size_}}), test::bootstrap(), kHasty};
+  HostStream stream_{"communication", mesh_.watchdog(), nullptr};
+  std::vector<char> data_ = std::vector<char>(kBytes);
+};
+
+// One rank computes for several timeouts and moves its streams along meanwhile, as a kernel does.
+TEST_F(Heartbeats, AHealthyRankMayComputeLongerThanTheTimeout) {
+  if (mesh_.rank() == 0) repeat_for(std::chrono::seconds(3), [&] { stream_.progress(); });
+  EXPECT_NO_THROW(mesh_.world().barrier());
 }
 
 // One rank works outside any stream, like an oracle or a disk.
-TEST(Heartbeats, ComputingIsNoSilence) {
-  const int size = test::size();
-  if (size < 2) GTEST_SKIP() << "needs 2 ranks";
-  Mesh mesh(MeshShape({{"sp", size}}), test::bootstrap(), Watchdog(Watchdog::Seconds(1)));
-  if (mesh.rank() == size - 1) {
-    const Computing computing = mesh.world().computing();
+TEST_F(Heartbeats, ComputingIsNoSilence) {
+  if (mesh_.rank() == last_) {
+    const Computing computing = mesh_.world().computing();
     std::this_thread::sleep_for(std::chrono::seconds(3));
   }
-  EXPECT_NO_THROW(mesh.world().barrier());
+  EXPECT_NO_THROW(mesh_.world().barrier());
 }
 
 // The last rank works for a mesh of its own, and another mesh waits for it.
-TEST(Heartbeats, AMeshGivesThemToThoseThatItsWatchdogConnects) {
-  const int size = test::size();
-  if (size < 2) GTEST_SKIP() << "needs 2 ranks";
-  Mesh everyone(MeshShape({{"sp", size}}), test::bootstrap(), Watchdog(Watchdog::Seconds(1)));
-  if (everyone.rank() == size - 1) {
-    Mesh alone(MeshShape({{"sp", 1}}), MPI_COMM_SELF, everyone.watchdog());
-    for (const auto begin = std::chrono::steady_clock::now();
-         std::chrono::steady_clock::now() - begin < std::chrono::seconds(3);) {
-      alone.watchdog().beat();
-    }
+TEST_F(Heartbeats, AMeshGivesThemToThoseThatItsWatchdogConnects) {
+  if (mesh_.rank() == last_) {
+    Mesh alone(MeshShape({{"sp", 1}}), MPI_COMM_SELF, mesh_.watchdog());
+    repeat_for(std::chrono::seconds(3), [&] { alone.watchdog().beat(); });
   }
-  EXPECT_NO_THROW(everyone.world().barrier());
+  EXPECT_NO_THROW(mesh_.world().barrier());
 }
 
-TEST(Heartbeats, ARankThatHangsIsSilentInTheEnd) {
-  const int size = test::size();
-  if (size < 2) GTEST_SKIP() << "needs 2 ranks";
-  const auto patient = test::make_world_group();
-  Mesh mesh(MeshShape({{"sp", size}}), test::bootstrap(), Watchdog(Watchdog::Seconds(1)));
-  if (mesh.rank() == size - 1) {
-    const Computing computing = mesh.world().computing(1);
+TEST_F(Heartbeats, ARankThatHangsIsSilentInTheEnd) {
+  if (mesh_.rank() == last_) {
+    const Computing computing = mesh_.world().computing(1);
     std::this_thread::sleep_for(std::chrono::seconds(6));
   } else {
-    const auto begin = std::chrono::steady_clock::now();
-    EXPECT_THAT(test::message_of<TimeoutError>([&] { mesh.world().barrier(); }),
-                StartsWith("barrier: waiting for rank " + std::to_string(size - 1)));
-    EXPECT_GE(std::chrono::steady_clock::now() - begin, std::chrono::milliseconds(1500));
+    const auto begin = Clock::now();
+    EXPECT_THAT(test::message_of<TimeoutError>([&] { mesh_.world().barrier(); }),
+                StartsWith("barrier: waiting for rank " + std::to_string(last_)));
+    EXPECT_GE(Clock::now() - begin, std::chrono::milliseconds(1500));
   }
-  patient->control().barrier();
+  patient_->control().barrier();
 }
 
 // Another rank computes all the while, which must not hide that the last one is gone.
-TEST(Heartbeats, ASilentPeerIsNoticedWhileAnotherRankComputes) {
-  const int size = test::size();
-  if (size < 3) GTEST_SKIP() << "needs 3 ranks";
-  const auto patient = test::make_world_group();
-  Mesh mesh(MeshShape({{"sp", size}}), test::bootstrap(), Watchdog(Watchdog::Seconds(1)));
-  Group& group = mesh.group();
-  HostStream stream("communication", mesh.watchdog(), nullptr);
-  const int silent = size - 1;
-  if (mesh.rank() == 0) {
-    const Computing computing = mesh.world().computing();
+TEST_F(Heartbeats, ASilentPeerIsNoticedWhileAnotherRankComputes) {
+  if (size_ < 3) GTEST_SKIP() << "needs 3 ranks";
+  Group& group = mesh_.group();
+  if (mesh_.rank() == 0) {
+    const Computing computing = mesh_.world().computing();
     std::this_thread::sleep_for(std::chrono::seconds(6));
-  } else if (mesh.rank() == silent) {
+  } else if (mesh_.rank() == last_) {
     std::this_thread::sleep_for(std::chrono::seconds(6));
   } else {
-    std::vector<char> data(kBytes);
-    const Receive receive{silent, data.data(), kBytes};
-    const auto begin = std::chrono::steady_clock::now();
-    group.exchange({}, {&receive, 1}, stream, {"key/value", 2});
-    const std::string name = "rank " + std::to_string(silent);
-    EXPECT_THAT(test::message_of<TimeoutError>([&] { stream.synchronize(); }),
+    const auto begin = Clock::now();
+    test::receive(group, {last_, data_.data(), kBytes}, stream_, {"key/value", 2});
+    const std::string name = "rank " + std::to_string(last_);
+    EXPECT_THAT(test::message_of<TimeoutError>([&] { stream_.synchronize(); }),
                 AllOf(StartsWith("step 2: waiting for 1.5 MiB of key/value from " + name +
                                  " (no progress for"),
                       HasSubstr("no heartbeat from " + name)));
-    EXPECT_LE(std::chrono::steady_clock::now() - begin, std::chrono::seconds(4));
+    EXPECT_LE(Clock::now() - begin, std::chrono::seconds(4));
   }
-  patient->control().barrier();
+  patient_->control().barrier();
 }
 
 // Where all wait for each other, they do not keep each other waiting.
-TEST(Heartbeats, RanksThatWaitForEachOtherGiveUp) {
-  const int size = test::size();
-  if (size < 2) GTEST_SKIP() << "needs 2 ranks";
-  const auto patient = test::make_world_group();
-  Mesh mesh(MeshShape({{"sp", size}}), test::bootstrap(), Watchdog(Watchdog::Seconds(1)));
-  Group& group = mesh.group();
-  HostStream stream("communication", mesh.watchdog(), nullptr);
+TEST_F(Heartbeats, RanksThatWaitForEachOtherGiveUp) {
   // All wait for their neighbour, and nobody sends.
-  std::vector<char> data(kBytes);
-  const Receive receive{(mesh.rank() + 1) % size, data.data(), kBytes};
-  group.exchange({}, {&receive, 1}, stream, {"key/value", 2});
-  patient->control().barrier();
-  const auto begin = std::chrono::steady_clock::now();
-  EXPECT_THAT(test::message_of<TimeoutError>([&] { stream.synchronize(); }),
+  test::receive(mesh_.group(), {(mesh_.rank() + 1) % size_, data_.data(), kBytes}, stream_,
+                {"key/value", 2});
+  patient_->control().barrier();
+  const auto begin = Clock::now();
+  EXPECT_THAT(test::message_of<TimeoutError>([&] { stream_.synchronize(); }),
               AllOf(StartsWith("step 2: waiting for"), Not(HasSubstr("no heartbeat"))));
-  EXPECT_LE(std::chrono::steady_clock::now() - begin, std::chrono::seconds(10));
-  patient->control().barrier();
+  EXPECT_LE(Clock::now() - begin, std::chrono::seconds(10));
+  patient_->control().barrier();
 }
 
 // All ranks must search together to find out whom they reach, with or without a GPU.
-TEST(MeshTransports, AFailedSearchIsNotRemembered) {
-  const int size = test::size();
-  if (size < 2) GTEST_SKIP() << "needs 2 ranks";
-  const auto patient = test::make_world_group();
-  Mesh mesh(MeshShape({{"sp", size}}), test::bootstrap(), kHasty);
-  (void)mesh.group();
-  patient->control().barrier();
-  if (mesh.rank() == 0) {
+using MeshTransports = Heartbeats;
+TEST_F(MeshTransports, AFailedSearchIsNotRemembered) {
+  (void)mesh_.group();
+  patient_->control().barrier();
+  if (mesh_.rank() == 0) {
     const AxisNames axes{"sp"};
     for (int again = 0; again < 2; ++again) {
-      EXPECT_THROW((void)mesh.transports(axes, Place::cuda(0)), TimeoutError) << again;
+      EXPECT_THROW((void)mesh_.transports(axes, Place::cuda(0)), TimeoutError) << again;
     }
   }
-  patient->control().barrier();
+  patient_->control().barrier();
 }
 
 }  // namespace

@@ -2,7 +2,7 @@
 
 #include <annulus/core/awaiting_calls.hpp>
 
-#include "tests/support/pretended_gpu.hpp"
+#include "tests/support/pretended_device.hpp"
 
 namespace annulus {
 namespace {
@@ -10,9 +10,9 @@ namespace {
 // Two contexts open the same GPU twice. Their calls that wait for other ranks must still take
 // turns.
 TEST(AwaitingCalls, AreOnesOfTheGpuNotOfTheDeviceObject) {
-  test::PretendedGpu first(0);
-  test::PretendedGpu second(0);
-  test::PretendedGpu other(1);
+  test::PretendedDevice first(Place::cuda(0));
+  test::PretendedDevice second(Place::cuda(0));
+  test::PretendedDevice other(Place::cuda(1));
   EXPECT_EQ(&first.awaiting_calls(), &second.awaiting_calls());
   EXPECT_NE(&first.awaiting_calls(), &other.awaiting_calls());
   const auto stream = first.make_stream("compute", Watchdog(Watchdog::kDefault), nullptr);

@@ -7,7 +7,7 @@
 namespace annulus {
 namespace {
 
-const MeshShape kMesh({{"dp", 2}, {"fsdp", 1}, {"tp", 2}, {"sp", 4}});
+const MeshShape kMesh({{"dp", 2}, {"fsdp", 1}, {"ep", 1}, {"tp", 2}, {"sp", 4}});
 
 TEST(AttentionShardings, DefaultsAreThoseOfTheContractInEveryMode) {
   for (const AttentionMode mode : kAttentionModes) {
@@ -66,7 +66,7 @@ TEST(AttentionShardings, ModesMayDifferAndNoneIsHonoured) {
 
 TEST(AttentionShardings, BadRulesAndShapesAreRefused) {
   ShardingRules rules;
-  rules.set({SemanticAxis::head, AttentionMode::insert, {"ep"}});
+  rules.set({SemanticAxis::head, AttentionMode::insert, {"pp"}});
   EXPECT_THROW((void)get_shardings(rules, kMesh, AttentionMode::train), UnknownAxisError);
   rules.set({SemanticAxis::head, AttentionMode::insert, {"sp"}});
   EXPECT_NO_THROW((void)get_shardings(rules, kMesh, AttentionMode::train));

@@ -12,7 +12,6 @@
 namespace annulus {
 namespace {
 
-using test::for_each_element;
 using test::linear;
 using test::Random;
 
@@ -53,7 +52,7 @@ TEST(NamedSharding, HoldsEverythingAndOnePrimaryWritesIt) {
     for (int rank = 0; rank < mesh.ranks(); ++rank) {
       std::int64_t held = 0;
       const bool primary = sharding.is_primary(rank);
-      for_each_element(sharding, rank, [&](const auto&, const auto& global) {
+      test::for_each_entry(sharding.index(rank), [&](const auto&, const auto& global) {
         const auto i = static_cast<std::size_t>(linear(sharding.global_shape(), global));
         ++holders[i];
         writers[i] += primary ? 1 : 0;

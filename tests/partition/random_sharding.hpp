@@ -8,6 +8,8 @@
 #include <annulus/core/tensor.hpp>
 #include <annulus/partition/named_sharding.hpp>
 
+#include "tests/support/for_each_index.hpp"
+
 namespace annulus::test {
 
 using Random = std::mt19937;
@@ -122,36 +124,6 @@ inline std::pair<NamedSharding, NamedSharding> random_shardings(Random& random,
   }
 }
 
-/// Calls visit(local index, global index) for every element that `rank` holds, in row-major order;
-/// both indices have one entry per dimension.
-template <class Visit>
-void for_each_element(const NamedSharding& sharding, int rank, Visit&& visit) {
-  const std::vector<PositionRanges> index = sharding.index(rank);
-  const auto dims = static_cast<std::size_t>(sharding.dimensions());
-  std::vector<std::int64_t> local(dims);
-  std::vector<std::int64_t> global(dims);
-  const auto descend = [&](auto& self, std::size_t dim) -> void {
-    if (dim == dims) {
-      visit(std::as_const(local), std::as_const(global));
-      return;
-    }
-    for (local[dim] = 0; local[dim] < index[dim].size(); ++local[dim]) {
-      global[dim] = index[dim].global(LocalPosition(local[dim])).value();
-      self(self, dim + 1);
-    }
-  };
-  descend(descend, 0);
-}
-
-/// Row-major number of an index.
-inline std::int64_t linear(const Extents& shape, const std::vector<std::int64_t>& index) {
-  std::int64_t result = 0;
-  for (int dim = 0; dim < shape.rank(); ++dim) {
-    result = result * shape[dim] + index[static_cast<std::size_t>(dim)];
-  }
-  return result;
-}
-
 /// The element at a local index, relative to the first one.
 inline std::int64_t offset_of(const ConstTensorView& shard,
                               const std::vector<std::int64_t>& index) {
@@ -164,7 +136,7 @@ inline std::int64_t offset_of(const ConstTensorView& shard,
 
 /// Sets each element of a shard of int32 in host memory to its row-major number in the array.
 inline void number_elements(const NamedSharding& sharding, int rank, const TensorView& shard) {
-  for_each_element(sharding, rank, [&](const auto& local, const auto& global) {
+  for_each_entry(sharding.index(rank), [&](const auto& local, const auto& global) {
     shard.as<std::int32_t>()[offset_of(shard, local)] =
         static_cast<std::int32_t>(linear(sharding.global_shape(), global));
   });
@@ -173,7 +145,7 @@ inline void number_elements(const NamedSharding& sharding, int rank, const Tenso
 /// How many elements of such a shard are not their number.
 inline int wrong_numbers(const NamedSharding& sharding, int rank, const ConstTensorView& shard) {
   int wrong = 0;
-  for_each_element(sharding, rank, [&](const auto& local, const auto& global) {
+  for_each_entry(sharding.index(rank), [&](const auto& local, const auto& global) {
     const std::int64_t number = linear(sharding.global_shape(), global);
     wrong += shard.as<std::int32_t>()[offset_of(shard, local)] != number ? 1 : 0;
   });

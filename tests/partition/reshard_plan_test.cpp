@@ -13,7 +13,6 @@
 namespace annulus {
 namespace {
 
-using test::for_each_element;
 using test::linear;
 using test::Random;
 
@@ -30,7 +29,7 @@ std::int64_t offset(const Extents& shape, const Extents& begin, const Extents& s
 // Global element numbers of a rank's shard, in local order.
 std::vector<std::int64_t> contents(const NamedSharding& sharding, int rank) {
   std::vector<std::int64_t> numbers;
-  for_each_element(sharding, rank, [&](const auto&, const auto& global) {
+  test::for_each_entry(sharding.index(rank), [&](const auto&, const auto& global) {
     numbers.push_back(linear(sharding.global_shape(), global));
   });
   return numbers;
@@ -39,20 +38,14 @@ std::vector<std::int64_t> contents(const NamedSharding& sharding, int rank) {
 void carry_out(const ReshardBox& box, const std::vector<std::int64_t>& source,
                const Extents& source_shape, std::vector<std::optional<std::int64_t>>& destination,
                const Extents& destination_shape) {
-  for (std::int64_t i = 0; i < box.shape.product(); ++i) {
-    std::vector<std::int64_t> index(static_cast<std::size_t>(box.shape.rank()));
-    std::int64_t rest = i;
-    for (int dim = box.shape.rank() - 1; dim >= 0; --dim) {
-      index[static_cast<std::size_t>(dim)] = rest % box.shape[dim];
-      rest /= box.shape[dim];
-    }
+  test::for_each_index(box.shape, [&](const std::vector<std::int64_t>& index) {
     const auto from =
         static_cast<std::size_t>(offset(source_shape, box.source_begin, box.source_step, index));
     const auto to = static_cast<std::size_t>(
         offset(destination_shape, box.destination_begin, box.destination_step, index));
     ASSERT_FALSE(destination[to].has_value()) << "written twice";
     destination[to] = source[from];
-  }
+  });
 }
 
 TEST(ReshardPlan, MovesEveryElementOnce) {

@@ -13,12 +13,13 @@
 #include <annulus/partition/reshard.hpp>
 
 #include "random_sharding.hpp"
+#include "tests/support/pretended_device.hpp"
 #include "tests/support/test_world.hpp"
 
 namespace annulus {
 namespace {
 
-using test::for_each_element;
+using test::for_each_entry;
 using test::linear;
 using test::Random;
 using ::testing::HasSubstr;
@@ -29,10 +30,28 @@ constexpr std::array kDTypes{DType::boolean,  DType::uint8,   DType::int32,  DTy
 
 class ReshardTest : public ::testing::Test {
  protected:
-  Mesh mesh_of(const MeshShape& shape) const {
+  static Mesh mesh_of(const MeshShape& shape) {
     return {shape, test::session().world(), test::kWatchdog};
   }
+  [[nodiscard]] NamedSharding along(const char* spec, const Extents& shape,
+                                    const std::vector<Distribution>& distributions = {}) const {
+    return {mesh_.shape(), PartitionSpec::parse(spec), shape, distributions};
+  }
+  Tensor zeros(const NamedSharding& sharding, DType dtype = DType::float32) {
+    Tensor shard(dtype, sharding.local_shape(mesh_.rank()), device_.memory());
+    shard.fill_zero();
+    return shard;
+  }
+  /// How an error that only the last rank has begins.
+  [[nodiscard]] std::string blame() const {
+    return ranks_ == 1 ? "" : "rank " + std::to_string(ranks_ - 1) + ": ";
+  }
 
+  const int ranks_ = test::session().size();
+  Mesh mesh_ = mesh_of(MeshShape({{"sp", ranks_}}));
+  const bool last_ = mesh_.rank() == ranks_ - 1;
+  const NamedSharding rows_ = along("sp", {2 * ranks_, 3 * ranks_});
+  const NamedSharding columns_ = along("-,sp", {2 * ranks_, 3 * ranks_});
   HostDevice device_;
   std::unique_ptr<Stream> stream_ = device_.make_stream("test", test::kWatchdog, nullptr);
 };
@@ -77,7 +96,7 @@ class Shard {
 
   // Bytes that are not 0x5a once the shard's own elements are put back to it.
   [[nodiscard]] std::size_t touched_gaps(const NamedSharding& sharding, int rank) {
-    for_each_element(sharding, rank, [&](const auto& local, const auto&) {
+    for_each_entry(sharding.index(rank), [&](const auto& local, const auto&) {
       std::memset(at(view_, local), kGap, size_of(view_.dtype()));
     });
     std::size_t touched = 0;
@@ -106,7 +125,7 @@ TEST_F(ReshardTest, MovesRandomShardingsOfAllTypes) {
       Random mine(random() + static_cast<unsigned>(mesh.rank()));  // … but strides of its own
       const Shard source(mine, dtype, from.local_shape(mesh.rank()), device_.memory());
       Shard destination(mine, dtype, to.local_shape(mesh.rank()), device_.memory());
-      for_each_element(from, mesh.rank(), [&](const auto& local, const auto& global) {
+      for_each_entry(from.index(mesh.rank()), [&](const auto& local, const auto& global) {
         const auto value = value_of(linear(from.global_shape(), global), dtype);
         std::memcpy(at(source.view(), local), value.data(), value.size());
       });
@@ -114,7 +133,7 @@ TEST_F(ReshardTest, MovesRandomShardingsOfAllTypes) {
       reshard(mesh, device_, *stream_, from, source.view(), to, destination.view());
 
       int wrong = 0;
-      for_each_element(to, mesh.rank(), [&](const auto& local, const auto& global) {
+      for_each_entry(to.index(mesh.rank()), [&](const auto& local, const auto& global) {
         const auto value = value_of(linear(to.global_shape(), global), dtype);
         wrong += std::memcmp(at(destination.view(), local), value.data(), value.size()) != 0;
       });
@@ -125,17 +144,13 @@ TEST_F(ReshardTest, MovesRandomShardingsOfAllTypes) {
 }
 
 TEST_F(ReshardTest, GivesItsMemoryBack) {
-  const int ranks = test::session().size();
-  Mesh mesh = mesh_of(MeshShape({{"sp", ranks}}));
   HostDevice device;
-  const NamedSharding from(mesh.shape(), PartitionSpec::parse("sp"), {8 * ranks, 16},
-                           {Distribution::sequence(LayoutKind::zigzag)});
-  const NamedSharding to(mesh.shape(), PartitionSpec::parse("sp"), {8 * ranks, 16},
-                         {Distribution::sequence(LayoutKind::striped)});
-  const Tensor source(DType::float32, from.local_shape(mesh.rank()), device_.memory());
-  const Tensor destination(DType::float32, to.local_shape(mesh.rank()), device_.memory());
-  std::memset(source.view().data(), 0, source.bytes());
-  reshard(mesh, device, *stream_, from, source.view(), to, destination.view());
+  const Extents shape{8 * ranks_, 16};
+  const NamedSharding from = along("sp", shape, {Distribution::sequence(LayoutKind::zigzag)});
+  const NamedSharding to = along("sp", shape, {Distribution::sequence(LayoutKind::striped)});
+  const Tensor source = zeros(from);
+  const Tensor destination = zeros(to);
+  reshard(mesh_, device, *stream_, from, source.view(), to, destination.view());
   EXPECT_EQ(device.memory().statistics().in_use, 0U);
   // No more than what one shard sends and receives: nothing was gathered.
   EXPECT_LE(device.memory().statistics().peak_in_use,
@@ -143,30 +158,22 @@ TEST_F(ReshardTest, GivesItsMemoryBack) {
 }
 
 TEST_F(ReshardTest, AllRanksThrowForOneRanksBadView) {
-  const int ranks = test::session().size();
-  Mesh mesh = mesh_of(MeshShape({{"sp", ranks}}));
-  const NamedSharding sharding(mesh.shape(), PartitionSpec::parse("sp"), {2 * ranks, 3});
-  const bool guilty = mesh.rank() == ranks - 1;
-  const Tensor good(DType::float32, {2, 3}, device_.memory());
+  const NamedSharding sharding = along("sp", {2 * ranks_, 3});
+  const Tensor good = zeros(sharding);
   const Tensor bad_shape(DType::float32, {2, 4}, device_.memory());
   const Tensor bad_dtype(DType::int32, {2, 3}, device_.memory());
-  std::memset(good.view().data(), 0, good.bytes());
-  const std::string prefix = ranks > 1 ? "rank " + std::to_string(ranks - 1) + ": " : std::string();
+  const auto call = [&](const NamedSharding& both, const Tensor& source,
+                        const Tensor& destination) {
+    reshard(mesh_, device_, *stream_, both, source.view(), both, destination.view());
+  };
   EXPECT_THAT(
-      [&] {
-        reshard(mesh, device_, *stream_, sharding, guilty ? bad_shape.view() : good.view(),
-                sharding, good.view());
-      },
-      ThrowsMessage<UserError>(HasSubstr(prefix + "source: got shape [2, 4], expected [2, 3]")));
+      [&] { call(sharding, last_ ? bad_shape : good, good); },
+      ThrowsMessage<UserError>(HasSubstr(blame() + "source: got shape [2, 4], expected [2, 3]")));
   EXPECT_THAT(
-      [&] {
-        reshard(mesh, device_, *stream_, sharding, good.view(), sharding,
-                guilty ? bad_dtype.view() : good.view());
-      },
-      ThrowsMessage<UserError>(HasSubstr(prefix + "destination: got int32, expected float32")));
-  const NamedSharding other(MeshShape({{"elsewhere", ranks}}), PartitionSpec(), {2, 3});
-  EXPECT_THAT([&] { reshard(mesh, device_, *stream_, other, good.view(), other, good.view()); },
-              ThrowsMessage<UserError>(HasSubstr("resharding")));
+      [&] { call(sharding, good, last_ ? bad_dtype : good); },
+      ThrowsMessage<UserError>(HasSubstr(blame() + "destination: got int32, expected float32")));
+  const NamedSharding other(MeshShape({{"elsewhere", ranks_}}), PartitionSpec(), {2, 3});
+  EXPECT_THAT([&] { call(other, good, good); }, ThrowsMessage<UserError>(HasSubstr("resharding")));
 }
 
 class NoMemory final : public MemoryPool {
@@ -179,66 +186,46 @@ class NoMemory final : public MemoryPool {
 };
 
 /// A host that has no memory left.
-class FullDevice final : public Device {
+class FullDevice final : public test::PretendedDevice {
  public:
-  [[nodiscard]] Place place() const noexcept override { return Place::host(); }
+  FullDevice() : PretendedDevice(Place::host()) {}
   [[nodiscard]] MemoryPool& memory() noexcept override { return memory_; }
   [[nodiscard]] MemoryPool& staging() override { return memory_; }
-  [[nodiscard]] std::unique_ptr<Stream> make_stream(std::string name, Watchdog watchdog,
-                                                    Tracer* tracer, bool urgent) override {
-    return host_.make_stream(std::move(name), std::move(watchdog), tracer, urgent);
-  }
-  void copy(const ConstTensorView& source, const TensorView& destination, Stream& stream) override {
-    host_.copy(source, destination, stream);
-  }
 
  private:
-  HostDevice host_;
   NoMemory memory_;
 };
 
 // The others do not wait for its messages, and can go on afterwards.
 TEST_F(ReshardTest, AllRanksThrowWhereOneHasNoMemory) {
-  const int ranks = test::session().size();
-  if (ranks == 1) GTEST_SKIP() << "needs 2 ranks";
-  Mesh mesh = mesh_of(MeshShape({{"sp", ranks}}));
-  const Extents shape{2 * ranks, 3 * ranks};
-  const NamedSharding rows(mesh.shape(), PartitionSpec::parse("sp"), shape);
-  const NamedSharding columns(mesh.shape(), PartitionSpec::parse("-,sp"), shape);
-  const Tensor source(DType::float32, rows.local_shape(mesh.rank()), device_.memory());
-  const Tensor destination(DType::float32, columns.local_shape(mesh.rank()), device_.memory());
-  std::memset(source.view().data(), 0, source.bytes());
-  for (const int full : {0, ranks - 1}) {
+  if (ranks_ == 1) GTEST_SKIP() << "needs 2 ranks";
+  const Tensor source = zeros(rows_);
+  const Tensor destination = zeros(columns_);
+  const auto call = [&](Device& device) {
+    reshard(mesh_, device, *stream_, rows_, source.view(), columns_, destination.view());
+  };
+  for (const int full : {0, ranks_ - 1}) {
     FullDevice no_memory;
-    Device& device = mesh.rank() == full ? static_cast<Device&>(no_memory) : device_;
-    EXPECT_THAT(
-        [&] { reshard(mesh, device, *stream_, rows, source.view(), columns, destination.view()); },
-        ThrowsMessage<LibraryError>(
-            HasSubstr("rank " + std::to_string(full) + ": cpu: no memory for ")));
-    reshard(mesh, device_, *stream_, rows, source.view(), columns, destination.view());
+    EXPECT_THAT([&] { call(mesh_.rank() == full ? static_cast<Device&>(no_memory) : device_); },
+                ThrowsMessage<LibraryError>(
+                    HasSubstr("rank " + std::to_string(full) + ": cpu: no memory for ")));
+    call(device_);
   }
 }
 
 TEST_F(ReshardTest, AllRanksThrowWhereTheirArgumentsDiffer) {
-  const int ranks = test::session().size();
-  if (ranks == 1) GTEST_SKIP() << "needs 2 ranks";
-  Mesh mesh = mesh_of(MeshShape({{"sp", ranks}}));
-  const Extents shape{2 * ranks, 3 * ranks};
-  const NamedSharding rows(mesh.shape(), PartitionSpec::parse("sp"), shape);
-  const NamedSharding columns(mesh.shape(), PartitionSpec::parse("-,sp"), shape);
-  const bool odd = mesh.rank() == ranks - 1;
-  const std::string on_last = " on rank " + std::to_string(ranks - 1) + ", expected ";
+  if (ranks_ == 1) GTEST_SKIP() << "needs 2 ranks";
+  const std::string on_last = " on rank " + std::to_string(ranks_ - 1) + ", expected ";
   const auto call = [&](DType dtype, const NamedSharding& from, const NamedSharding& to) {
-    const Tensor source(dtype, from.local_shape(mesh.rank()), device_.memory());
-    const Tensor destination(dtype, to.local_shape(mesh.rank()), device_.memory());
-    std::memset(source.view().data(), 0, source.bytes());
-    reshard(mesh, device_, *stream_, from, source.view(), to, destination.view());
+    const Tensor source = zeros(from, dtype);
+    const Tensor destination = zeros(to, dtype);
+    reshard(mesh_, device_, *stream_, from, source.view(), to, destination.view());
   };
-  EXPECT_THAT([&] { call(odd ? DType::int32 : DType::float32, rows, columns); },
+  EXPECT_THAT([&] { call(last_ ? DType::int32 : DType::float32, rows_, columns_); },
               ThrowsMessage<UserError>(HasSubstr("dtype: got int32" + on_last + "float32")));
-  EXPECT_THAT([&] { call(DType::float32, odd ? columns : rows, columns); },
+  EXPECT_THAT([&] { call(DType::float32, last_ ? columns_ : rows_, columns_); },
               ThrowsMessage<UserError>(HasSubstr("sharding of the source: got ")));
-  EXPECT_THAT([&] { call(DType::float32, rows, odd ? rows : columns); },
+  EXPECT_THAT([&] { call(DType::float32, rows_, last_ ? rows_ : columns_); },
               ThrowsMessage<UserError>(HasSubstr("sharding of the destination: got ")));
 }
 

@@ -32,7 +32,13 @@ class ShardMapFixture : public ::testing::Test {
     return results;
   }
 
-  std::vector<ShardedTensor> run(const ShardMap& map, const ShardedArguments& arguments) {
+  Tensor zeros(DType dtype, const Extents& shape) {
+    Tensor tensor(dtype, shape, device_.memory());
+    tensor.fill_zero();
+    return tensor;
+  }
+
+  std::vector<ShardedTensor> run(const ShardMap& map, const ShardedArguments& arguments = {}) {
     return shard_map(mesh_, device_, *stream_, map, arguments);
   }
 

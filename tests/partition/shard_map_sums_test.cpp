@@ -39,12 +39,7 @@ class ShardMapSums : public ShardMapFixture {
     return tensor;
   }
 
-  Tensor row(DType dtype, std::int64_t terms = 0) {
-    Tensor result(dtype, terms > 0 ? Extents{terms, kFeatures} : Extents{kFeatures},
-                  device_.memory());
-    result.fill_zero();
-    return result;
-  }
+  Tensor row(DType dtype) { return zeros(dtype, {kFeatures}); }
 
   ShardSpec summed(std::vector<std::string> axes, bool stacked = false) {
     ShardSpec spec{PartitionSpec()};
@@ -55,17 +50,14 @@ class ShardMapSums : public ShardMapFixture {
 };
 
 TEST_F(ShardMapSums, TermsAddUpInOrderOfRank) {
-  const ShardMap map{.body =
-                         [&](Shards) {
-                           Tensor term = row(DType::float32);
-                           for (std::int64_t j = 0; j < kFeatures; ++j) {
-                             term.view().at<float>({j}) = number(mesh_.rank(), j);
-                           }
-                           return one(std::move(term));
-                         },
-                     .in_specs = {},
-                     .out_specs = {summed({"dp", "sp"})}};
-  const auto results = run(map, {});
+  const auto body = [&](Shards) {
+    Tensor term = row(DType::float32);
+    for (std::int64_t j = 0; j < kFeatures; ++j) {
+      term.view().at<float>({j}) = number(mesh_.rank(), j);
+    }
+    return one(std::move(term));
+  };
+  const auto results = run({body, {}, {summed({"dp", "sp"})}});
   EXPECT_EQ(results[0].global_shape(), (Extents{kFeatures}));
   for (std::int64_t j = 0; j < kFeatures; ++j) {
     float expected = number(0, j);
@@ -75,18 +67,14 @@ TEST_F(ShardMapSums, TermsAddUpInOrderOfRank) {
 }
 
 TEST_F(ShardMapSums, AnAxisThatIsNotSummedKeepsItsParts) {
-  const ShardMap map{
-      .body =
-          [&](Shards) {
-            Tensor term = row(DType::float64, 1);
-            term.view().at<double>({0, 2}) = 1 + mesh_.shape().coordinate(mesh_.rank(), "dp");
-            return one(std::move(term));
-          },
-      .in_specs = {},
-      .out_specs = {summed({"sp"})}};
-  ShardMap by_dp = map;
-  by_dp.out_specs[0].spec = PartitionSpec::parse("dp");
-  const auto results = run(by_dp, {});
+  const auto body = [&](Shards) {
+    Tensor term = zeros(DType::float64, {1, kFeatures});
+    term.view().at<double>({0, 2}) = 1 + mesh_.shape().coordinate(mesh_.rank(), "dp");
+    return one(std::move(term));
+  };
+  ShardSpec by_dp = summed({"sp"});
+  by_dp.spec = PartitionSpec::parse("dp");
+  const auto results = run({body, {}, {by_dp}});
   const int sp = mesh_.shape().axis_size("sp");
   EXPECT_EQ(results[0].global_shape(), (Extents{mesh_.shape().axis_size("dp"), kFeatures}));
   EXPECT_EQ(results[0].local().at<double>({0, 2}),
@@ -96,21 +84,17 @@ TEST_F(ShardMapSums, AnAxisThatIsNotSummedKeepsItsParts) {
 // One term for each tile of the tokens: the order of additions is that of one rank.
 TEST_F(ShardMapSums, TermsOfTilesHaveTheBitsOfOneRank) {
   const ShardedTensor tokens = array("dp+sp,-", kTokens);
-  const ShardMap map{
-      .body =
-          [&](Shards shards) {
-            const std::int64_t tiles = shards[0].size(0) / kTile;
-            Tensor terms = row(DType::float32, tiles);
-            for (std::int64_t i = 0; i < shards[0].size(0); ++i) {
-              for (std::int64_t j = 0; j < kFeatures; ++j) {
-                terms.view().at<float>({i / kTile, j}) += shards[0].at<float>({i, j});
-              }
-            }
-            return one(std::move(terms));
-          },
-      .in_specs = {PartitionSpec::parse("dp+sp,-")},
-      .out_specs = {summed({"dp", "sp"}, true)}};
-  const auto results = run(map, {tokens});
+  const auto body = [&](Shards shards) {
+    Tensor terms = zeros(DType::float32, {shards[0].size(0) / kTile, kFeatures});
+    for (std::int64_t i = 0; i < shards[0].size(0); ++i) {
+      for (std::int64_t j = 0; j < kFeatures; ++j) {
+        terms.view().at<float>({i / kTile, j}) += shards[0].at<float>({i, j});
+      }
+    }
+    return one(std::move(terms));
+  };
+  const auto results =
+      run({body, {PartitionSpec::parse("dp+sp,-")}, {summed({"dp", "sp"}, true)}}, {tokens});
   for (std::int64_t j = 0; j < kFeatures; ++j) {
     float expected = 0;
     for (std::int64_t begin = 0; begin < kTokens; begin += kTile) {
@@ -123,33 +107,26 @@ TEST_F(ShardMapSums, TermsOfTilesHaveTheBitsOfOneRank) {
 }
 
 TEST_F(ShardMapSums, HalfTypesAreRoundedOnce) {
-  const ShardMap map{.body =
-                         [&](Shards) {
-                           Tensor terms(DType::bfloat16, {3, 1}, device_.memory());
-                           const std::vector<std::uint16_t> values{0x4380, 0x3F80, 0x3F80};
-                           for (std::int64_t i = 0; i < 3; ++i) {  // 256, 1 and 1
-                             terms.view().at<std::uint16_t>({i, 0}) =
-                                 mesh_.rank() == 0 ? values[static_cast<std::size_t>(i)] : 0;
-                           }
-                           return one(std::move(terms));
-                         },
-                     .in_specs = {},
-                     .out_specs = {summed({"dp", "sp"}, true)}};
-  EXPECT_EQ(run(map, {})[0].local().at<std::uint16_t>({0}), 0x4381);  // 258
+  const auto body = [&](Shards) {
+    Tensor terms(DType::bfloat16, {3, 1}, device_.memory());
+    const std::vector<std::uint16_t> values{0x4380, 0x3F80, 0x3F80};
+    for (std::int64_t i = 0; i < 3; ++i) {  // 256, 1 and 1
+      terms.view().at<std::uint16_t>({i, 0}) =
+          mesh_.rank() == 0 ? values[static_cast<std::size_t>(i)] : 0;
+    }
+    return one(std::move(terms));
+  };
+  const auto results = run({body, {}, {summed({"dp", "sp"}, true)}});
+  EXPECT_EQ(results[0].local().at<std::uint16_t>({0}), 0x4381);  // 258
 }
 
 TEST_F(ShardMapSums, RanksMayHaveNoTerms) {
-  const ShardMap map{
-      .body =
-          [&](Shards) {
-            Tensor terms(DType::float32, {mesh_.rank() == 0 ? 2 : 0, 1}, device_.memory());
-            terms.fill_zero();
-            if (mesh_.rank() == 0) terms.view().at<float>({1, 0}) = 4;
-            return one(std::move(terms));
-          },
-      .in_specs = {},
-      .out_specs = {summed({"dp", "sp"}, true)}};
-  EXPECT_EQ(run(map, {})[0].local().at<float>({0}), 4);
+  const auto body = [&](Shards) {
+    Tensor terms = zeros(DType::float32, {mesh_.rank() == 0 ? 2 : 0, 1});
+    if (mesh_.rank() == 0) terms.view().at<float>({1, 0}) = 4;
+    return one(std::move(terms));
+  };
+  EXPECT_EQ(run({body, {}, {summed({"dp", "sp"}, true)}})[0].local().at<float>({0}), 4);
 }
 
 // y[i] = Σ_j x[i,j] w[j], with tokens on sp; along dp everything is replicated.
@@ -158,26 +135,21 @@ TEST_F(ShardMapSums, TheTransposeSumsWhatRanksUseForDifferentWork) {
   const ShardedTensor x = array("sp,-", rows);
   const ShardedTensor w = array("-,-", 1);
   const PartitionSpec tokens = PartitionSpec::parse("sp");
-  const ShardMap map{.body =
-                         [&](Shards shards) {
-                           Tensor y(DType::float32, {shards[0].size(0)}, device_.memory());
-                           y.fill_zero();
-                           for (std::int64_t i = 0; i < shards[0].size(0); ++i) {
-                             for (std::int64_t j = 0; j < kFeatures; ++j) {
-                               y.view().at<float>({i}) +=
-                                   shards[0].at<float>({i, j}) * shards[1].at<float>({0, j});
-                             }
-                           }
-                           return one(std::move(y));
-                         },
-                     .in_specs = {tokens, PartitionSpec()},
-                     .out_specs = {tokens}};
+  const auto product = [&](Shards shards) {
+    Tensor y = zeros(DType::float32, {shards[0].size(0)});
+    for (std::int64_t i = 0; i < shards[0].size(0); ++i) {
+      for (std::int64_t j = 0; j < kFeatures; ++j) {
+        y.view().at<float>({i}) += shards[0].at<float>({i, j}) * shards[1].at<float>({0, j});
+      }
+    }
+    return one(std::move(y));
+  };
+  const ShardMap map{product, {tokens, PartitionSpec()}, {tokens}};
   const std::vector<ShardedTensor> y = run(map, {x, w});
   const ShardMap gradients = transpose(map, [&](Shards shards) {
     std::vector<Tensor> results;
     results.emplace_back(DType::float32, shards[0].shape(), device_.memory());
-    results.emplace_back(DType::float32, shards[1].shape(), device_.memory());
-    results[1].fill_zero();
+    results.push_back(zeros(DType::float32, shards[1].shape()));
     for (std::int64_t i = 0; i < shards[0].size(0); ++i) {
       for (std::int64_t j = 0; j < kFeatures; ++j) {
         const float grad = shards[2].at<float>({i});
@@ -209,7 +181,7 @@ TEST_F(ShardMapSums, TheTransposeSumsWhatRanksUseForDifferentWork) {
 TEST_F(ShardMapSums, RefusesWhatCannotBeSummed) {
   const auto body = [&](Shards) { return one(row(DType::float32)); };
   const auto run_with = [&](ShardBody of, ShardSpec spec) {
-    return [this, of = std::move(of), spec = std::move(spec)] { (void)run({of, {}, {spec}}, {}); };
+    return [this, of = std::move(of), spec = std::move(spec)] { (void)run({of, {}, {spec}}); };
   };
   ShardSpec named = summed({"sp"});
   named.spec = PartitionSpec::parse("sp");
@@ -221,17 +193,11 @@ TEST_F(ShardMapSums, RefusesWhatCannotBeSummed) {
   if (mesh_.size() == 1) return;
   const std::string last = "rank " + std::to_string(mesh_.size() - 1);
   const auto shapes = [&](Shards) {
-    Tensor result(DType::float32, {mesh_.rank() == mesh_.size() - 1 ? 2 : 1}, device_.memory());
-    result.fill_zero();
-    return one(std::move(result));
+    return one(zeros(DType::float32, {mesh_.rank() == mesh_.size() - 1 ? 2 : 1}));
   };
   EXPECT_THAT(run_with(shapes, summed({"dp", "sp"})),
               ThrowsMessage<ArgumentError>(AllOf(HasSubstr(last), HasSubstr("[2]"))));
-  const auto scalars = [&](Shards) {
-    Tensor result(DType::float32, Extents(), device_.memory());
-    result.fill_zero();
-    return one(std::move(result));
-  };
+  const auto scalars = [&](Shards) { return one(zeros(DType::float32, Extents())); };
   EXPECT_THROW(run_with(scalars, summed({"sp"}, true))(), ArgumentError);
   const auto dtypes = [&](Shards) {
     return one(row(mesh_.rank() == 0 ? DType::float32 : DType::float64));

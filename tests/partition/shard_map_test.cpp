@@ -44,7 +44,7 @@ class ShardMapTest : public ShardMapFixture {
   }
 
   template <class Error>
-  std::string error_of(const ShardMap& map, const ShardedArguments& arguments) {
+  std::string error_of(const ShardMap& map, const ShardedArguments& arguments = {}) {
     return test::message_of<Error>([&] { (void)run(map, arguments); });
   }
 
@@ -63,14 +63,11 @@ TEST_F(ShardMapTest, IdentityKeepsTheArray) {
     const ShardedTensor array = numbers(length, "dp,sp", kZigzag);
     const ShardSpec spec(PartitionSpec::parse("dp,sp"), {{}, kZigzag});
     const void* seen = nullptr;
-    const ShardMap map{.body =
-                           [&](Shards shards) {
-                             seen = shards[0].data();
-                             return one(copy_of(shards[0]));
-                           },
-                       .in_specs = {spec},
-                       .out_specs = {spec}};
-    const auto results = run(map, {array});
+    const auto body = [&](Shards shards) {
+      seen = shards[0].data();
+      return one(copy_of(shards[0]));
+    };
+    const auto results = run({body, {spec}, {spec}}, {array});
     ASSERT_EQ(results.size(), 1U);
     EXPECT_EQ(results[0].global_shape(), (Extents{4, length}));
     EXPECT_EQ(seen, array.local().data());  // nothing moved
@@ -80,16 +77,14 @@ TEST_F(ShardMapTest, IdentityKeepsTheArray) {
 
 TEST_F(ShardMapTest, ReshardsArgumentsToTheirSpecs) {
   const ShardedTensor array = numbers(11, "dp,sp", kZigzag);
-  const ShardMap map{
-      .body =
-          [&](Shards shards) {
-            std::vector<Tensor> results = one(copy_of(shards[0]));
-            results.push_back(copy_of(shards[1]));
-            return results;
-          },
-      .in_specs = {{PartitionSpec::parse("-,sp"), {{}, kStriped}}, PartitionSpec()},
-      .out_specs = {{PartitionSpec::parse("-,sp"), {{}, kStriped}}, PartitionSpec()}};
-  const auto results = run(map, {array, array});
+  const auto body = [&](Shards shards) {
+    std::vector<Tensor> results = one(copy_of(shards[0]));
+    results.push_back(copy_of(shards[1]));
+    return results;
+  };
+  const std::vector<ShardSpec> specs{{PartitionSpec::parse("-,sp"), {{}, kStriped}},
+                                     PartitionSpec()};
+  const auto results = run({body, specs, specs}, {array, array});
   ASSERT_EQ(results.size(), 2U);
   EXPECT_EQ(results[0].sharding().spec(), PartitionSpec::parse("-,sp"));
   EXPECT_EQ(results[1].sharding().spec(), PartitionSpec());
@@ -100,52 +95,44 @@ TEST_F(ShardMapTest, ReshardsArgumentsToTheirSpecs) {
 TEST_F(ShardMapTest, ReshardsEvenWhereTheShapesAgree) {
   const ShardedTensor array = numbers(4 * mesh_.size(), "dp,sp", kZigzag);
   const ShardSpec striped(PartitionSpec::parse("dp,sp"), {{}, kStriped});
-  const ShardMap map{.body = [&](Shards shards) { return one(copy_of(shards[0])); },
-                     .in_specs = {striped},
-                     .out_specs = {striped}};
-  expect_numbers(run(map, {array})[0]);
+  const auto body = [&](Shards shards) { return one(copy_of(shards[0])); };
+  expect_numbers(run({body, {striped}, {striped}}, {array})[0]);
 }
 
 TEST_F(ShardMapTest, ABodyMayCommunicateAlongAnAxis) {
   const ShardedTensor array = numbers(12, "dp,sp", kStriped);
   const AxisNames axes{"dp", "sp"};
-  const ShardMap map{.body =
-                         [&](Shards shards) {
-                           double sum = 0;
-                           for (std::int64_t i = 0; i < shards[0].size(0); ++i) {
-                             for (std::int64_t j = 0; j < shards[0].size(1); ++j) {
-                               sum += shards[0].at<std::int32_t>({i, j});
-                             }
-                           }
-                           const double total = mesh_.group(axes).control().sum({&sum, 1}).front();
-                           return one(single(static_cast<std::int32_t>(total)));
-                         },
-                     .in_specs = {{PartitionSpec::parse("dp,sp"), {{}, kStriped}}},
-                     .out_specs = {PartitionSpec()}};
-  const auto results = run(map, {array});
+  const auto body = [&](Shards shards) {
+    double sum = 0;
+    for (std::int64_t i = 0; i < shards[0].size(0); ++i) {
+      for (std::int64_t j = 0; j < shards[0].size(1); ++j) {
+        sum += shards[0].at<std::int32_t>({i, j});
+      }
+    }
+    const double total = mesh_.group(axes).control().sum({&sum, 1}).front();
+    return one(single(static_cast<std::int32_t>(total)));
+  };
+  const ShardSpec striped(PartitionSpec::parse("dp,sp"), {{}, kStriped});
+  const auto results = run({body, {striped}, {PartitionSpec()}}, {array});
   EXPECT_EQ(results[0].global_shape(), (Extents{1}));
   EXPECT_EQ(results[0].local().at<std::int32_t>({0}), 47 * 48 / 2);
 }
 
 TEST_F(ShardMapTest, ResultsGrowWithTheAxesThatTheyName) {
-  const ShardMap map{.body = [&](Shards) { return one(single(mesh_.rank())); },
-                     .in_specs = {},
-                     .out_specs = {PartitionSpec::parse("dp+sp")}};
-  const auto results = run(map, {});
+  const auto body = [&](Shards) { return one(single(mesh_.rank())); };
+  const auto results = run({body, {}, {PartitionSpec::parse("dp+sp")}});
   EXPECT_EQ(results[0].global_shape(), (Extents{mesh_.size()}));
 }
 
 TEST_F(ShardMapTest, FindsWhatIsNotReplicated) {
-  ShardMap map{.body =
-                   [&](Shards) {
-                     std::vector<Tensor> results = one(single(5));
-                     results.push_back(single(last() ? 6 : 5));
-                     return results;
-                   },
-               .in_specs = {},
-               .out_specs = {PartitionSpec(), PartitionSpec()}};
+  const auto body = [&](Shards) {
+    std::vector<Tensor> results = one(single(5));
+    results.push_back(single(last() ? 6 : 5));
+    return results;
+  };
+  ShardMap map{body, {}, {PartitionSpec(), PartitionSpec()}};
   if (mesh_.size() == 1) {
-    EXPECT_NO_THROW((void)run(map, {}));
+    EXPECT_NO_THROW((void)run(map));
     return;
   }
   const int sp = mesh_.shape().axis_size("sp");
@@ -153,10 +140,10 @@ TEST_F(ShardMapTest, FindsWhatIsNotReplicated) {
   const int partner = axis == "dp" ? mesh_.size() - 1 - sp : 0;
   const std::string ranks =
       "rank " + std::to_string(mesh_.size() - 1) + " against rank " + std::to_string(partner);
-  EXPECT_THAT(error_of<UserError>(map, {}),
+  EXPECT_THAT(error_of<UserError>(map),
               AllOf(HasSubstr("result 1"), HasSubstr("'" + axis + "'"), HasSubstr(ranks)));
   map.check_replication = false;
-  EXPECT_NO_THROW((void)run(map, {}));
+  EXPECT_NO_THROW((void)run(map));
 }
 
 TEST_F(ShardMapTest, AnAxisThatTheSpecNamesMayDiffer) {
@@ -164,28 +151,23 @@ TEST_F(ShardMapTest, AnAxisThatTheSpecNamesMayDiffer) {
   const auto body = [&](Shards) {
     return one(single(mesh_.shape().coordinate(mesh_.rank(), "sp")));
   };
-  EXPECT_NO_THROW(
-      (void)run({.body = body, .in_specs = {}, .out_specs = {PartitionSpec::parse("sp")}}, {}));
+  EXPECT_NO_THROW((void)run({body, {}, {PartitionSpec::parse("sp")}}));
   if (mesh_.shape().axis_size("sp") == 1) return;
-  EXPECT_THAT(error_of<UserError>(
-                  {.body = body, .in_specs = {}, .out_specs = {PartitionSpec::parse("dp")}}, {}),
+  EXPECT_THAT(error_of<UserError>({body, {}, {PartitionSpec::parse("dp")}}),
               AllOf(HasSubstr("result 0"), HasSubstr("'sp'")));
 }
 
 TEST_F(ShardMapTest, OneBitIsADifference) {
-  const ShardMap map{.body =
-                         [&](Shards) {
-                           Tensor result(DType::uint8, {1027}, device_.memory());
-                           result.fill_zero();
-                           if (last()) result.view().at<std::uint8_t>({1026}) = 128;
-                           return one(std::move(result));
-                         },
-                     .in_specs = {},
-                     .out_specs = {PartitionSpec()}};
+  const auto body = [&](Shards) {
+    Tensor result = zeros(DType::uint8, {1027});
+    if (last()) result.view().at<std::uint8_t>({1026}) = 128;
+    return one(std::move(result));
+  };
+  const ShardMap map{body, {}, {PartitionSpec()}};
   if (mesh_.size() == 1) {
-    EXPECT_NO_THROW((void)run(map, {}));
+    EXPECT_NO_THROW((void)run(map));
   } else {
-    EXPECT_THROW((void)run(map, {}), UserError);
+    EXPECT_THROW((void)run(map), UserError);
   }
 }
 
@@ -207,13 +189,13 @@ TEST_F(ShardMapTest, AllRanksThrowWhatOneBodyThrows) {
     return one(single(1));
   };
   const PartitionSpec whole;
-  EXPECT_THAT(error_of<UserError>({user_error, {}, {whole}}, {}),
+  EXPECT_THAT(error_of<UserError>({user_error, {}, {whole}}),
               HasSubstr(blame() + "window: got -3, expected -1 or more"));
   const auto other_error = [&](Shards) -> std::vector<Tensor> {
     if (last()) throw std::runtime_error("disk on fire");
     return one(single(1));
   };
-  EXPECT_THAT(error_of<LibraryError>({other_error, {}, {whole}}, {}),
+  EXPECT_THAT(error_of<LibraryError>({other_error, {}, {whole}}),
               HasSubstr(blame() + "disk on fire"));
 }
 
@@ -222,19 +204,12 @@ TEST_F(ShardMapTest, ResultsMustFitTogether) {
   const std::string rank = "rank " + std::to_string(mesh_.size() - 1);
   const PartitionSpec whole;
   const auto dtypes = [&](Shards) {
-    Tensor result(last() ? DType::float32 : DType::int32, {1}, device_.memory());
-    result.fill_zero();
-    return one(std::move(result));
+    return one(zeros(last() ? DType::float32 : DType::int32, {1}));
   };
-  EXPECT_THAT(error_of<UserError>({dtypes, {}, {whole}}, {}),
+  EXPECT_THAT(error_of<UserError>({dtypes, {}, {whole}}),
               AllOf(HasSubstr(rank), HasSubstr("float32")));
-  const auto shapes = [&](Shards) {
-    Tensor result(DType::int32, {last() ? 2 : 1}, device_.memory());
-    result.fill_zero();
-    return one(std::move(result));
-  };
-  EXPECT_THAT(error_of<UserError>({shapes, {}, {whole}}, {}),
-              AllOf(HasSubstr(rank), HasSubstr("[2]")));
+  const auto shapes = [&](Shards) { return one(zeros(DType::int32, {last() ? 2 : 1})); };
+  EXPECT_THAT(error_of<UserError>({shapes, {}, {whole}}), AllOf(HasSubstr(rank), HasSubstr("[2]")));
 }
 
 TEST_F(ShardMapTest, BadSpecsAreErrorsOnAllRanks) {

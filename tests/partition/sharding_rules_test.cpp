@@ -20,22 +20,6 @@ const MeshShape kFullMesh({{"dp", 2}, {"fsdp", 1}, {"ep", 1}, {"tp", 2}, {"sp", 
 constexpr AttentionMode kTrain = AttentionMode::train;
 constexpr AttentionMode kDecode = AttentionMode::autoregressive;
 
-TEST(ShardingRules, DefaultsAreThoseOfTheContract) {
-  const ShardingRules rules = ShardingRules().for_mesh(kFullMesh);
-  for (const AttentionMode mode : kAttentionModes) {
-    EXPECT_EQ(to_string(rules.query_spec(mode)), "fsdp+dp,sp,tp,-");
-    EXPECT_EQ(to_string(rules.kv_spec(mode)), "fsdp+dp,sp,tp,-");
-    EXPECT_EQ(to_string(rules.lse_spec(mode)), "fsdp+dp,tp,sp");
-    EXPECT_EQ(to_string(rules.bias_spec(mode, {2, 8, 16, 16})), "fsdp+dp,tp,sp,-");
-    EXPECT_EQ(to_string(rules.bias_spec(mode, {2, 1, 16, 16})), "fsdp+dp,-,sp,-");
-    EXPECT_EQ(to_string(rules.query_segments_spec(mode)), "fsdp+dp,sp");
-    EXPECT_EQ(to_string(rules.kv_segments_spec(mode)), "fsdp+dp,sp");
-    EXPECT_EQ(to_string(rules.lengths_spec(mode)), "fsdp+dp");
-    EXPECT_EQ(to_string(rules.sinks_spec(mode, 2)), "tp,-");
-    EXPECT_EQ(rules.sinks_spec(mode, 1), PartitionSpec());
-  }
-}
-
 TEST(ShardingRules, DefaultsNameOnlyAxesOfTheMesh) {
   const ShardingRules rules = ShardingRules().for_mesh(MeshShape({{"sp", 4}}));
   EXPECT_EQ(to_string(rules.query_spec(kTrain)), "-,sp,-,-");
@@ -52,14 +36,6 @@ TEST(ShardingRules, WhatBroadcastsStaysWhole) {
   EXPECT_EQ(rules.bias_spec(kTrain, {}), PartitionSpec());
   EXPECT_THROW((void)rules.bias_spec(kTrain, {1, 1, 1, 1, 1}), ArgumentError);
   EXPECT_THROW((void)rules.sinks_spec(kTrain, 3), ArgumentError);
-}
-
-TEST(ShardingRules, AnExplicitNoneIsHonoured) {
-  ShardingRules rules;
-  rules.set({SemanticAxis::query_length, kDecode, {}});
-  EXPECT_EQ(to_string(rules.query_spec(kDecode)), "fsdp+dp,-,tp,-");
-  EXPECT_EQ(to_string(rules.kv_spec(kDecode)), "fsdp+dp,sp,tp,-");
-  EXPECT_EQ(to_string(rules.query_spec(kTrain)), "fsdp+dp,sp,tp,-");
 }
 
 TEST(ShardingRules, TheMostSpecificRuleWins) {

@@ -31,7 +31,7 @@ using Index = std::vector<PositionRanges>;
 Bytes filled(const Index& index, DType dtype, int which) {
   Bytes bytes;
   bytes.reserve(1);  // null would mean that nobody wants it
-  test::for_each_position(index, [&](const std::vector<std::int64_t>& at) {
+  test::for_each_entry(index, [&](const auto&, const std::vector<std::int64_t>& at) {
     float value = static_cast<float>(which);
     for (const std::int64_t i : at) value = value * 31.7F + static_cast<float>(i) * 1.3F;
     value = std::sin(value);
@@ -47,12 +47,9 @@ Bytes filled(const Index& index, DType dtype, int which) {
 // A rank's part of a whole tensor.
 Bytes part_of(const Bytes& whole, const Extents& shape, const Index& index, DType dtype) {
   Bytes part;
-  test::for_each_position(index, [&](const std::vector<std::int64_t>& at) {
-    std::int64_t flat = 0;
-    for (std::size_t dim = 0; dim < at.size(); ++dim) {
-      flat = flat * shape[static_cast<int>(dim)] + at[dim];
-    }
-    const std::byte* const first = whole.data() + flat * static_cast<std::int64_t>(size_of(dtype));
+  test::for_each_entry(index, [&](const auto&, const std::vector<std::int64_t>& at) {
+    const std::byte* const first =
+        whole.data() + test::linear(shape, at) * static_cast<std::int64_t>(size_of(dtype));
     part.insert(part.end(), first, first + size_of(dtype));
   });
   return part;

@@ -1,7 +1,10 @@
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
+#include <span>
+#include <utility>
 #include <vector>
 
 #include <annulus/core/position.hpp>
@@ -24,17 +27,40 @@ void for_each_index(const Extents& shape, const Visit& visit) {
   }
 }
 
-/// Calls `visit` with the global positions of every entry of a shard, the last dimension fastest.
+/// Calls `visit(i, j, …)` with every index below `sizes`, the last one fastest.
+template <std::size_t N, class Visit>
+void for_each_of(const std::array<std::int64_t, N>& sizes, const Visit& visit) {
+  for_each_index(Extents(std::span<const std::int64_t>(sizes)),
+                 [&](const std::vector<std::int64_t>& at) {
+                   [&]<std::size_t... I>(std::index_sequence<I...> /*dims*/) {
+                     visit(at[I]...);
+                   }
+                   (std::make_index_sequence<N>());
+                 });
+}
+
+/// Calls `visit(local, global)` with the indices of every entry of a shard in the shard and in the
+/// array, the last dimension fastest.
 template <class Visit>
-void for_each_position(const std::vector<PositionRanges>& shard, const Visit& visit) {
+void for_each_entry(const std::vector<PositionRanges>& shard, const Visit& visit) {
   std::vector<std::int64_t> sizes;
   for (const PositionRanges& positions : shard) sizes.push_back(positions.size());
-  for_each_index(Extents(sizes), [&](std::vector<std::int64_t> at) {
-    for (std::size_t dim = 0; dim < at.size(); ++dim) {
-      at[dim] = shard[dim].global(LocalPosition(at[dim])).value();
+  for_each_index(Extents(sizes), [&](const std::vector<std::int64_t>& local) {
+    std::vector<std::int64_t> global;
+    for (const PositionRanges& positions : shard) {
+      global.push_back(positions.global(LocalPosition(local[global.size()])).value());
     }
-    visit(at);
+    visit(local, std::as_const(global));
   });
+}
+
+/// Row-major number of an index.
+inline std::int64_t linear(const Extents& shape, const std::vector<std::int64_t>& index) {
+  std::int64_t result = 0;
+  for (int dim = 0; dim < shape.rank(); ++dim) {
+    result = result * shape[dim] + index[static_cast<std::size_t>(dim)];
+  }
+  return result;
 }
 
 }  // namespace annulus::test

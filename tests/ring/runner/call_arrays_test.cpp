@@ -12,7 +12,7 @@
 
 #include "tests/ring/runner/no_operations.hpp"
 #include "tests/support/message_of.hpp"
-#include "tests/support/pretended_gpu.hpp"
+#include "tests/support/pretended_device.hpp"
 #include "tests/support/test_world.hpp"
 
 namespace annulus::ring {
@@ -61,7 +61,7 @@ class CallArraysTest : public ::testing::Test {
     return {numbers + batches.begin, numbers + batches.end()};
   }
 
-  test::PretendedGpu device_{0};
+  test::PretendedDevice device_{Place::cuda(0)};
   HostStream stream_{"compute", test::kWatchdog, nullptr};
   Writing operations_;
 };

@@ -8,11 +8,11 @@
 
 namespace annulus::test {
 
-/// The host under the place of a GPU.
-class PretendedGpu final : public Device {
+/// The host under another place, such as that of a GPU.
+class PretendedDevice : public Device {
  public:
-  explicit PretendedGpu(int index) : index_(index) {}
-  [[nodiscard]] Place place() const noexcept override { return Place::cuda(index_); }
+  explicit PretendedDevice(Place place) : place_(place) {}
+  [[nodiscard]] Place place() const noexcept override { return place_; }
   [[nodiscard]] MemoryPool& memory() noexcept override { return host_.memory(); }
   [[nodiscard]] MemoryPool& staging() override { return host_.staging(); }
   using Device::make_stream;
@@ -26,7 +26,7 @@ class PretendedGpu final : public Device {
   }
 
  private:
-  int index_;
+  Place place_;
   HostDevice host_;
 };
 

@@ -11,6 +11,7 @@
 #include <annulus/core/error.hpp>
 #include <annulus/core/host_stream.hpp>
 
+#include "tests/support/idle_stream.hpp"
 #include "tests/support/message_of.hpp"
 
 namespace annulus {
@@ -210,24 +211,9 @@ TEST_F(HostStreamTest, OperationsAreTraced) {
   EXPECT_GE(span.end_ns, span.begin_ns);
 }
 
-class OtherStream final : public Stream {
- public:
-  [[nodiscard]] const std::string& name() const noexcept override { return name_; }
-  [[nodiscard]] Place place() const noexcept override { return Place::cuda(2); }
-  [[nodiscard]] std::shared_ptr<Event> record() override { return nullptr; }
-  void wait(std::shared_ptr<Event> /*event*/) override {}
-  void synchronize(const Waiting& /*waiting*/) override {}
-  void progress() override {}
-  void begin_span(TraceLabel /*label*/) override {}
-  void end_span() override {}
-
- private:
-  std::string name_ = "compute";
-};
-
 TEST_F(HostStreamTest, OnlyHostStreamsAreHostStreams) {
   EXPECT_EQ(&HostStream::of(a_), &a_);
-  OtherStream other;
+  test::IdleStream other(Place::cuda(2), "compute");
   EXPECT_THAT(test::message_of<InternalError>([&] { (void)HostStream::of(other); }),
               HasSubstr("'compute' on cuda:2"));
 }

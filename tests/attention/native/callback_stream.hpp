@@ -1,29 +1,20 @@
 #pragma once
 
 #include <functional>
-#include <memory>
-#include <string>
 #include <utility>
 
-#include <annulus/core/stream.hpp>
+#include "tests/support/idle_stream.hpp"
 
 namespace annulus::test {
 
 /// A background stream that calls back whenever it is moved along.
-class CallbackStream final : public Stream {
+class CallbackStream final : public IdleStream {
  public:
-  explicit CallbackStream(std::function<void()> callback) : callback_(std::move(callback)) {}
-  [[nodiscard]] const std::string& name() const noexcept override { return name_; }
-  [[nodiscard]] Place place() const noexcept override { return Place::host(); }
-  [[nodiscard]] std::shared_ptr<Event> record() override { return nullptr; }
-  void wait(std::shared_ptr<Event> /*event*/) override {}
-  void synchronize(const Waiting& /*waiting*/) override {}
+  explicit CallbackStream(std::function<void()> callback)
+      : IdleStream(Place::host(), "background"), callback_(std::move(callback)) {}
   void progress() override { callback_(); }
-  void begin_span(TraceLabel /*label*/) override {}
-  void end_span() override {}
 
  private:
-  std::string name_ = "background";
   std::function<void()> callback_;
 };
 

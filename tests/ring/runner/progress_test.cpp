@@ -9,26 +9,19 @@
 #include <gtest/gtest.h>
 
 #include "runner/transfer_wait.hpp"
+#include "tests/support/idle_stream.hpp"
 
 namespace annulus::ring {
 namespace {
 
 /// A stream of a device that has come as far as the test says.
-class StreamAt final : public Stream {
+class StreamAt final : public test::IdleStream {
  public:
-  [[nodiscard]] const std::string& name() const noexcept override { return name_; }
-  [[nodiscard]] Place place() const noexcept override { return Place::cuda(0); }
-  [[nodiscard]] std::shared_ptr<Event> record() override { return nullptr; }
-  void wait(std::shared_ptr<Event> /*event*/) override {}
-  void synchronize(const Waiting& /*waiting*/) override {}
-  void progress() override {}
+  StreamAt() : IdleStream(Place::cuda(0)) {}
   void mark(std::uint32_t value) override { mark_ = value; }
   [[nodiscard]] std::uint32_t marked() const override { return mark_; }
-  void begin_span(TraceLabel /*label*/) override {}
-  void end_span() override {}
 
  private:
-  std::string name_ = "test";
   std::uint32_t mark_ = 0;
 };
 

@@ -1,7 +1,6 @@
 #include "cuda/native_cuda.hpp"
 
 #include <algorithm>
-#include <initializer_list>
 #include <string>
 #include <vector>
 
@@ -92,7 +91,6 @@ class NativeCudaKernel final : public Kernel {
   void forward(const AttentionBlock& block, const SoftmaxState& result,
                const ExecutionContext& context) override {
     check_forward(problem_, block, result);
-    check_dtypes({block.query, block.key, block.value});
     if (block.query.elements() == 0) return;
     const auto current = device_.make_current();
     launch(block, result, CudaStream::of(context.stream).raw());
@@ -101,19 +99,12 @@ class NativeCudaKernel final : public Kernel {
   void backward(const BackwardBlock& block, const Gradients& gradients,
                 const ExecutionContext& context) override {
     check_gradients(problem_, block, gradients);
-    check_dtypes({block.query, block.key, block.value, block.grad_output});
     if (block.query.elements() == 0 || block.key.elements() == 0) return;
     const auto current = device_.make_current();
     launch(block, gradients, CudaStream::of(context.stream).raw());
   }
 
  private:
-  void check_dtypes(std::initializer_list<ConstTensorView> tensors) const {
-    for (const ConstTensorView& tensor : tensors) {
-      check(tensor.dtype() == problem_.dtype, "a tensor does not have the problem's dtype");
-    }
-  }
-
   // All but the rows and columns, and what begins at a row.
   void describe(const AttentionBlock& block, cuda::NativeBlock& a) const {
     a.key = block.key.data();

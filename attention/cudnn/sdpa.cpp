@@ -15,6 +15,7 @@
 #include "cudnn/cudnn_handle.hpp"
 #include "cudnn/sdpa_backward.hpp"
 #include "cudnn/sdpa_block.hpp"
+#include "problem/block_checks.hpp"
 
 namespace annulus {
 namespace {
@@ -24,10 +25,15 @@ constexpr std::size_t kOldestVersion = 91200;  // strided LSE
 class SdpaKernel final : public Kernel {
  public:
   SdpaKernel(const AttentionProblem& problem, Device& device)
-      : problem_(problem), device_(device), workspace_(device), backward_(problem, device) {}
+      : problem_(problem),
+        device_(device),
+        blocks_(problem, device),
+        workspace_(device),
+        backward_(problem, device) {}
 
   void prepare(const AttentionBlock& block, const SoftmaxState& result) override {
     if (is_empty(block)) return;
+    check(block, result);
     if (const std::string obstacle = sdpa_layout_obstacle("output", result.output);
         !obstacle.empty()) {
       throw UnsupportedError("cuDNN attention: " + obstacle);
@@ -41,7 +47,7 @@ class SdpaKernel final : public Kernel {
     check(block, result);
     const auto current = device_.make_current();
     if (is_empty(block)) return cuda::reset(result, context.stream);
-    const Kept& kept = find(block, result);
+    const SdpaKept& kept = find(block, result);
     kept.plan->run(cudnn_handle(CudaStream::of(context.stream).raw()),
                    {block.query.data(), block.key.data(), block.value.data(), result.output.data(),
                     result.lse.data(), workspace_.data(), kept.lengths.at_least_one_row().data(),
@@ -62,53 +68,25 @@ class SdpaKernel final : public Kernel {
   }
 
  private:
-  struct Kept {
-    std::shared_ptr<const SdpaPlan> plan;
-    SdpaLengths lengths;
-  };
-
   void check(const AttentionBlock& block, const SoftmaxState& result) const {
-    const Extents& query = block.query.shape();
-    const bool good =
-        fit_together(block) && block.query.dtype() == problem_.dtype &&
-        block.key.dtype() == problem_.dtype && block.value.dtype() == problem_.dtype &&
-        result.output.dtype() == problem_.dtype && result.lse.dtype() == DType::float32 &&
-        result.output.shape() == Extents{query[0], query[1], query[2], block.value.size(3)} &&
-        result.lse.shape() == Extents{query[0], query[2], query[1]};
-    if (good) return;
-    throw InternalError(
-        fmt::format("cuDNN attention: query {}, key {}, value {}, {} output {}, {} LSE {}",
-                    to_string(query), to_string(block.key.shape()), to_string(block.value.shape()),
-                    name_of(result.output.dtype()), to_string(result.output.shape()),
-                    name_of(result.lse.dtype()), to_string(result.lse.shape())));
+    const BlockChecks checks("cuDNN attention", problem_);
+    checks.check(block, result);
+    checks.require(result.output.dtype() == problem_.dtype && result.lse.dtype() == DType::float32,
+                   "output is not of the problem's dtype, or LSE is not float32");
   }
 
-  const Kept& find(const AttentionBlock& block, const SoftmaxState& result) {
+  const SdpaKept& find(const AttentionBlock& block, const SoftmaxState& result) {
     SdpaDescriptor shape = describe(problem_, block);
     shape.output = first_strides(result.output);
     shape.lse = first_strides(result.lse);
-    return blocks_.find(shape, block, [&] { return make(shape, block); });
-  }
-
-  Kept make(const SdpaDescriptor& shape, const AttentionBlock& block) {
-    if (!fit_together(block)) throw InternalError("cuDNN attention: tensors do not fit together");
-    const BlockGeometry geometry = geometry_of(block);
-    const LocalMask mask = sdpa_mask(problem_, geometry);
-    for (const std::string& obstacle :
-         {sdpa_takes(problem_, geometry).reason(), sdpa_layout_obstacle(block),
-          sdpa_version_obstacle(mask, block.key.size(1))}) {
-      if (!obstacle.empty()) throw UnsupportedError("cuDNN attention: " + obstacle);
-    }
-    SdpaDescriptor descriptor = shape;
-    set_mask(descriptor, mask);
-    Kept kept{shared_sdpa_plan(descriptor), SdpaLengths(mask, device_.memory())};
+    const SdpaKept& kept = blocks_.find(shape, block);
     workspace_.reserve(kept.plan->workspace_bytes());
     return kept;
   }
 
   const AttentionProblem& problem_;
   Device& device_;
-  SdpaBlocks<Kept> blocks_;
+  SdpaBlocks blocks_;
   Workspace workspace_;
   SdpaBackward backward_;
 };

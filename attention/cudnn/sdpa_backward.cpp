@@ -3,13 +3,11 @@
 #include <string>
 #include <utility>
 
-#include <fmt/format.h>
-
 #include <annulus/core/cuda_stream.hpp>
 #include <annulus/core/error.hpp>
 
 #include "cudnn/cudnn_handle.hpp"
-#include "cudnn/sdpa.hpp"
+#include "problem/block_checks.hpp"
 
 namespace annulus {
 namespace {
@@ -24,11 +22,12 @@ bool is_wanted(const TensorView& gradient) {
 
 void SdpaBackward::prepare(const BackwardBlock& block, const Gradients& gradients) {
   check(block, gradients);
-  if (is_empty(forward_of(block))) return;
+  const AttentionBlock forward = forward_of(block);
+  if (is_empty(forward)) return;
   const std::string obstacle = sdpa_layout_obstacle("the output's gradient", block.grad_output);
   if (!obstacle.empty()) throw UnsupportedError("cuDNN attention, backward: " + obstacle);
   const auto current = device_.make_current();
-  (void)find(block);
+  (void)find(forward);
 }
 
 void SdpaBackward::run(const BackwardBlock& block, const Gradients& gradients, Stream& stream) {
@@ -36,7 +35,7 @@ void SdpaBackward::run(const BackwardBlock& block, const Gradients& gradients, S
   const AttentionBlock forward = forward_of(block);
   if (is_empty(forward)) return;
   const auto current = device_.make_current();
-  const Kept& kept = find(block);
+  const SdpaKept& kept = find(forward);
   const Parts parts = parts_of(forward, workspace_.data());
   cuda::make_sdpa_rows(block.grad_output, block.lse, block.delta, parts.rows, stream);
   SdpaPlan::Arguments arguments{block.query.data(),
@@ -62,52 +61,15 @@ void SdpaBackward::run(const BackwardBlock& block, const Gradients& gradients, S
 }
 
 void SdpaBackward::check(const BackwardBlock& block, const Gradients& gradients) const {
-  const AttentionBlock forward = forward_of(block);
-  const Extents& query = block.query.shape();
-  const Extents rows{query[0], query[2], query[1]};
-  const auto is_gradient = [](const TensorView& tensor, const Extents& shape) {
-    return !is_wanted(tensor) || (tensor.shape() == shape && tensor.dtype() == DType::float32);
-  };
-  bool good =
-      fit_together(forward) &&
-      block.grad_output.shape() == Extents{query[0], query[1], query[2], block.value.size(3)} &&
-      block.lse.shape() == rows && block.lse.dtype() == DType::float32 &&
-      block.delta.shape() == rows && block.delta.dtype() == DType::float32 &&
-      is_gradient(gradients.query, query) && is_gradient(gradients.key, block.key.shape()) &&
-      is_gradient(gradients.value, block.value.shape()) && !is_wanted(gradients.bias);
-  for (const ConstTensorView* tensor :
-       {&block.query, &block.key, &block.value, &block.grad_output}) {
-    good = good && tensor->dtype() == problem_.dtype;
-  }
-  if (good) return;
-  throw InternalError(fmt::format(
-      "cuDNN attention, backward: {} query {}, key {}, value {}, {} LSE {}, {} delta {}, gradients "
-      "{}, {} and {}",
-      name_of(block.query.dtype()), to_string(query), to_string(block.key.shape()),
-      to_string(block.value.shape()), name_of(block.lse.dtype()), to_string(block.lse.shape()),
-      name_of(block.delta.dtype()), to_string(block.delta.shape()),
-      to_string(gradients.query.shape()), to_string(gradients.key.shape()),
-      to_string(gradients.value.shape())));
+  const BlockChecks checks("cuDNN attention, backward", problem_);
+  checks.check(block, gradients);
+  checks.require(!is_wanted(gradients.bias), "there is no gradient of a bias");
 }
 
-const SdpaBackward::Kept& SdpaBackward::find(const BackwardBlock& block) {
-  const AttentionBlock forward = forward_of(block);
-  SdpaDescriptor shape = describe(problem_, forward);
+const SdpaKept& SdpaBackward::find(const AttentionBlock& block) {
+  SdpaDescriptor shape = describe(problem_, block);
   shape.backward = true;
-  return blocks_.find(shape, forward, [&] { return make(shape, forward); });
-}
-
-SdpaBackward::Kept SdpaBackward::make(const SdpaDescriptor& shape, const AttentionBlock& block) {
-  const BlockGeometry geometry = geometry_of(block);
-  const LocalMask mask = sdpa_backward_mask(problem_, geometry);
-  for (const std::string& obstacle :
-       {sdpa_takes_backward(problem_, geometry).reason(), sdpa_layout_obstacle(block),
-        sdpa_version_obstacle(mask, block.key.size(1))}) {
-    if (!obstacle.empty()) throw UnsupportedError("cuDNN attention, backward: " + obstacle);
-  }
-  SdpaDescriptor descriptor = shape;
-  set_mask(descriptor, mask);
-  Kept kept{shared_sdpa_plan(descriptor), SdpaLengths(mask, device_.memory())};
+  const SdpaKept& kept = blocks_.find(shape, block);
   workspace_.reserve(parts_of(block, nullptr).bytes + kept.plan->workspace_bytes());
   return kept;
 }

@@ -2,7 +2,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 
 #include <annulus/attention/implementation.hpp>
 #include <annulus/core/workspace.hpp>
@@ -19,7 +18,7 @@ class SdpaBackward {
  public:
   /// Both must outlive it.
   SdpaBackward(const AttentionProblem& problem, Device& device)
-      : problem_(problem), device_(device), workspace_(device) {}
+      : problem_(problem), device_(device), blocks_(problem, device), workspace_(device) {}
 
   /// Builds the plan and takes the workspace. Throws UnsupportedError for a block that run() cannot
   /// take.
@@ -28,10 +27,6 @@ class SdpaBackward {
   void run(const BackwardBlock& block, const Gradients& gradients, Stream& stream);
 
  private:
-  struct Kept {
-    std::shared_ptr<const SdpaPlan> plan;
-    SdpaLengths lengths;
-  };
   // The parts of the workspace.
   struct Parts {
     cuda::SdpaRows rows;
@@ -40,14 +35,13 @@ class SdpaBackward {
   };
 
   void check(const BackwardBlock& block, const Gradients& gradients) const;
-  [[nodiscard]] const Kept& find(const BackwardBlock& block);
-  [[nodiscard]] Kept make(const SdpaDescriptor& shape, const AttentionBlock& block);
+  [[nodiscard]] const SdpaKept& find(const AttentionBlock& block);
   // The parts, in memory that begins at `base`. `base` may be null if only the size is asked for.
   [[nodiscard]] Parts parts_of(const AttentionBlock& block, void* base) const;
 
   const AttentionProblem& problem_;
   Device& device_;
-  SdpaBlocks<Kept> blocks_;
+  SdpaBlocks blocks_;
   Workspace workspace_;
 };
 

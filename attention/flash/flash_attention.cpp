@@ -8,13 +8,13 @@
 #include <annulus/attention/softmax_state_cuda.hpp>
 #include <annulus/core/cuda_stream.hpp>
 #include <annulus/core/division.hpp>
-#include <annulus/core/error.hpp>
 
 #include "flash/argument_views.hpp"
 #include "flash/head_dims.hpp"
 #include "flash/is_general.hpp"
 #include "flash/small_tanh.hpp"
 #include "flash/tensor_map.hpp"
+#include "problem/block_checks.hpp"
 
 namespace annulus::flash {
 namespace {
@@ -166,32 +166,6 @@ const Tensor& FlashAttention::counters_for(Entry& entry, cudaStream_t stream) {
   return entry.counters.back().values;
 }
 
-void FlashAttention::check(const AttentionBlock& block, const SoftmaxState& result) const {
-  const Extents& query = block.query.shape();
-  block.scores.check(problem_, query, block.columns.size());
-  const Extents& key = block.key.shape();
-  const bool good =
-      query.rank() == 4 && key == Extents{query[0], key[1], key[2], query[3]} &&
-      block.value.shape() == Extents{key[0], key[1], key[2], block.value.size(3)} && key[2] > 0 &&
-      query[2] % key[2] == 0 && block.rows.size() == query[1] && block.columns.size() == key[1] &&
-      block.query.dtype() == problem_.dtype && block.key.dtype() == problem_.dtype &&
-      block.value.dtype() == problem_.dtype &&
-      (result.output.dtype() == problem_.dtype || result.output.dtype() == DType::float32) &&
-      (result.lse.dtype() == DType::float32 || result.lse.dtype() == DType::float64) &&
-      result.output.shape() == Extents{query[0], query[1], query[2], block.value.size(3)} &&
-      result.lse.shape() == Extents{query[0], query[2], query[1]} &&
-      (!block.state || (block.state->output.dtype() == DType::float32 &&
-                        block.state->output.shape() == result.output.shape() &&
-                        block.state->lse.shape() == result.lse.shape())) &&
-      (block.arrived_from == nullptr || problem_.dtype != DType::float32);
-  if (good) return;
-  throw InternalError(
-      fmt::format("flash attention: query {}, key {}, value {}, {} output {}, {} LSE {}",
-                  to_string(query), to_string(key), to_string(block.value.shape()),
-                  name_of(result.output.dtype()), to_string(result.output.shape()),
-                  name_of(result.lse.dtype()), to_string(result.lse.shape())));
-}
-
 Arguments FlashAttention::arguments_of(const Entry& entry, const Tensor& counters,
                                        const AttentionBlock& block,
                                        const SoftmaxState& result) const {
@@ -247,7 +221,10 @@ Arguments FlashAttention::arguments_of(const Entry& entry, const Tensor& counter
 }
 
 void FlashAttention::run(const AttentionBlock& block, const SoftmaxState& result, Stream& stream) {
-  check(block, result);
+  const BlockChecks checks("flash attention", problem_);
+  checks.check(block, result);
+  checks.require(block.arrived_from == nullptr || problem_.dtype != DType::float32,
+                 "columns of float32 that arrive");
   if (block.query.elements() == 0) return;
   if (block.key.elements() == 0) {
     if (!block.state) return cuda::reset(result, stream);

@@ -64,7 +64,6 @@ class FlashAttention {
   [[nodiscard]] Arguments arguments_of(const Entry& entry, const Tensor& counters,
                                        const AttentionBlock& block,
                                        const SoftmaxState& result) const;
-  void check(const AttentionBlock& block, const SoftmaxState& result) const;
 
   const AttentionProblem& problem_;
   Device& device_;

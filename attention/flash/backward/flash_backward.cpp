@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <string>
 
-#include <fmt/format.h>
-
 #include <annulus/attention/local_mask.hpp>
 #include <annulus/core/cuda_stream.hpp>
 #include <annulus/core/division.hpp>
@@ -19,6 +17,7 @@
 #include "flash/is_general.hpp"
 #include "flash/small_tanh.hpp"
 #include "flash/tensor_map.hpp"
+#include "problem/block_checks.hpp"
 
 namespace annulus::flash::backward {
 namespace {
@@ -151,43 +150,12 @@ FlashBackward::Entry FlashBackward::make_entry(const BackwardBlock& block) const
   return entry;
 }
 
-void FlashBackward::check(const BackwardBlock& block, const Gradients& gradients) const {
-  const Extents& query = block.query.shape();
-  const Extents& key = block.key.shape();
-  const Extents& value = block.value.shape();
-  const Extents rows{query[0], query[2], query[1]};
-  block.scores.check(problem_, query, block.columns.size());
-  const auto is_gradient = [](const TensorView& tensor, const Extents& shape) {
-    return !is_wanted(tensor) || (tensor.shape() == shape && tensor.dtype() == DType::float32);
-  };
-  bool good = query.rank() == 4 && key == Extents{query[0], key[1], key[2], query[3]} &&
-              value == Extents{key[0], key[1], key[2], value[3]} && key[2] > 0 &&
-              query[2] % key[2] == 0 && query[3] == problem_.shape.head_dim &&
-              value[3] == problem_.shape.value_dim &&
-              block.grad_output.shape() == Extents{query[0], query[1], query[2], value[3]} &&
-              block.lse.shape() == rows && block.lse.dtype() == DType::float32 &&
-              block.delta.shape() == rows && block.delta.dtype() == DType::float32 &&
-              is_gradient(gradients.query, query) && is_gradient(gradients.key, key) &&
-              is_gradient(gradients.value, value) &&
-              (!is_wanted(gradients.bias) ||
-               (block.scores.bias && is_gradient(gradients.bias, block.scores.bias->shape())));
-  for (const ConstTensorView* tensor :
-       {&block.query, &block.key, &block.value, &block.grad_output}) {
-    good = good && tensor->dtype() == problem_.dtype;
-  }
-  if (good) return;
-  throw InternalError(
-      fmt::format("flash attention, backward: {} query {}, key {}, value {}, {} "
-                  "LSE {}, {} delta {}, gradients {}, {}, {} and {}",
-                  name_of(block.query.dtype()), to_string(query), to_string(key), to_string(value),
-                  name_of(block.lse.dtype()), to_string(block.lse.shape()),
-                  name_of(block.delta.dtype()), to_string(block.delta.shape()),
-                  to_string(gradients.query.shape()), to_string(gradients.key.shape()),
-                  to_string(gradients.value.shape()), to_string(gradients.bias.shape())));
-}
-
 Arguments FlashBackward::arguments_of(const BackwardBlock& block, const Gradients& gradients) {
-  check(block, gradients);
+  const BlockChecks checks("flash attention, backward", problem_);
+  checks.check(block, gradients);
+  checks.require(block.query.size(3) == problem_.shape.head_dim &&
+                     block.value.size(3) == problem_.shape.value_dim,
+                 "head dimensions of another problem");
   const Extents& query = block.query.shape();
   const Extents& key = block.key.shape();
   const int dim = tile_dim(problem_);

@@ -40,7 +40,6 @@ class FlashBackward {
 
   [[nodiscard]] const Entry& find(const BackwardBlock& block);
   [[nodiscard]] Entry make_entry(const BackwardBlock& block) const;
-  void check(const BackwardBlock& block, const Gradients& gradients) const;
   [[nodiscard]] Arguments arguments_of(const BackwardBlock& block, const Gradients& gradients);
 
   const AttentionProblem& problem_;

@@ -1,8 +1,12 @@
 #pragma once
 
+#include <cstddef>
 #include <memory>
-#include <optional>
+#include <string>
+#include <utility>
 #include <vector>
+
+#include <annulus/core/error.hpp>
 
 #include "tests/attention/cuda_run.hpp"
 #include "tests/attention/gradients_run.hpp"
@@ -15,50 +19,74 @@ struct GradientPart {
   Gradients gradients;
 };
 
+/// Host tensors and their twins on a device; views of the ones become views of the others.
+class Twins {
+ public:
+  Twins(const std::vector<const Tensor*>& hosts, Device& device, Stream& stream)
+      : device_(device), stream_(stream) {
+    for (const Tensor* host : hosts) {
+      if (host->shape().rank() == 0) continue;  // there is none
+      Tensor twin(host->dtype(), host->shape(), device.memory());
+      if (host->bytes() > 0) device.copy(host->view(), twin.view(), stream);
+      pairs_.emplace_back(host, std::move(twin));
+    }
+  }
+
+  /// A view without dimensions stays so.
+  [[nodiscard]] TensorView at(const ConstTensorView& view) const {
+    if (view.rank() == 0) return {};
+    for (const auto& [host, twin] : pairs_) {
+      const auto* const begin = static_cast<const std::byte*>(host->view().data());
+      const auto* const at = static_cast<const std::byte*>(view.data());
+      if (at == begin || (at > begin && at < begin + host->bytes())) {
+        return same_view(view, *host, twin);
+      }
+    }
+    throw InternalError("a view of no tensor that has a twin");
+  }
+
+  void download() {
+    for (const auto& [host, twin] : pairs_) {
+      if (host->bytes() > 0) device_.copy(twin.view(), host->view(), stream_);
+    }
+    stream_.synchronize();
+  }
+
+ private:
+  Device& device_;
+  Stream& stream_;
+  std::vector<std::pair<const Tensor*, Tensor>> pairs_;
+};
+
 /// One kernel of the device adds the gradients of all parts to gradients in host memory.
 inline void add_on_device(const Implementation& implementation, const WholeGradients& whole,
                           const std::vector<GradientPart>& parts, Device& device, Stream& stream) {
-  const AttentionProblem& problem = whole.forward.problem;
+  const WholeAttention& forward = whole.forward;
+  const AttentionProblem& problem = forward.problem;
   ASSERT_EQ(implementation.fits_backward(problem, device.place()).reason(), "");
-  const Mirror query(whole.forward.query, device), key(whole.forward.key, device);
-  const Mirror value(whole.forward.value, device), grad_output(whole.grad_output, device);
-  const Mirror lse(whole.lse, device), delta(whole.delta, device);
-  const Mirror grad_query(whole.query, device), grad_key(whole.key, device);
-  const Mirror grad_value(whole.value, device);
-  std::optional<Mirror> bias, grad_bias, mask;
-  if (problem.bias) bias.emplace(whole.forward.bias, device);
-  if (problem.bias) grad_bias.emplace(whole.bias, device);
-  if (problem.dense_mask) mask.emplace(whole.forward.mask, device);
+  const Twins operands({&forward.query, &forward.key, &forward.value, &forward.bias, &forward.mask,
+                        &whole.grad_output, &whole.lse, &whole.delta},
+                       device, stream);
+  Twins sums({&whole.query, &whole.key, &whole.value, &whole.bias}, device, stream);
   const std::unique_ptr<Kernel> kernel = implementation.make_kernel(problem, device);
   for (const GradientPart& part : parts) {
     ASSERT_EQ(implementation.takes_backward(problem, geometry_of(forward_of(part.block))).reason(),
               "");
     BackwardBlock block = part.block;
-    block.query = query.at(block.query);
-    block.key = key.at(block.key);
-    block.value = value.at(block.value);
-    block.grad_output = grad_output.at(block.grad_output);
-    block.lse = lse.at(block.lse);
-    block.delta = delta.at(block.delta);
-    if (block.scores.bias) block.scores.bias = bias->at(*block.scores.bias);
-    if (block.scores.mask) block.scores.mask = mask->at(*block.scores.mask);
-    const auto there = [](const TensorView& view, const Mirror& mirror) {
-      return view.shape().rank() == 0 ? TensorView() : mirror.at(view);
-    };
-    Gradients gradients{there(part.gradients.query, grad_query),
-                        there(part.gradients.key, grad_key),
-                        there(part.gradients.value, grad_value)};
-    if (grad_bias) gradients.bias = there(part.gradients.bias, *grad_bias);
+    for (ConstTensorView* view :
+         {&block.query, &block.key, &block.value, &block.grad_output, &block.lse, &block.delta}) {
+      *view = operands.at(*view);
+    }
+    if (block.scores.bias) block.scores.bias = operands.at(*block.scores.bias);
+    if (block.scores.mask) block.scores.mask = operands.at(*block.scores.mask);
+    const Gradients gradients{sums.at(part.gradients.query), sums.at(part.gradients.key),
+                              sums.at(part.gradients.value), sums.at(part.gradients.bias)};
     kernel->prepare_backward(block, gradients);
     const std::size_t calls = device.memory().statistics().system_calls;
     kernel->backward(block, gradients, {stream, nullptr, 1});
     EXPECT_EQ(device.memory().statistics().system_calls, calls) << "allocated in a prepared call";
   }
-  stream.synchronize();
-  grad_query.download();
-  grad_key.download();
-  grad_value.download();
-  if (grad_bias) grad_bias->download();
+  sums.download();
 }
 
 /// Positions first, first + step, …
@@ -99,5 +127,60 @@ inline GradientPart part_of(const WholeGradients& whole, std::int64_t batch,
   if (all.scores.bias) parts.bias = slice(sums.bias, 2, rows);
   return {block, parts};
 }
+
+/// Gradients of one implementation beside the oracle's.
+class CudaGradientsTest : public CudaTest {
+ protected:
+  /// `most`: the largest share of its bound that an error may have.
+  explicit CudaGradientsTest(std::string name, double most = 1)
+      : name_(std::move(name)), most_(most) {}
+
+  [[nodiscard]] const Implementation& implementation() const { return registry_.get(name_); }
+
+  /// Views of the host's tensors; one kernel adds the gradients of all parts to them.
+  void add(const WholeGradients& whole, std::vector<GradientPart> parts) {
+    for (GradientPart& part : parts) part.block.repeats_bits = repeats_bits_;
+    add_on_device(implementation(), whole, parts, *device_, *stream_);
+  }
+  void add(const WholeGradients& whole) { add(whole, {{whole.block(), whole.gradients()}}); }
+
+  void expect_accurate(const WholeGradients& whole) {
+    SCOPED_TRACE(describe(whole.forward.problem));
+    add(whole);
+    EXPECT_LT(whole.largest_share(), most_);
+  }
+  /// Each by a call of its own, which leaves the others as they are.
+  void expect_gradients_one_by_one(const WholeGradients& whole) {
+    const Gradients all = whole.gradients();
+    add(whole, {{whole.block(), {.query = all.query}},
+                {whole.block(), {.key = all.key}},
+                {whole.block(), {.value = all.value}}});
+    EXPECT_LT(whole.largest_share(), most_);
+  }
+  /// The problem has no mask.
+  void expect_unmasked_sees_everything(Random& random, const AttentionProblem& problem) {
+    WholeGradients whole(random, problem);
+    whole.forward.problem.mask.set_causal(true);
+    BackwardBlock block = whole.block();
+    block.unmasked = true;
+    add(whole, {{block, whole.gradients()}});
+    EXPECT_LT(whole.largest_share(), most_);
+  }
+  void expect_nothing_to_compute() {
+    Random random(12);
+    for (const AttentionShape& shape :
+         {AttentionShape{1, 0, 128, 2, 1, 64, 64}, AttentionShape{1, 128, 0, 2, 1, 64, 64},
+          AttentionShape{0, 128, 128, 2, 1, 64, 64}}) {
+      const WholeGradients whole(random, half_problem(shape));
+      add(whole);
+      for (const float gradient : floats_of(whole)) ASSERT_EQ(gradient, 0);
+    }
+  }
+
+  const Registry registry_ = Registry::standard();
+  std::string name_;
+  const double most_;
+  bool repeats_bits_ = false;  // of the gradients that are asked for
+};
 
 }  // namespace annulus::test

@@ -1,7 +1,5 @@
 #pragma once
 
-#include <memory>
-#include <optional>
 #include <vector>
 
 #include <annulus/core/cuda_stream.hpp>
@@ -10,36 +8,6 @@
 #include "tests/support/cuda_test.hpp"
 
 namespace annulus::test {
-
-/// The memory of a host tensor on the device; views of the one become views of the other.
-class Mirror {
- public:
-  Mirror(const Tensor& host, Device& device)
-      : host_(host), device_(host.dtype(), host.shape(), device.memory()) {
-    if (host.bytes() == 0) return;
-    check_cuda(
-        cudaMemcpy(device_.view().data(), host.view().data(), host.bytes(), cudaMemcpyHostToDevice),
-        "upload");
-    check_cuda(cudaDeviceSynchronize(), "upload");
-  }
-
-  [[nodiscard]] TensorView at(const ConstTensorView& view) const {
-    return same_view(view, host_, device_);
-  }
-  [[nodiscard]] TensorView view() const { return device_.view(); }
-
-  /// Overwrites the host tensor. The stream's work must have finished.
-  void download() const {
-    if (host_.bytes() == 0) return;
-    check_cuda(cudaMemcpy(host_.view().data(), device_.view().data(), host_.bytes(),
-                          cudaMemcpyDeviceToHost),
-               "download");
-  }
-
- private:
-  const Tensor& host_;
-  Tensor device_;
-};
 
 /// The expected result of a part of the columns: the CPU kernel's, which the suite compares
 /// with the oracle.

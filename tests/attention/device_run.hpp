@@ -62,15 +62,21 @@ inline void upload_scores(Mirrors& mirrors, ScoreTensors& scores) {
   if (scores.mask) scores.mask = mirrors.upload(*scores.mask);
 }
 
-/// `host` is the result; its old contents reach the device, too. The block's state may share its
-/// memory.
-inline void forward_on(Device& device, Stream& stream, Kernel& kernel, AttentionBlock block,
-                       const SoftmaxState& host, int threads = 1) {
-  Mirrors mirrors(device, stream);
+inline AttentionBlock upload_operands(Mirrors& mirrors, AttentionBlock block) {
   for (ConstTensorView* view : {&block.query, &block.key, &block.value}) {
     *view = mirrors.upload(*view);
   }
   upload_scores(mirrors, block.scores);
+  return block;
+}
+
+/// Calls run(block, result) with copies on the device. `host` is the result; its old contents reach
+/// the device, too. The block's state may share its memory.
+template <class Run>
+void compute_on(Device& device, Stream& stream, const AttentionBlock& on_host,
+                const SoftmaxState& host, const Run& run) {
+  Mirrors mirrors(device, stream);
+  AttentionBlock block = upload_operands(mirrors, on_host);
   const SoftmaxState there{mirrors.result(host.output), mirrors.result(host.lse),
                            mirrors.result(host.maximum)};
   if (block.state) {
@@ -81,9 +87,47 @@ inline void forward_on(Device& device, Stream& stream, Kernel& kernel, Attention
     block.state = SoftmaxState{shared(block.state->output, host.output, there.output),
                                shared(block.state->lse, host.lse, there.lse)};
   }
-  kernel.prepare(block, there);
-  kernel.forward(block, there, {stream, nullptr, threads});
+  run(block, there);
   mirrors.download();
+}
+
+inline void forward_on(Device& device, Stream& stream, Kernel& kernel, const AttentionBlock& block,
+                       const SoftmaxState& host, int threads = 1) {
+  compute_on(device, stream, block, host,
+             [&](const AttentionBlock& there, const SoftmaxState& result) {
+               kernel.prepare(there, result);
+               kernel.forward(there, result, {stream, nullptr, threads});
+             });
+}
+
+/// Columns in parts (begin, count), each of which continues the state of the earlier parts.
+/// `run` computes a block on the stream. The last part writes its output in dtype `last` to memory
+/// of its own; without `last`, to the state.
+inline Result in_parts(Device& device, Stream& stream, const WholeAttention& whole,
+                       const std::vector<std::pair<std::int64_t, std::int64_t>>& parts,
+                       std::optional<DType> last,
+                       const std::function<void(AttentionBlock&, const SoftmaxState&)>& run) {
+  Mirrors mirrors(device, stream);
+  const AttentionBlock all = upload_operands(mirrors, whole.block());
+  Result result(whole.block(), DType::float64);
+  const Tensor output(last.value_or(DType::float32), result.output.shape(), test_memory());
+  const SoftmaxState state{mirrors.result(result.output.view()), mirrors.result(result.lse.view())};
+  const SoftmaxState end{last ? mirrors.result(output.view()) : state.output, state.lse};
+  for (std::size_t i = 0; i < parts.size(); ++i) {
+    const auto& [begin, count] = parts[i];
+    AttentionBlock block = all;
+    block.key = all.key.slice(1, begin, count);
+    block.value = all.value.slice(1, begin, count);
+    block.columns = all.columns.slice({LocalPosition(begin), count});
+    if (i > 0) block.state = state;
+    run(block, i + 1 < parts.size() ? state : end);
+  }
+  mirrors.download();
+  if (last) {
+    to_float32(output.view().data(), *last, result.output.view().as<float>(),
+               output.view().elements());
+  }
+  return result;
 }
 
 /// Adds to gradients in host memory.

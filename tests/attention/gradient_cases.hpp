@@ -192,8 +192,7 @@ inline void expect_right_modifiers(const AttentionShape& shape, const AddGradien
 /// Blocks of rows, columns, batches and heads, with positions far from each other, add up.
 inline void expect_blocks_add_up(const AddGradients& add) {
   Random random(53);
-  AttentionProblem problem = causal_problem_of({3, 24, 32, 4, 2, 8, 8});
-  problem.mask.set_offset(5);
+  AttentionProblem problem = causal_problem_of({3, 24, 32, 4, 2, 8, 8}, DType::float32, 5);
   problem.dropout.emplace(0.2, 7);
   problem.bias = Extents{1, 4, 24, 1};
   problem.sinks = Sinks::random(4, 1, 3);
@@ -265,8 +264,8 @@ inline void expect_nothing_of_hidden_values(std::int64_t length, std::int64_t di
   for (const float x : {kNan, -std::numeric_limits<float>::infinity()}) {
     SCOPED_TRACE(std::to_string(dim) + ' ' + std::to_string(value_dim) + ' ' +
                  std::string(name_of(dtype)) + ' ' + std::to_string(x));
-    AttentionProblem problem = causal_problem_of({2, length, length, 4, 2, dim, value_dim}, dtype);
-    problem.mask.set_offset(-20);  // 20 rows see nothing
+    AttentionProblem problem = causal_problem_of({2, length, length, 4, 2, dim, value_dim}, dtype,
+                                                 -20);  // 20 rows see nothing
     const std::int64_t shorter = length / 3 + 37;
     problem.mask.set_kv_lengths(
         {static_cast<std::int32_t>(length), static_cast<std::int32_t>(shorter)});

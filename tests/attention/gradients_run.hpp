@@ -95,23 +95,19 @@ struct WholeGradients {
     const OracleOutput output = forward.oracle();
     lse = filled(wide, rows, output.lse);
     std::vector<double> deltas;
-    for (std::int64_t b = 0; b < s.batch; ++b) {
-      for (std::int64_t n = 0; n < s.heads; ++n) {
-        for (std::int64_t t = 0; t < s.query_length; ++t) {
-          double sum = -grad_lse.view().at<float>({b, n, t});
-          std::vector<float> row(static_cast<std::size_t>(s.value_dim));
-          const void* const address = grad_output.view().address({b, t, n});
-          const auto* const wide_row = static_cast<const double*>(address);
-          if (!is_wide(problem)) to_float32(address, problem.dtype, row.data(), s.value_dim);
-          for (std::int64_t d = 0; d < s.value_dim; ++d) {
-            const std::int64_t at = ((b * s.query_length + t) * s.heads + n) * s.value_dim + d;
-            const double grad = is_wide(problem) ? wide_row[d] : row[static_cast<std::size_t>(d)];
-            sum += grad * output.output[static_cast<std::size_t>(at)];
-          }
-          deltas.push_back(sum);
-        }
+    for_each_of<3>({s.batch, s.heads, s.query_length}, [&](auto b, auto n, auto t) {
+      double sum = -grad_lse.view().at<float>({b, n, t});
+      std::vector<float> row(static_cast<std::size_t>(s.value_dim));
+      const void* const address = grad_output.view().address({b, t, n});
+      const auto* const wide_row = static_cast<const double*>(address);
+      if (!is_wide(problem)) to_float32(address, problem.dtype, row.data(), s.value_dim);
+      for (std::int64_t d = 0; d < s.value_dim; ++d) {
+        const std::int64_t at = ((b * s.query_length + t) * s.heads + n) * s.value_dim + d;
+        const double grad = is_wide(problem) ? wide_row[d] : row[static_cast<std::size_t>(d)];
+        sum += grad * output.output[static_cast<std::size_t>(at)];
       }
-    }
+      deltas.push_back(sum);
+    });
     delta = filled(wide, rows, deltas);
     truth = oracle_gradients(problem, forward.query.view(), forward.key.view(),
                              forward.value.view(), grad_output.view(), grad_lse.view(),
@@ -142,10 +138,9 @@ struct WholeGradients {
 
   void add(const Implementation& implementation, const BackwardBlock& block,
            const Gradients& gradients, int threads = 1) const {
-    HostDevice device;
-    HostStream stream("compute", Watchdog(Watchdog::Seconds(60)), nullptr);
-    implementation.make_kernel(forward.problem, device)
-        ->backward(block, gradients, {stream, nullptr, threads});
+    Cpu cpu;
+    implementation.make_kernel(forward.problem, cpu.device)
+        ->backward(block, gradients, cpu.context(threads));
   }
 
   /// The largest error of a gradient in its bound (docs/semantics.md §6); NaN if any gradient holds

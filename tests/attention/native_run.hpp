@@ -15,6 +15,7 @@
 #include <annulus/core/host_stream.hpp>
 
 #include "tests/attention/random_tensor.hpp"
+#include "tests/support/for_each_index.hpp"
 
 namespace annulus::test {
 
@@ -34,10 +35,7 @@ struct WholeAttention {
 
   [[nodiscard]] ScoreTensors scores() const {
     const AttentionShape& s = problem.shape;
-    const auto view = [](const Tensor& tensor) {
-      return tensor.shape().rank() == 0 ? TensorView() : tensor.view();
-    };
-    return broadcast_scores(view(bias), view(mask),
+    return broadcast_scores(bias.view(), mask.view(),
                             {s.batch, s.heads, s.query_length, s.kv_length});
   }
   [[nodiscard]] PositionRanges rows() const {
@@ -77,6 +75,15 @@ inline Tensor random_dense_mask(Random& random, const Extents& shape) {
   return mask;
 }
 
+/// A problem with these entries of its tensors.
+inline WholeAttention attention_of(const AttentionProblem& problem, const std::vector<float>& query,
+                                   const std::vector<float>& key, const std::vector<float>& value) {
+  const AttentionShape& s = problem.shape;
+  return {problem, tensor_of(problem.dtype, {s.batch, s.query_length, s.heads, s.head_dim}, query),
+          tensor_of(problem.dtype, {s.batch, s.kv_length, s.kv_heads, s.head_dim}, key),
+          tensor_of(problem.dtype, {s.batch, s.kv_length, s.kv_heads, s.value_dim}, value)};
+}
+
 inline WholeAttention random_attention(Random& random, const AttentionProblem& problem) {
   const AttentionShape& s = problem.shape;
   WholeAttention whole{
@@ -103,17 +110,21 @@ inline TensorView as_bthd(const Tensor& bhtd) {
   return bhtd.view().permute({0, 2, 1, 3});
 }
 
+/// A softmax state in host memory.
 struct Result {
-  explicit Result(const AttentionBlock& block, DType lse_dtype = DType::float32)
-      : output(DType::float32,
-               {block.query.size(0), block.query.size(1), block.query.size(2), block.value.size(3)},
-               test_memory()),
-        lse(lse_dtype, {block.query.size(0), block.query.size(2), block.query.size(1)},
-            test_memory()) {
-    // Whatever forward() leaves unwritten shows.
-    std::fill_n(output.view().as<float>(), output.shape().product(), std::nanf(""));
-    std::memset(lse.view().data(), 0xff, lse.bytes());  // NaN in either dtype
+  explicit Result(const Extents& shape, DType lse_dtype = DType::float32,
+                  DType dtype = DType::float32)
+      : output(dtype, shape, test_memory()),
+        lse(lse_dtype, {shape[0], shape[2], shape[1]}, test_memory()) {
+    // NaN in any dtype: whatever is left unwritten shows.
+    std::memset(output.view().data(), 0xff, output.bytes());
+    std::memset(lse.view().data(), 0xff, lse.bytes());
   }
+  /// Of a block.
+  explicit Result(const AttentionBlock& block, DType lse_dtype = DType::float32)
+      : Result(Extents{block.query.size(0), block.query.size(1), block.query.size(2),
+                       block.value.size(3)},
+               lse_dtype) {}
   [[nodiscard]] SoftmaxState state() const { return {output.view(), lse.view()}; }
   bool operator==(const Result& other) const {
     return std::memcmp(output.view().data(), other.output.view().data(), output.bytes()) == 0 &&
@@ -123,24 +134,29 @@ struct Result {
   Tensor lse;
 };
 
-/// One call of the native kernel on a device of its own or the one given.
-inline void native_forward(const AttentionProblem& problem, const AttentionBlock& block,
-                           const SoftmaxState& result, const ExecutionContext& context,
-                           HostDevice& device) {
-  native().make_kernel(problem, device)->forward(block, result, context);
-}
+/// The CPU, and a stream for calls that have ended when they return.
+struct Cpu {
+  [[nodiscard]] ExecutionContext context(int threads = 1, Stream* background = nullptr) {
+    return {stream, background, threads};
+  }
 
-inline void native_forward(const AttentionProblem& problem, const AttentionBlock& block,
-                           const SoftmaxState& result, const ExecutionContext& context) {
   HostDevice device;
-  native_forward(problem, block, result, context, device);
+  HostStream stream{"compute", Watchdog(Watchdog::Seconds(60)), nullptr};
+};
+
+/// One call on a CPU of its own.
+inline void forward_on_cpu(const Implementation& implementation, const AttentionProblem& problem,
+                           const AttentionBlock& block, const SoftmaxState& result, int threads = 1,
+                           Stream* background = nullptr) {
+  Cpu cpu;
+  implementation.make_kernel(problem, cpu.device)
+      ->forward(block, result, cpu.context(threads, background));
 }
 
 inline Result run_native(const AttentionProblem& problem, const AttentionBlock& block,
                          int threads = 1, DType lse_dtype = DType::float32) {
   Result result(block, lse_dtype);
-  HostStream stream("compute", Watchdog(Watchdog::Seconds(60)), nullptr);
-  native_forward(problem, block, result.state(), {stream, nullptr, threads});
+  forward_on_cpu(native(), problem, block, result.state(), threads);
   return result;
 }
 
@@ -187,29 +203,25 @@ inline Error largest_shares(const Result& result, const AttentionProblem& proble
   std::vector<float> values(dim);
   Error largest;
   std::size_t entry = 0;
-  for (std::int64_t b = 0; b < shape[0]; ++b) {
-    for (std::int64_t t = 0; t < shape[1]; ++t) {
-      for (std::int64_t n = 0; n < shape[2]; ++n) {
-        to_float32(rounded.view().address({b, t, n}), problem.dtype, values.data(), shape[3]);
-        double difference = 0;
-        double norm = 0;
-        for (std::size_t d = 0; d < dim; ++d, ++entry) {
-          difference += std::pow(values[d] - truth.output[entry], 2);
-          norm += std::pow(truth.output[entry], 2);
-        }
-        const auto row = static_cast<std::size_t>((b * shape[2] + n) * shape[1] + t);
-        const RowBound bound = row_bound(problem, truth.terms[row], std::sqrt(norm));
-        const double lse = result.state().lse_at(b, n, t);
-        const double miss = lse == truth.lse[row] ? 0 : std::abs(lse - truth.lse[row]);
-        const auto raise = [](double& share, double error, double allowed) {
-          const double ratio = error == 0 ? 0 : error / allowed;
-          if (!(ratio <= share)) share = ratio;  // NaN stays
-        };
-        raise(largest.output, std::sqrt(difference), bound.output);
-        raise(largest.lse, miss, bound.lse);
-      }
+  for_each_of<3>({shape[0], shape[1], shape[2]}, [&](auto b, auto t, auto n) {
+    to_float32(rounded.view().address({b, t, n}), problem.dtype, values.data(), shape[3]);
+    double difference = 0;
+    double norm = 0;
+    for (std::size_t d = 0; d < dim; ++d, ++entry) {
+      difference += std::pow(values[d] - truth.output[entry], 2);
+      norm += std::pow(truth.output[entry], 2);
     }
-  }
+    const auto row = static_cast<std::size_t>((b * shape[2] + n) * shape[1] + t);
+    const RowBound bound = row_bound(problem, truth.terms[row], std::sqrt(norm));
+    const double lse = result.state().lse_at(b, n, t);
+    const double miss = lse == truth.lse[row] ? 0 : std::abs(lse - truth.lse[row]);
+    const auto raise = [](double& share, double error, double allowed) {
+      const double ratio = error == 0 ? 0 : error / allowed;
+      if (!(ratio <= share)) share = ratio;  // NaN stays
+    };
+    raise(largest.output, std::sqrt(difference), bound.output);
+    raise(largest.lse, miss, bound.lse);
+  });
   return largest;
 }
 

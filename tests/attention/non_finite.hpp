@@ -9,6 +9,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/attention/native_run.hpp"
+#include "tests/attention/problem_of.hpp"
 
 /// Infinities and NaNs among the inputs: they must reach the rows that see them, and no others.
 namespace annulus::test {
@@ -51,38 +52,34 @@ inline void expect_confined(const WholeAttention& whole, const NonFinite& entrie
   const AttentionShape& s = whole.problem.shape;
   std::int64_t reached = 0;
   std::int64_t spared = 0;
-  for (std::int64_t b = 0; b < s.batch; ++b) {
-    for (std::int64_t n = 0; n < s.heads; ++n) {
-      for (std::int64_t t = 0; t < s.query_length; ++t) {
-        bool sees = false;
-        for (const std::int64_t j : entries.positions) {
-          sees = sees || (n < s.heads_per_kv_head() &&
-                          whole.problem.mask.visible(b, n, GlobalPosition(t), GlobalPosition(j)));
-        }
-        ++(sees ? reached : spared);
-        const float lse = bad.lse.view().at<float>({b, n, t});
-        const bool same_lse = same(lse, clean.lse.view().at<float>({b, n, t}));
-        for (std::int64_t d = 0; d < s.value_dim; ++d) {
-          const float value = bad.output.view().at<float>({b, t, n, d});
-          const bool hit = sees && (entries.in_keys || d == NonFinite::kDim);
-          if (!hit) {
-            ASSERT_TRUE(same(value, clean.output.view().at<float>({b, t, n, d})))
-                << "batch " << b << " head " << n << " row " << t << " dimension " << d << ": "
-                << value;
-          } else if (std::isnan(entries.value)) {
-            ASSERT_TRUE(std::isnan(value)) << "batch " << b << " head " << n << " row " << t;
-          } else {
-            ASSERT_FALSE(std::isfinite(value)) << "batch " << b << " head " << n << " row " << t;
-          }
-        }
-        if (sees && entries.in_keys) {
-          ASSERT_TRUE(std::isnan(lse)) << "batch " << b << " head " << n << " row " << t;
-        } else {
-          ASSERT_TRUE(same_lse) << "batch " << b << " head " << n << " row " << t;
-        }
+  for_each_of<3>({s.batch, s.heads, s.query_length}, [&](auto b, auto n, auto t) {
+    bool sees = false;
+    for (const std::int64_t j : entries.positions) {
+      sees = sees || (n < s.heads_per_kv_head() &&
+                      whole.problem.mask.visible(b, n, GlobalPosition(t), GlobalPosition(j)));
+    }
+    ++(sees ? reached : spared);
+    const float lse = bad.lse.view().at<float>({b, n, t});
+    const bool same_lse = same(lse, clean.lse.view().at<float>({b, n, t}));
+    for (std::int64_t d = 0; d < s.value_dim; ++d) {
+      const float value = bad.output.view().at<float>({b, t, n, d});
+      const bool hit = sees && (entries.in_keys || d == NonFinite::kDim);
+      if (!hit) {
+        ASSERT_TRUE(same(value, clean.output.view().at<float>({b, t, n, d})))
+            << "batch " << b << " head " << n << " row " << t << " dimension " << d << ": "
+            << value;
+      } else if (std::isnan(entries.value)) {
+        ASSERT_TRUE(std::isnan(value)) << "batch " << b << " head " << n << " row " << t;
+      } else {
+        ASSERT_FALSE(std::isfinite(value)) << "batch " << b << " head " << n << " row " << t;
       }
     }
-  }
+    if (sees && entries.in_keys) {
+      ASSERT_TRUE(std::isnan(lse)) << "batch " << b << " head " << n << " row " << t;
+    } else {
+      ASSERT_TRUE(same_lse) << "batch " << b << " head " << n << " row " << t;
+    }
+  });
   // The cases that follow have both.
   EXPECT_GT(reached, 0);
   EXPECT_GT(spared, 0);
@@ -113,9 +110,7 @@ inline void expect_non_finite_confined(DType dtype,
   masks[6].set_block_mask(BlockMask::random(kLength, kLength, 1, 0.5, 2, {128, 128}));
   if (!blocks) masks.resize(5);
   for (const Mask& mask : masks) {
-    AttentionProblem problem;
-    problem.shape = {2, kLength, kLength, 4, 2, dim, value_dim};
-    problem.dtype = dtype;
+    AttentionProblem problem = problem_of({2, kLength, kLength, 4, 2, dim, value_dim}, dtype);
     problem.mask = mask;
     if (&mask == &masks[3] && tolerance == 0) problem.scale = 0.0;  // 0 · NaN is NaN too
     const WholeAttention whole = random_attention(random, problem);
@@ -137,9 +132,7 @@ inline void expect_non_finite_confined(DType dtype,
 inline WholeAttention weightless_attention(DType dtype = DType::float32, std::int64_t dim = 2) {
   constexpr std::int64_t kKeys = 600;
   constexpr float kInfinity = std::numeric_limits<float>::infinity();
-  AttentionProblem problem;
-  problem.shape = {4, 3, kKeys, 1, 1, dim, dim};
-  problem.dtype = dtype;
+  AttentionProblem problem = problem_of({4, 3, kKeys, 1, 1, dim, dim}, dtype);
   problem.scale = 1.0;
   problem.mask.set_kv_lengths({500, kKeys, 0, kKeys});
   const auto along_first_dim = [dim](const std::vector<float>& values) {
@@ -153,10 +146,8 @@ inline WholeAttention weightless_attention(DType dtype = DType::float32, std::in
   for (const std::int64_t begin : {std::int64_t{500}, 2 * kKeys - 100, 3 * kKeys}) {
     std::fill_n(keys.begin() + begin, 100, 1.0F);  // of batch 0 hidden
   }
-  return {problem, tensor_of(dtype, {4, 3, 1, dim}, along_first_dim(std::vector<float>(12, 1.0F))),
-          tensor_of(dtype, {4, kKeys, 1, dim}, along_first_dim(keys)),
-          tensor_of(dtype, {4, kKeys, 1, dim},
-                    std::vector<float>(static_cast<std::size_t>(4 * kKeys * dim), 2.0F))};
+  return attention_of(problem, along_first_dim(std::vector<float>(12, 1.0F)), along_first_dim(keys),
+                      std::vector<float>(static_cast<std::size_t>(4 * kKeys * dim), 2.0F));
 }
 
 inline void expect_weightless_shown(const Result& result) {
@@ -181,13 +172,9 @@ inline void expect_nan_before_weightless_shown(
     DType dtype, const std::function<Result(const WholeAttention&)>& run) {
   constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
   constexpr float kInfinity = std::numeric_limits<float>::infinity();
-  AttentionProblem problem;
-  problem.shape = {1, 1, 2, 1, 1, 1, 1};
-  problem.dtype = dtype;
+  AttentionProblem problem = problem_of({1, 1, 2, 1, 1, 1, 1}, dtype);
   problem.scale = 1.0;
-  const Result result = run({problem, tensor_of(dtype, {1, 1, 1, 1}, {1}),
-                             tensor_of(dtype, {1, 2, 1, 1}, {kNan, -kInfinity}),
-                             tensor_of(dtype, {1, 2, 1, 1}, {2, 2})});
+  const Result result = run(attention_of(problem, {1}, {kNan, -kInfinity}, {2, 2}));
   EXPECT_TRUE(std::isnan(result.output.view().at<float>({0, 0, 0, 0})));
   EXPECT_TRUE(std::isnan(result.state().lse_at(0, 0, 0)));
 }
@@ -202,14 +189,9 @@ inline void expect_nan_without_weight_shown(
   keys[static_cast<std::size_t>(kKey * dim)] = -1000;
   std::vector<float> values(size, 1.0F);
   values[static_cast<std::size_t>(kKey * dim + 1)] = std::numeric_limits<float>::quiet_NaN();
-  AttentionProblem problem;
-  problem.shape = {1, kLength, kLength, 1, 1, dim, dim};
-  problem.dtype = dtype;
+  AttentionProblem problem = causal_problem_of({1, kLength, kLength, 1, 1, dim, dim}, dtype);
   problem.scale = 1.0;
-  problem.mask.set_causal(true);
-  const Extents shape{1, kLength, 1, dim};
-  const Result result = run({problem, tensor_of(dtype, shape, std::vector<float>(size, 1.0F)),
-                             tensor_of(dtype, shape, keys), tensor_of(dtype, shape, values)});
+  const Result result = run(attention_of(problem, std::vector<float>(size, 1.0F), keys, values));
   for (std::int64_t t = 0; t < kLength; ++t) {
     for (std::int64_t d = 0; d < dim; ++d) {
       const auto got = result.output.view().at<float>({0, t, 0, d});

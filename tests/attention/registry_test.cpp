@@ -7,6 +7,7 @@
 #include <annulus/core/error.hpp>
 
 #include "tests/attention/problem_of.hpp"
+#include "tests/support/environment_variable.hpp"
 #include "tests/support/message_of.hpp"
 
 namespace annulus::test {
@@ -18,7 +19,6 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::Not;
 using ::testing::Pair;
-using ::testing::UnorderedElementsAre;
 
 class FakeImplementation final : public Implementation {
  public:
@@ -54,12 +54,6 @@ std::unique_ptr<Implementation> fake(std::vector<std::string> names, std::string
   return std::make_unique<FakeImplementation>(std::move(names), std::move(reason),
                                               std::move(absence));
 }
-
-class ForceNative {
- public:
-  explicit ForceNative(const char* value) { setenv("ANNULUS_FORCE_NATIVE", value, 1); }
-  ~ForceNative() { unsetenv("ANNULUS_FORCE_NATIVE"); }
-};
 
 TEST(Registry, KnowsItsNamesInOrder) {
   EXPECT_THAT(Registry::standard().names(),
@@ -199,9 +193,7 @@ TEST(Registry, WhatCannotRunHereSaysWhy) {
 
 TEST(Registry, BlockMasksAreForTheImplementationsThatTakeThem) {
   const Registry registry = Registry::standard();
-  AttentionProblem problem;
-  problem.dtype = DType::bfloat16;
-  problem.shape = {1, 512, 512, 2, 2, 128, 128};
+  AttentionProblem problem = half_problem({1, 512, 512, 2, 2, 128, 128});
   const auto select = [&](const char* name) {
     return registry.select(name, problem, Place::cuda(0), Presence::assumed);
   };
@@ -230,10 +222,7 @@ TEST(Registry, PositionsThatOneBandDoesNotDescribeGoToTheFlashKernels) {
   const Registry registry = Registry::standard();
   const auto expect = [&](const std::string& part, const auto& set) {
     SCOPED_TRACE(part);
-    AttentionProblem problem;
-    problem.dtype = DType::bfloat16;
-    problem.shape = {1, 512, 512, 2, 2, 128, 128};
-    problem.mask.set_causal(true);
+    AttentionProblem problem = causal_half_problem({1, 512, 512, 2, 2, 128, 128});
     set(problem.mask);
     const auto select = [&](const char* name) {
       return registry.select(name, problem, Place::cuda(0), Presence::assumed);
@@ -351,7 +340,7 @@ TEST(Registry, AFloat64SoftmaxIsNotTakenForFloat32) {
 TEST(Registry, ForceNativeOverridesEveryName) {
   const Registry registry = Registry::standard();
   {
-    const ForceNative on("1");
+    const EnvironmentVariable on("ANNULUS_FORCE_NATIVE", "1");
     for (const char* name : {"auto", "cudnn", "native", "ring"}) {
       EXPECT_EQ(registry.select(name, {}, Place::host()).candidates.front(),
                 &registry.get("native"));
@@ -368,7 +357,7 @@ TEST(Registry, ForceNativeOverridesEveryName) {
                                           HasSubstr("float64")));
     EXPECT_THAT(refusal("native"), Not(HasSubstr("ANNULUS_FORCE_NATIVE")));  // not the cause
   }
-  const ForceNative off("0");
+  const EnvironmentVariable off("ANNULUS_FORCE_NATIVE", "0");
   EXPECT_THROW((void)registry.select("cudnn", {}, Place::host()), UnsupportedError);
 }
 
@@ -386,14 +375,21 @@ TEST(FewRows, AreOfAllHeadsOfAKeyValueHead) {
 
 TEST(Registry, TheBackwardPassHasImplementationsOfItsOwn) {
   const Registry registry = Registry::standard();
+  AttentionProblem problem;
   const auto select = [&](std::string_view name) {
-    return registry.select(name, {}, Place::host(), Presence::required, Pass::backward);
+    return registry.select(name, problem, Place::host(), Presence::required, Pass::backward);
   };
   // Forward, vanilla is meant for other problems.
   EXPECT_THAT(select("auto").candidates,
-              UnorderedElementsAre(&registry.get("native"), &registry.get("vanilla")));
+              ElementsAre(&registry.get("native"), &registry.get("vanilla")));
   EXPECT_THAT(message_of<UnsupportedError>([&] { (void)select("sdpa"); }),
               HasSubstr("implementation sdpa: cuDNN runs on CUDA devices"));
+  EXPECT_TRUE(registry.get("native").fits_backward(problem, Place::cuda(0)));
+  problem.dtype = DType::float64;
+  EXPECT_THAT(select("auto").candidates, ElementsAre(&registry.get("vanilla")));
+  problem.dtype = DType::float32;
+  problem.normalize_output = false;
+  EXPECT_FALSE(registry.get("native").fits_backward(problem, Place::host()));
 }
 
 }  // namespace

@@ -34,25 +34,20 @@ inline int spoil_hidden_bias(const WholeAttention& whole) {
   dense.bias.reset();
   std::vector<bool> used(static_cast<std::size_t>(bias.product()));
   const Extents strides = contiguous_strides(bias);
-  for (std::int64_t b = 0; b < s.batch; ++b) {
-    for (std::int64_t n = 0; n < s.heads; ++n) {
-      for (std::int64_t t = 0; t < s.query_length; ++t) {
-        for (std::int64_t j = 0; j < s.kv_length; ++j) {
-          if (!whole.problem.mask.visible(b, n, GlobalPosition(t), GlobalPosition(j)) ||
-              !dense.shows(b, n, t, j)) {
-            continue;
-          }
-          std::int64_t at = 0;
-          int dim = 0;
-          for (const std::int64_t index : {b, n, t, j}) {
-            if (bias[dim] > 1) at += index * strides[dim];
-            ++dim;
-          }
-          used[static_cast<std::size_t>(at)] = true;
-        }
-      }
-    }
-  }
+  for_each_of<4>({s.batch, s.heads, s.query_length, s.kv_length},
+                 [&](auto b, auto n, auto t, auto j) {
+                   if (!whole.problem.mask.visible(b, n, GlobalPosition(t), GlobalPosition(j)) ||
+                       !dense.shows(b, n, t, j)) {
+                     return;
+                   }
+                   std::int64_t at = 0;
+                   int dim = 0;
+                   for (const std::int64_t index : {b, n, t, j}) {
+                     if (bias[dim] > 1) at += index * strides[dim];
+                     ++dim;
+                   }
+                   used[static_cast<std::size_t>(at)] = true;
+                 });
   int spoilt = 0;
   for (std::size_t i = 0; i < used.size(); ++i) {
     if (used[i]) continue;
@@ -85,10 +80,7 @@ inline Tensor gather_keys(const Tensor& whole, const PositionRanges& keys) {
 inline ScoreTensors scores_by_column(const Tensor& bias, const Tensor& mask, Extents shape,
                                      const PositionRanges& columns) {
   shape[3] = columns.size();
-  const auto view = [](const Tensor& tensor) {
-    return tensor.shape().rank() == 0 ? TensorView() : tensor.view();
-  };
-  ScoreTensors scores = broadcast_scores(view(bias), view(mask), shape);
+  ScoreTensors scores = broadcast_scores(bias.view(), mask.view(), shape);
   scores.by_column = true;
   return scores;
 }

@@ -1,6 +1,5 @@
 #include <algorithm>
 #include <array>
-#include <bit>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -12,31 +11,23 @@
 #include <annulus/attention/softmax_state.hpp>
 #include <annulus/core/error.hpp>
 
-#include "tests/attention/random_tensor.hpp"
+#include "tests/attention/native_run.hpp"
 
 namespace annulus::test {
 namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-struct OwnedState {
-  explicit OwnedState(const Extents& shape)
-      : output(DType::float32, shape, test_memory()),
-        lse(DType::float32, {shape[0], shape[2], shape[1]}, test_memory()) {}
-  [[nodiscard]] SoftmaxState state() const { return {output.view(), lse.view()}; }
-  [[nodiscard]] std::vector<float> all() const {
-    const auto* o = output.view().as<float>();
-    const auto* l = lse.view().as<float>();
-    std::vector<float> values(o, o + output.view().elements());
-    values.insert(values.end(), l, l + lse.view().elements());
-    return values;
-  }
-  Tensor output;
-  Tensor lse;
-};
+std::vector<float> all_of(const Result& state) {
+  const auto* output = state.output.view().as<float>();
+  const auto* lse = state.lse.view().as<float>();
+  std::vector<float> values(output, output + state.output.view().elements());
+  values.insert(values.end(), lse, lse + state.lse.view().elements());
+  return values;
+}
 
-OwnedState random_state(Random& random, const Extents& shape, float lse_centre) {
-  OwnedState state(shape);
+Result random_state(Random& random, const Extents& shape, float lse_centre) {
+  Result state(shape);
   std::normal_distribution<float> normal;
   float* output = state.output.view().as<float>();
   std::generate_n(output, shape.product(), [&] { return normal(random); });
@@ -45,21 +36,13 @@ OwnedState random_state(Random& random, const Extents& shape, float lse_centre) 
   return state;
 }
 
-bool same_bits(const OwnedState& a, const OwnedState& b) {
-  const std::vector<float> x = a.all();
-  const std::vector<float> y = b.all();
-  return std::equal(x.begin(), x.end(), y.begin(), y.end(), [](float p, float q) {
-    return std::bit_cast<std::uint32_t>(p) == std::bit_cast<std::uint32_t>(q);
-  });
-}
-
 // Rows as softmax sums of logits over values, in float64: what merging pieces must give.
 struct Sums {
   std::vector<double> logits;
   std::vector<double> values;
 };
 
-void fill(const OwnedState& state, const Sums& sums, std::size_t begin, std::size_t end) {
+void fill(const Result& state, const Sums& sums, std::size_t begin, std::size_t end) {
   const double max = *std::max_element(sums.logits.begin(), sums.logits.end());
   double sum = 0;
   double output = 0;
@@ -91,7 +74,7 @@ TEST_P(SoftmaxStateAround, MergingPartsInAnyOrderGivesTheWhole) {
       sums.logits.push_back(GetParam() + 2 * normal(random));
       sums.values.push_back(normal(random));
     }
-    OwnedState whole({1, 1, 1, 1});
+    Result whole({1, 1, 1, 1});
     fill(whole, sums, 0, 64);
     std::vector<std::size_t> cuts{0, 64};
     const int parts = 2 + repeat % 9;
@@ -100,8 +83,8 @@ TEST_P(SoftmaxStateAround, MergingPartsInAnyOrderGivesTheWhole) {
     std::vector<std::size_t> order(cuts.size() - 1);
     std::iota(order.begin(), order.end(), 0U);
     std::shuffle(order.begin(), order.end(), random);
-    OwnedState merged({1, 1, 1, 1});
-    std::vector<OwnedState> pieces;
+    Result merged({1, 1, 1, 1});
+    std::vector<Result> pieces;
     std::vector<SoftmaxState> states;
     for (const std::size_t part : order) {
       pieces.emplace_back(Extents{1, 1, 1, 1});
@@ -109,8 +92,8 @@ TEST_P(SoftmaxStateAround, MergingPartsInAnyOrderGivesTheWhole) {
       states.push_back(pieces.back().state());
     }
     combine_whole(states, merged.state());
-    const std::vector<float> got = merged.all();
-    const std::vector<float> want = whole.all();
+    const std::vector<float> got = all_of(merged);
+    const std::vector<float> want = all_of(whole);
     const double tolerance = parts * (2 * lse_rounding + 0x1p-23);
     EXPECT_NEAR(got[0], want[0], 3 * tolerance);
     EXPECT_NEAR(got[1], want[1], tolerance);
@@ -122,7 +105,7 @@ INSTANTIATE_TEST_SUITE_P(Lse, SoftmaxStateAround, ::testing::Values(0.0F, 8.0F, 
 TEST(SoftmaxState, EveryRowCombinesThePartsThatCoverIt) {
   Random random(5);
   const Extents shape{2, 6, 4, 8};
-  std::vector<OwnedState> states;
+  std::vector<Result> states;
   for (int i = 0; i < 4; ++i) states.push_back(random_state(random, shape, 3.0F));
   states[1].state().set_lse_at(0, 0, 0, -kInfinity);
   // The second covers the lower rows, the third some heads, the fourth nearly everything.
@@ -134,36 +117,32 @@ TEST(SoftmaxState, EveryRowCombinesThePartsThatCoverIt) {
                         head};
   };
   const std::vector<PartialState> parts{part(0, 1, 1), part(1, 3, 1), part(2, 1, 2), part(3, 2, 1)};
-  const OwnedState result = random_state(random, shape, 0.0F);
+  const Result result = random_state(random, shape, 0.0F);
   combine(parts, result.state());
-  for (std::int64_t b = 0; b < shape[0]; ++b) {
-    for (std::int64_t t = 0; t < shape[1]; ++t) {
-      for (std::int64_t n = 0; n < shape[2]; ++n) {
-        double sum = 0;
-        std::vector<double> output(static_cast<std::size_t>(shape[3]));
-        for (const PartialState& one : parts) {
-          if (!one.covers(t, n)) continue;
-          const std::int64_t row = t - one.first_row;
-          const std::int64_t head = n - one.first_head;
-          const double weight = std::exp(one.state.lse_at(b, head, row));
-          sum += weight;
-          for (std::int64_t d = 0; d < shape[3]; ++d) {
-            output[static_cast<std::size_t>(d)] +=
-                weight * one.state.output.at<float>({b, row, head, d});
-          }
-        }
-        for (std::int64_t d = 0; d < shape[3]; ++d) {
-          const double want = sum > 0 ? output[static_cast<std::size_t>(d)] / sum : 0;
-          EXPECT_NEAR(result.state().output.at<float>({b, t, n, d}), want, 2e-6);
-        }
-        if (sum > 0) {
-          EXPECT_NEAR(result.state().lse_at(b, n, t), std::log(sum), 1e-6);
-        } else {
-          EXPECT_EQ(result.state().lse_at(b, n, t), -kInfinity);
-        }
+  for_each_of<3>({shape[0], shape[1], shape[2]}, [&](auto b, auto t, auto n) {
+    double sum = 0;
+    std::vector<double> output(static_cast<std::size_t>(shape[3]));
+    for (const PartialState& one : parts) {
+      if (!one.covers(t, n)) continue;
+      const std::int64_t row = t - one.first_row;
+      const std::int64_t head = n - one.first_head;
+      const double weight = std::exp(one.state.lse_at(b, head, row));
+      sum += weight;
+      for (std::int64_t d = 0; d < shape[3]; ++d) {
+        output[static_cast<std::size_t>(d)] +=
+            weight * one.state.output.at<float>({b, row, head, d});
       }
     }
-  }
+    for (std::int64_t d = 0; d < shape[3]; ++d) {
+      const double want = sum > 0 ? output[static_cast<std::size_t>(d)] / sum : 0;
+      EXPECT_NEAR(result.state().output.at<float>({b, t, n, d}), want, 2e-6);
+    }
+    if (sum > 0) {
+      EXPECT_NEAR(result.state().lse_at(b, n, t), std::log(sum), 1e-6);
+    } else {
+      EXPECT_EQ(result.state().lse_at(b, n, t), -kInfinity);
+    }
+  });
 
   const Tensor rounded(DType::bfloat16, shape, test_memory());
   combine(parts, {rounded.view(), result.lse.view()});
@@ -176,43 +155,43 @@ TEST(SoftmaxState, EveryRowCombinesThePartsThatCoverIt) {
 TEST(SoftmaxState, CombinesInPlace) {
   Random random(6);
   const Extents shape{1, 5, 2, 3};
-  const OwnedState first = random_state(random, shape, 1.0F);
-  const OwnedState second = random_state(random, shape, 1.0F);
-  OwnedState expected(shape);
+  const Result first = random_state(random, shape, 1.0F);
+  const Result second = random_state(random, shape, 1.0F);
+  Result expected(shape);
   combine(std::vector<PartialState>{{first.state(), 0, 0}, {second.state(), 0, 0}},
           expected.state());
   combine(std::vector<PartialState>{{first.state(), 0, 0}, {second.state(), 0, 0}}, first.state());
-  EXPECT_TRUE(same_bits(first, expected));
+  EXPECT_TRUE(first == expected);
 }
 
 TEST(SoftmaxState, EqualPartsWeighTheSame) {
-  OwnedState state({1, 1, 1, 2});
-  OwnedState partial({1, 1, 1, 2});
+  Result state({1, 1, 1, 2});
+  Result partial({1, 1, 1, 2});
   std::copy_n(std::array{1.0F, -2.0F}.begin(), 2, state.output.view().as<float>());
   std::copy_n(std::array{3.0F, 2.0F}.begin(), 2, partial.output.view().as<float>());
   *state.lse.view().as<float>() = *partial.lse.view().as<float>() = 5.0F;
   combine_whole({state.state(), partial.state()}, state.state());
-  EXPECT_EQ(state.all(), (std::vector<float>{2.0F, 0.0F, 5.0F + std::log(2.0F)}));
+  EXPECT_EQ(all_of(state), (std::vector<float>{2.0F, 0.0F, 5.0F + std::log(2.0F)}));
 }
 
 TEST(SoftmaxState, EmptyElementsChangeNoBit) {
   Random random(4);
   const Extents shape{2, 3, 4, 5};
-  const OwnedState original = random_state(random, shape, -1e4F);
-  OwnedState empty(shape);
+  const Result original = random_state(random, shape, -1e4F);
+  Result empty(shape);
   // The output of an empty partial result must not matter, unless it is NaN.
   std::fill_n(empty.output.view().as<float>(), shape.product(), 3.0F);
   std::fill_n(empty.lse.view().as<float>(), empty.lse.view().elements(), -kInfinity);
 
-  OwnedState state(shape);
+  Result state(shape);
   combine_whole({empty.state(), original.state()}, state.state());
-  EXPECT_TRUE(same_bits(state, original)) << "empty · partial";
+  EXPECT_TRUE(state == original) << "empty · partial";
   combine_whole({original.state(), empty.state()}, state.state());
-  EXPECT_TRUE(same_bits(state, original)) << "partial · empty";
+  EXPECT_TRUE(state == original) << "partial · empty";
 
   for (const std::vector<SoftmaxState>& parts :
        {std::vector<SoftmaxState>{}, {empty.state(), empty.state()}}) {
-    OwnedState nothing = random_state(random, shape, 0);
+    Result nothing = random_state(random, shape, 0);
     combine_whole(parts, nothing.state());
     const auto* values = nothing.output.view().as<float>();
     EXPECT_TRUE(std::all_of(values, values + 120, [](float value) { return value == 0.0F; }));
@@ -223,19 +202,19 @@ TEST(SoftmaxState, EmptyElementsChangeNoBit) {
 TEST(SoftmaxState, PartsOfNoWeightYieldToOthersButNotToNothing) {
   Random random(6);
   const Extents shape{2, 3, 4, 5};
-  const OwnedState original = random_state(random, shape, -1e4F);
-  OwnedState empty(shape);
-  OwnedState weightless(shape);
-  for (OwnedState* state : {&empty, &weightless}) {
+  const Result original = random_state(random, shape, -1e4F);
+  Result empty(shape);
+  Result weightless(shape);
+  for (Result* state : {&empty, &weightless}) {
     std::fill_n(state->lse.view().as<float>(), state->lse.view().elements(), -kInfinity);
     std::fill_n(state->output.view().as<float>(), shape.product(),
                 state == &empty ? 0.0F : std::nanf(""));
   }
-  OwnedState result(shape);
+  Result result(shape);
   combine_whole({weightless.state(), original.state()}, result.state());
-  EXPECT_TRUE(same_bits(result, original));
+  EXPECT_TRUE(result == original);
   combine_whole({original.state(), weightless.state()}, result.state());
-  EXPECT_TRUE(same_bits(result, original));
+  EXPECT_TRUE(result == original);
   for (const std::vector<SoftmaxState>& parts : {std::vector<SoftmaxState>{weightless.state()},
                                                  {empty.state(), weightless.state()},
                                                  {weightless.state(), empty.state()}}) {
@@ -248,35 +227,35 @@ TEST(SoftmaxState, PartsOfNoWeightYieldToOthersButNotToNothing) {
 
 TEST(SoftmaxState, FarApartPartsDoNotOverflow) {
   for (const float far : {200.0F, 1e4F, 3e38F}) {
-    OwnedState state({1, 1, 1, 1});
-    OwnedState partial({1, 1, 1, 1});
+    Result state({1, 1, 1, 1});
+    Result partial({1, 1, 1, 1});
     *state.output.view().as<float>() = 1.0F;
     *state.lse.view().as<float>() = -far;
     *partial.output.view().as<float>() = 2.0F;
     *partial.lse.view().as<float>() = far;
-    const OwnedState result({1, 1, 1, 1});
+    const Result result({1, 1, 1, 1});
     combine_whole({state.state(), partial.state()}, result.state());
-    EXPECT_EQ(result.all(), partial.all());
+    EXPECT_EQ(all_of(result), all_of(partial));
     combine_whole({partial.state(), state.state()}, result.state());
-    EXPECT_EQ(result.all(), partial.all());
+    EXPECT_EQ(all_of(result), all_of(partial));
   }
 }
 
 // Sinks of large logits leave little of a row, but not fewer of its digits.
 TEST(SoftmaxState, ASmallWeightHasAllItsDigits) {
   const auto state_of = [](float output, float lse) {
-    OwnedState state({1, 1, 1, 1});
+    Result state({1, 1, 1, 1});
     *state.output.view().as<float>() = output;
     *state.lse.view().as<float>() = lse;
     return state;
   };
-  const OwnedState row = state_of(1, -5);
+  const Result row = state_of(1, -5);
   for (const float sink : {2.0F, 20.0F, 40.0F}) {
-    const OwnedState sinks = state_of(0, sink);
+    const Result sinks = state_of(0, sink);
     const double weight = 1 / (1 + std::exp(double{sink} + 5));
     for (const auto& parts :
          {std::vector{row.state(), sinks.state()}, std::vector{sinks.state(), row.state()}}) {
-      const OwnedState merged({1, 1, 1, 1});
+      const Result merged({1, 1, 1, 1});
       combine_whole(parts, merged.state());
       EXPECT_NEAR(*merged.output.view().as<float>() / weight, 1, 1e-6) << sink;
     }
@@ -290,8 +269,8 @@ TEST(SoftmaxState, WorksThroughAnyStrides) {
   const std::int64_t heads = 4;
   const std::int64_t dim = 7;
   const Extents shape{batch, rows, heads, dim};
-  const OwnedState plain = random_state(random, shape, 0);
-  const OwnedState partial = random_state(random, shape, 0);
+  const Result plain = random_state(random, shape, 0);
+  const Result partial = random_state(random, shape, 0);
   // The same state with heads outermost, and rows padded.
   const Tensor output(DType::float32, {batch, heads, rows, dim + 2}, test_memory());
   const Tensor lse(DType::float32, {batch, rows, heads}, test_memory());
@@ -301,10 +280,10 @@ TEST(SoftmaxState, WorksThroughAnyStrides) {
   copy(plain.lse.view(), strided.lse);
   combine_whole({strided, partial.state()}, strided);
   combine_whole({plain.state(), partial.state()}, plain.state());
-  const OwnedState back(shape);
+  const Result back(shape);
   copy(strided.output, back.output.view());
   copy(strided.lse, back.lse.view());
-  EXPECT_TRUE(same_bits(back, plain));
+  EXPECT_TRUE(back == plain);
 
   for (const DType dtype : {DType::float32, DType::float16, DType::bfloat16}) {
     const Tensor rounded(dtype, shape, test_memory());
@@ -320,15 +299,15 @@ TEST(SoftmaxState, WorksThroughAnyStrides) {
 TEST(SoftmaxState, KeepsAFloat64LseExactly) {
   Random random(29);
   const Extents shape{1, 5, 2, 3};
-  const OwnedState first = random_state(random, shape, 9);
-  const OwnedState second = random_state(random, shape, 9);
+  const Result first = random_state(random, shape, 9);
+  const Result second = random_state(random, shape, 9);
   const Tensor output(DType::float32, shape, test_memory());
   const Tensor lse(DType::float64, {1, 2, 5}, test_memory());
   const SoftmaxState wide{output.view(), lse.view()};
   combine_whole({}, wide);
   EXPECT_EQ(wide.lse_at(0, 1, 4), -std::numeric_limits<double>::infinity());
   combine_whole({first.state(), second.state()}, wide);
-  const OwnedState narrow(shape);
+  const Result narrow(shape);
   combine_whole({first.state(), second.state()}, narrow.state());
   for (std::int64_t n = 0; n < 2; ++n) {
     for (std::int64_t t = 0; t < 5; ++t) {
@@ -368,8 +347,8 @@ TEST(SoftmaxState, MergesFloat64OutputsInFloat64) {
 }
 
 TEST(SoftmaxState, RefusesWhatDoesNotFit) {
-  const OwnedState state({1, 2, 3, 4});
-  const OwnedState other({1, 2, 3, 5});
+  const Result state({1, 2, 3, 4});
+  const Result other({1, 2, 3, 5});
   const Tensor half(DType::float16, {1, 2, 3, 4}, test_memory());
   const SoftmaxState whole = state.state();
   EXPECT_THROW(combine_whole({other.state()}, whole), InternalError);

@@ -54,47 +54,42 @@ TEST(Unnormalised, TheOracleIsTheFormula) {
     if (sinks) problem.sinks = Sinks({4, 2}, {0, 1, -2, 9, 3, 3, -1, -1});
     const WholeAttention whole = random_attention(random, problem);
     const OracleOutput got = whole.oracle();
-    for (std::int64_t b = 0; b < 2; ++b) {
-      for (std::int64_t n = 0; n < 4; ++n) {
-        for (std::int64_t t = 0; t < 5; ++t) {
-          std::vector<double> logits;
-          std::vector<double> values;
-          for (std::int64_t j = 0; j < 7; ++j) {
-            const GlobalPosition row(t);
-            const GlobalPosition column(j);
-            if (!problem.mask.visible(b, n, row, column)) continue;
-            double logit = 0;
-            for (std::int64_t d = 0; d < 3; ++d) {
-              logit += whole.query.view().at<float>({b, t, n, d}) *
-                       double{whole.key.view().at<float>({b, j, n / 2, d})};
-            }
-            logits.push_back(2 * std::tanh(logit / std::sqrt(3.0) / 2));
-            const bool drops = problem.dropout->drops(b, n, row, column);
-            values.push_back(drops ? 0
-                                   : problem.dropout->keep_scale() *
-                                         whole.value.view().at<float>({b, j, n / 2, 0}));
-          }
-          if (sinks) {
-            for (const float sink : problem.sinks->of_head(n)) {
-              logits.push_back(sink);
-              values.push_back(0);
-            }
-          }
-          const Direct want = direct(logits, values);
-          const auto row = static_cast<std::size_t>((b * 4 + n) * 5 + t);
-          EXPECT_NEAR(got.output[static_cast<std::size_t>((b * 5 + t) * 4 + n)], want.output,
-                      1e-13);
-          EXPECT_NEAR(got.sum[row], want.sum, 1e-13);
-          if (logits.empty()) {
-            EXPECT_EQ(got.maximum[row], -kInfinity);
-            EXPECT_EQ(got.lse[row], -kInfinity);
-          } else {
-            EXPECT_NEAR(got.maximum[row], want.maximum, 1e-14);
-            EXPECT_NEAR(got.lse[row], want.maximum + std::log(want.sum), 1e-13);
-          }
+    for_each_of<3>({2, 4, 5}, [&](auto b, auto n, auto t) {
+      std::vector<double> logits;
+      std::vector<double> values;
+      for (std::int64_t j = 0; j < 7; ++j) {
+        const GlobalPosition row(t);
+        const GlobalPosition column(j);
+        if (!problem.mask.visible(b, n, row, column)) continue;
+        double logit = 0;
+        for (std::int64_t d = 0; d < 3; ++d) {
+          logit += whole.query.view().at<float>({b, t, n, d}) *
+                   double{whole.key.view().at<float>({b, j, n / 2, d})};
+        }
+        logits.push_back(2 * std::tanh(logit / std::sqrt(3.0) / 2));
+        const bool drops = problem.dropout->drops(b, n, row, column);
+        values.push_back(drops ? 0
+                               : problem.dropout->keep_scale() *
+                                     whole.value.view().at<float>({b, j, n / 2, 0}));
+      }
+      if (sinks) {
+        for (const float sink : problem.sinks->of_head(n)) {
+          logits.push_back(sink);
+          values.push_back(0);
         }
       }
-    }
+      const Direct want = direct(logits, values);
+      const auto row = static_cast<std::size_t>((b * 4 + n) * 5 + t);
+      EXPECT_NEAR(got.output[static_cast<std::size_t>((b * 5 + t) * 4 + n)], want.output, 1e-13);
+      EXPECT_NEAR(got.sum[row], want.sum, 1e-13);
+      if (logits.empty()) {
+        EXPECT_EQ(got.maximum[row], -kInfinity);
+        EXPECT_EQ(got.lse[row], -kInfinity);
+      } else {
+        EXPECT_NEAR(got.maximum[row], want.maximum, 1e-14);
+        EXPECT_NEAR(got.lse[row], want.maximum + std::log(want.sum), 1e-13);
+      }
+    });
   }
 }
 
@@ -121,19 +116,13 @@ TEST(Unnormalised, ANormalisedOracleGivesTheSameMaximumAndSum) {
 
 // --- combine().
 
-struct OwnedState {
+struct OwnedState : Result {
   explicit OwnedState(const Extents& shape, DType dtype = DType::float32,
                       DType lse_dtype = DType::float64)
-      : output(dtype, shape, test_memory()),
-        lse(lse_dtype, {shape[0], shape[2], shape[1]}, test_memory()),
-        maximum(DType::float32, {shape[0], shape[2], shape[1]}, test_memory()) {
-    std::memset(output.view().data(), 0xff, output.bytes());
-    std::memset(lse.view().data(), 0xff, lse.bytes());
+      : Result(shape, lse_dtype, dtype), maximum(DType::float32, lse.shape(), test_memory()) {
     std::memset(maximum.view().data(), 0xff, maximum.bytes());
   }
   [[nodiscard]] SoftmaxState state() const { return {output.view(), lse.view(), maximum.view()}; }
-  Tensor output;
-  Tensor lse;
   Tensor maximum;
 };
 
@@ -250,34 +239,27 @@ TEST(Unnormalised, CombinesPartsOfRowsInPlaceAndRounds) {
   combine(parts, apart.state(), SoftmaxForm::unnormalised);
   const OwnedState rounded(shape, DType::float16, DType::float32);
   combine(parts, rounded.state(), SoftmaxForm::unnormalised);
-  for (std::int64_t b = 0; b < 2; ++b) {
-    for (std::int64_t t = 0; t < 5; ++t) {
-      for (std::int64_t n = 0; n < 3; ++n) {
-        double maximum = first.maximum.view().at<float>({b, n, t});
-        const bool both = t >= 2 && t < 4 && n >= 1;
-        if (both) {
-          maximum = std::max<double>(maximum, second.maximum.view().at<float>({b, n - 1, t - 2}));
-        }
-        const double weight = std::exp(first.state().lse_at(b, n, t) - maximum);
-        const double other =
-            both ? std::exp(second.state().lse_at(b, n - 1, t - 2) - maximum) : 0.0;
-        EXPECT_EQ(apart.maximum.view().at<float>({b, n, t}), maximum);
-        EXPECT_NEAR(apart.lse.view().at<double>({b, n, t}), weight + other, 1e-12);
-        for (std::int64_t d = 0; d < 4; ++d) {
-          double want = weight * first.output.view().at<float>({b, t, n, d});
-          if (both) want += other * second.output.view().at<float>({b, t - 2, n - 1, d});
-          const float got = apart.output.view().at<float>({b, t, n, d});
-          EXPECT_NEAR(got, want, 1e-5);
-          EXPECT_EQ(static_cast<float>(rounded.output.view().at<Float16>({b, t, n, d})),
-                    static_cast<float>(Float16(got)));
-        }
-      }
+  for_each_of<3>({2, 5, 3}, [&](auto b, auto t, auto n) {
+    double maximum = first.maximum.view().at<float>({b, n, t});
+    const bool both = t >= 2 && t < 4 && n >= 1;
+    if (both) {
+      maximum = std::max<double>(maximum, second.maximum.view().at<float>({b, n - 1, t - 2}));
     }
-  }
+    const double weight = std::exp(first.state().lse_at(b, n, t) - maximum);
+    const double other = both ? std::exp(second.state().lse_at(b, n - 1, t - 2) - maximum) : 0.0;
+    EXPECT_EQ(apart.maximum.view().at<float>({b, n, t}), maximum);
+    EXPECT_NEAR(apart.lse.view().at<double>({b, n, t}), weight + other, 1e-12);
+    for (std::int64_t d = 0; d < 4; ++d) {
+      double want = weight * first.output.view().at<float>({b, t, n, d});
+      if (both) want += other * second.output.view().at<float>({b, t - 2, n - 1, d});
+      const float got = apart.output.view().at<float>({b, t, n, d});
+      EXPECT_NEAR(got, want, 1e-5);
+      EXPECT_EQ(static_cast<float>(rounded.output.view().at<Float16>({b, t, n, d})),
+                static_cast<float>(Float16(got)));
+    }
+  });
   combine(parts, first.state(), SoftmaxForm::unnormalised);
-  EXPECT_EQ(
-      std::memcmp(first.output.view().data(), apart.output.view().data(), apart.output.bytes()), 0);
-  EXPECT_EQ(std::memcmp(first.lse.view().data(), apart.lse.view().data(), apart.lse.bytes()), 0);
+  EXPECT_TRUE(first == apart);
   EXPECT_EQ(
       std::memcmp(first.maximum.view().data(), apart.maximum.view().data(), apart.maximum.bytes()),
       0);
@@ -308,15 +290,11 @@ TEST(Unnormalised, CombineRefusesMaximaThatAreMissingOrDoNotFit) {
 // --- Kernels.
 
 OwnedState run(const char* name, const AttentionProblem& problem, const AttentionBlock& block,
-               DType dtype = DType::float32, int threads = 1) {
+               DType dtype = DType::float32) {
   static const Registry registry = Registry::standard();
   OwnedState result(
       {block.query.size(0), block.query.size(1), block.query.size(2), block.value.size(3)}, dtype);
-  HostDevice device;
-  HostStream stream("compute", Watchdog(Watchdog::Seconds(60)), nullptr);
-  registry.get(name)
-      .make_kernel(problem, device)
-      ->forward(block, result.state(), {stream, nullptr, threads});
+  forward_on_cpu(registry.get(name), problem, block, result.state());
   return result;
 }
 
@@ -355,24 +333,18 @@ TEST(Unnormalised, KernelsLeaveAMaximumThatNobodyWants) {
   const WholeAttention whole = random_attention(random, problem);
   const OwnedState with = run("native", problem, whole.block());
   const Result without = run_native(problem, whole.block(), 1, DType::float64);
-  EXPECT_EQ(
-      std::memcmp(with.output.view().data(), without.output.view().data(), without.output.bytes()),
-      0);
-  EXPECT_EQ(std::memcmp(with.lse.view().data(), without.lse.view().data(), without.lse.bytes()), 0);
+  EXPECT_TRUE(with == without);
 }
 
 TEST(Unnormalised, NativeRefusesAMaximumThatDoesNotFit) {
   Random random(10);
   const AttentionProblem problem = problem_of({1, 5, 6, 2, 1, 4, 4});
   const WholeAttention whole = random_attention(random, problem);
-  HostDevice device;
-  HostStream stream("compute", Watchdog(Watchdog::Seconds(60)), nullptr);
   const OwnedState result({1, 5, 2, 4});
   for (const TensorView& maximum : {result.lse.view(), result.maximum.view().slice(2, 0, 4)}) {
-    EXPECT_THROW(
-        native_forward(problem, whole.block(), {result.output.view(), result.lse.view(), maximum},
-                       {stream, nullptr, 1}, device),
-        InternalError);
+    EXPECT_THROW(forward_on_cpu(native(), problem, whole.block(),
+                                {result.output.view(), result.lse.view(), maximum}),
+                 InternalError);
   }
 }
 

@@ -9,6 +9,7 @@
 #include <annulus/attention/accuracy.hpp>
 
 #include "tests/attention/native_run.hpp"
+#include "tests/attention/problem_of.hpp"
 
 namespace annulus::test {
 
@@ -18,9 +19,7 @@ inline WholeAttention widest_attention(DType dtype, std::int64_t dim, double log
   constexpr std::int64_t kRows = 70;
   constexpr std::int64_t kKeys = 600;
   const auto root = static_cast<float>(0.99 * std::sqrt(logit));
-  AttentionProblem problem;
-  problem.shape = {1, kRows, kKeys, 1, 1, dim, dim};
-  problem.dtype = dtype;
+  AttentionProblem problem = problem_of({1, kRows, kKeys, 1, 1, dim, dim}, dtype);
   problem.scale = 1.0;
   const auto d = static_cast<std::size_t>(dim);
   std::vector<float> queries(kRows * d, 0.0F);
@@ -33,8 +32,7 @@ inline WholeAttention widest_attention(DType dtype, std::int64_t dim, double log
       values[j * d + i] = 0.99e38F / kKeys * (1 - static_cast<float>((j + i) % 8) / 16);
     }
   }
-  return {problem, tensor_of(dtype, {1, kRows, 1, dim}, queries),
-          tensor_of(dtype, {1, kKeys, 1, dim}, keys), tensor_of(dtype, {1, kKeys, 1, dim}, values)};
+  return attention_of(problem, queries, keys, values);
 }
 
 inline void expect_right_at_the_ends_of_the_range(const WholeAttention& whole,

@@ -10,6 +10,7 @@
 #include <annulus/partition/sequence_layout.hpp>
 
 #include "tests/attention/cuda_run.hpp"
+#include "tests/attention/problem_of.hpp"
 #include "tests/attention/random_mask.hpp"
 #include "tests/support/cuda_test.hpp"
 
@@ -157,8 +158,10 @@ class CudaCallArguments : public CudaTest {
     }
   }
 
-  // Flash kernels take it, if the device has what they need.
-  [[nodiscard]] bool flash_takes(const AttentionProblem& problem) const {
+  // Flash kernels take it in bfloat16, if the device has what they need.
+  [[nodiscard]] bool flash_takes(AttentionProblem problem) const {
+    problem.shape = kShape;
+    problem.dtype = DType::bfloat16;
     const Implementation& flash = registry_.get("flash_attn2");
     return !flash.available(device_->place()) ||
            static_cast<bool>(flash.fits(problem, device_->place()));
@@ -182,8 +185,6 @@ TEST_F(CudaCallArguments, Lengths) {
     calls[3].mask.set_kv_lengths({421, 421, 1});
     expect_right_everywhere(planned, calls);
   }
-  planned.shape = kShape;
-  planned.dtype = DType::bfloat16;
   EXPECT_TRUE(flash_takes(planned));
 }
 
@@ -221,8 +222,6 @@ TEST_F(CudaCallArguments, Offsets) {
   planned.mask = {};
   planned.mask.set_chunk(100);
   expect_right_everywhere(planned, calls());
-  planned.shape = kShape;
-  planned.dtype = DType::bfloat16;
   EXPECT_TRUE(flash_takes(planned));
 }
 
@@ -235,8 +234,6 @@ TEST_F(CudaCallArguments, Seeds) {
   calls[1].dropout.emplace(0.3, 0xfeedfacecafebeefU);
   calls[2].dropout.emplace(0.3, std::uint64_t{1} << 32U);
   expect_right_everywhere(planned, calls);
-  planned.shape = kShape;
-  planned.dtype = DType::bfloat16;
   EXPECT_TRUE(flash_takes(planned));
 }
 
@@ -259,9 +256,7 @@ TEST_F(CudaCallArguments, AllTogether) {
 // Few rows go to a kernel that shares out the keys. Here it does so when it runs. In the third call
 // nothing is visible in any batch.
 TEST_F(CudaCallArguments, LengthsOfFewRows) {
-  AttentionProblem planned;
-  planned.shape = {3, 1, 1000, 8, 2, 64, 64};
-  planned.dtype = DType::bfloat16;
+  AttentionProblem planned = half_problem({3, 1, 1000, 8, 2, 64, 64});
   planned.call_arguments.lengths = true;
   EXPECT_GT(registry_.get("flash_attn2").few_rows(planned).most, 0);
   const WholeAttention whole = random_attention(random_, planned);
@@ -281,12 +276,8 @@ TEST_F(CudaCallArguments, LengthsOfFewRows) {
 // diagonal to the end of every cache. The second block holds the last keys of the first block.
 TEST_F(CudaCallArguments, LengthsAndOffsetsOfFewRows) {
   for (const std::int64_t window : {-1, 40}) {
-    AttentionProblem planned;
-    planned.shape = {40, 5, 700, 8, 2, 64, 64};
-    planned.dtype = DType::float16;
-    planned.mask.set_causal(true);
+    AttentionProblem planned = causal_problem_of({40, 5, 700, 8, 2, 64, 64}, DType::float16, 695);
     if (window >= 0) planned.mask.set_window(window, -1);
-    planned.mask.set_offset(695);
     planned.call_arguments.lengths = true;
     planned.call_arguments.offsets = true;
     EXPECT_TRUE(registry_.get("flash_attn2").few_rows(planned).banded);
@@ -320,9 +311,7 @@ TEST_F(CudaCallArguments, LengthsAndOffsetsOfFewRows) {
 // Positions of every rank of a striped layout, one after the other, as a rank gathers them: a
 // length hides keys of all of them.
 TEST_F(CudaCallArguments, LengthsOfFewRowsAndStripedKeys) {
-  AttentionProblem planned;
-  planned.shape = {2, 2, 600, 8, 2, 64, 64};
-  planned.dtype = DType::bfloat16;
+  AttentionProblem planned = half_problem({2, 2, 600, 8, 2, 64, 64});
   planned.call_arguments.lengths = true;
   const WholeAttention whole = random_attention(random_, planned);
   const PositionRanges columns({{GlobalPosition(0), 300, 2}, {GlobalPosition(1), 300, 2}});

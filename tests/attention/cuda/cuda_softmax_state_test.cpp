@@ -26,21 +26,16 @@ struct HostState {
         lse(random_tensor(random, DType::float32, {shape[0], shape[2], shape[1]}, 4.0F)),
         dim(shape[3]) {}
   [[nodiscard]] SoftmaxState state() const {
-    return {output.view().slice(3, 0, dim), lse.view(),
-            maximum.shape().rank() == 0 ? TensorView() : maximum.view()};
+    return {output.view().slice(3, 0, dim), lse.view(), maximum.view()};
   }
   Tensor output, lse;
   Tensor maximum = {};
   std::int64_t dim;
 };
 
-void for_each_row(const SoftmaxState& state,
-                  const std::function<void(std::int64_t, std::int64_t, std::int64_t)>& body) {
-  for (std::int64_t b = 0; b < state.output.size(0); ++b) {
-    for (std::int64_t t = 0; t < state.output.size(1); ++t) {
-      for (std::int64_t n = 0; n < state.output.size(2); ++n) body(b, t, n);
-    }
-  }
+template <class Body>
+void for_each_row(const SoftmaxState& state, const Body& body) {
+  for_each_of<3>({state.output.size(0), state.output.size(1), state.output.size(2)}, body);
 }
 
 // With a maximum of each row, below the LSE; rows may have none.

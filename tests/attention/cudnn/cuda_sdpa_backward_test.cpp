@@ -11,6 +11,7 @@
 #include <annulus/core/error.hpp>
 
 #include "tests/attention/cuda_gradients_run.hpp"
+#include "tests/attention/cudnn/cuda_sdpa.hpp"
 #include "tests/attention/gradient_cases.hpp"
 #include "tests/support/message_of.hpp"
 
@@ -19,34 +20,12 @@ namespace {
 
 using ::testing::HasSubstr;
 
-const Implementation& sdpa() {
-  static const Registry registry = Registry::standard();
-  return registry.get("sdpa");
-}
-
-AttentionProblem bfloat16_problem(const AttentionShape& shape) {
-  return problem_of(shape, DType::bfloat16);
-}
-
-/// Queries and keys whose products are strongly negative: logits are about −4 D · scale.
-WholeAttention strongly_negative(Random& random, AttentionProblem problem) {
-  problem.scale = 60.0 / static_cast<double>(problem.shape.head_dim);
-  WholeAttention whole = random_operands(random, problem);
-  const auto shift = [&](Tensor& tensor, float by) {
-    std::vector<float> values(static_cast<std::size_t>(tensor.shape().product()));
-    to_float32(tensor.view().data(), problem.dtype, values.data(), tensor.shape().product());
-    for (float& value : values) value = by + 0.1F * value;
-    tensor = tensor_of(problem.dtype, tensor.shape(), values);
-  };
-  shift(whole.query, 1.0F);
-  shift(whole.key, -4.0F);
-  return whole;
-}
-
-class CudaSdpaBackward : public CudaTest {
+class CudaSdpaBackward : public CudaGradientsTest {
  protected:
+  CudaSdpaBackward() : CudaGradientsTest("sdpa", 0.8) {}
+
   void SetUp() override {
-    CudaTest::SetUp();
+    CudaGradientsTest::SetUp();
     if (IsSkipped()) return;
     if (cuda_devices().front().compute_capability < 90) {
       GTEST_SKIP() << "needs compute capability 9.0: others have no backward pass beyond 128 dims";
@@ -54,18 +33,6 @@ class CudaSdpaBackward : public CudaTest {
     ASSERT_EQ(sdpa().available(device_->place()).reason(), "") << "nothing but the GPU may miss";
   }
 
-  void add(const WholeGradients& whole, const std::vector<GradientPart>& parts) {
-    add_on_device(sdpa(), whole, parts, *device_, *stream_);
-  }
-  void add(const WholeGradients& whole) { add(whole, {{whole.block(), whole.gradients()}}); }
-
-  void expect_accurate(const WholeGradients& whole) {
-    const AttentionProblem& problem = whole.forward.problem;
-    SCOPED_TRACE(to_string(problem.shape) + " " + std::string(name_of(problem.dtype)) + " mask " +
-                 to_string(problem.mask));
-    add(whole);
-    EXPECT_LT(whole.largest_share(), 0.8);
-  }
   void expect_all_accurate(Random& random, AttentionProblem problem) {
     for (const auto& [dim, value_dim] :
          {std::pair{64, 64}, std::pair{128, 128}, std::pair{256, 256}, std::pair{192, 128}}) {
@@ -95,7 +62,7 @@ TEST_F(CudaSdpaBackward, OddLengths) {
   for (const auto& [rows, columns] :
        {std::pair{133, 221}, std::pair{221, 133}, std::pair{128, 192}, std::pair{192, 64},
         std::pair{1, 130}, std::pair{130, 1}, std::pair{3, 5}}) {
-    AttentionProblem problem = bfloat16_problem({2, rows, columns, 4, 2, 0, 0});
+    AttentionProblem problem = half_problem({2, rows, columns, 4, 2, 0, 0});
     expect_all_accurate(random, problem);
     if (rows == 1) continue;
     problem.mask.set_causal(true);
@@ -109,9 +76,7 @@ TEST_F(CudaSdpaBackward, OddLengths) {
 TEST_F(CudaSdpaBackward, OtherHeadDimensions) {
   Random random(203);
   for (const std::int64_t dim : {8, 40, 80, 96, 200}) {
-    AttentionProblem problem = bfloat16_problem({2, 150, 170, 2, 1, dim, dim});
-    problem.mask.set_causal(true);
-    expect_accurate(WholeGradients(random, problem));
+    expect_accurate(WholeGradients(random, causal_half_problem({2, 150, 170, 2, 1, dim, dim})));
   }
 }
 
@@ -120,7 +85,7 @@ TEST_F(CudaSdpaBackward, Windows) {
   for (const auto& [left, right] : {std::pair{100, 0}, std::pair{100, 70}, std::pair{-1, 50},
                                     std::pair{0, 0}, std::pair{130, -1}}) {
     for (const std::int64_t columns : {256, 320}) {
-      AttentionProblem problem = bfloat16_problem({1, 192, columns, 2, 1, 0, 0});
+      AttentionProblem problem = half_problem({1, 192, columns, 2, 1, 0, 0});
       problem.mask.set_window(left, right);
       problem.mask.set_offset(left > 40 ? 40 : 0);
       expect_all_accurate(random, problem);
@@ -132,14 +97,14 @@ TEST_F(CudaSdpaBackward, LengthsOfBatches) {
   Random random(205);
   for (const bool causal : {false, true}) {
     for (const std::int64_t columns : {384, 300}) {
-      AttentionProblem problem = bfloat16_problem({7, 300, columns, 4, 2, 0, 0});
+      AttentionProblem problem = half_problem({7, 300, columns, 4, 2, 0, 0});
       problem.mask.set_causal(causal);
       problem.mask.set_query_lengths({300, 70, 130, 0, 1, 256, 300});
       problem.mask.set_kv_lengths({129, 0, 192, 300, 64, 1, 300});
       expect_all_accurate(random, problem);
     }
   }
-  AttentionProblem window = bfloat16_problem({4, 256, 256, 4, 2, 0, 0});
+  AttentionProblem window = half_problem({4, 256, 256, 4, 2, 0, 0});
   window.mask.set_window(100, 10);
   window.mask.set_kv_lengths({256, 64, 192, 0});
   expect_all_accurate(random, window);
@@ -152,11 +117,14 @@ TEST_F(CudaSdpaBackward, StronglyNegativeLogits) {
     for (const auto& [dim, value_dim] :
          {std::pair{64, 64}, std::pair{128, 128}, std::pair{256, 256}, std::pair{192, 128}}) {
       for (const int mask : {0, 1, 2, 3}) {
-        AttentionProblem problem = bfloat16_problem({2, 130, columns, 2, 1, dim, value_dim});
+        AttentionProblem problem = half_problem({2, 130, columns, 2, 1, dim, value_dim});
         problem.mask.set_causal(mask == 1);
         if (mask == 2) problem.mask.set_window(-1, 50);
         if (mask == 3) problem.mask.set_kv_lengths({static_cast<std::int32_t>(columns), 64});
-        const WholeGradients whole(random, strongly_negative(random, problem));
+        problem.scale = 60.0 / static_cast<double>(dim);
+        WholeAttention forward = random_operands(random, problem);
+        make_strongly_negative(forward);
+        const WholeGradients whole(random, std::move(forward));
         const std::vector<float> lse = floats_of(whole.lse);
         EXPECT_LT(*std::max_element(lse.begin(), lse.end()), -150);
         expect_accurate(whole);
@@ -170,8 +138,7 @@ TEST_F(CudaSdpaBackward, BlocksAddUp) {
   Random random(207);
   for (const std::int64_t dim : {64, 128, 256}) {
     for (const std::int64_t chunk : {64, 75}) {
-      AttentionProblem problem = bfloat16_problem({2, 4 * chunk, 4 * chunk, 4, 2, dim, dim});
-      problem.mask.set_causal(true);
+      AttentionProblem problem = causal_half_problem({2, 4 * chunk, 4 * chunk, 4, 2, dim, dim});
       problem.mask.set_kv_lengths(
           {static_cast<std::int32_t>(4 * chunk), static_cast<std::int32_t>(4 * chunk - 50)});
       const WholeGradients whole(random, problem);
@@ -187,9 +154,7 @@ TEST_F(CudaSdpaBackward, BlocksAddUp) {
       EXPECT_LT(whole.largest_share(), 1) << dim << ", chunks of " << chunk;
     }
   }
-  AttentionProblem striped = bfloat16_problem({1, 300, 300, 4, 1, 128, 128});
-  striped.mask.set_causal(true);
-  const WholeGradients whole(random, striped);
+  const WholeGradients whole(random, causal_half_problem({1, 300, 300, 4, 1, 128, 128}));
   std::vector<GradientPart> parts;
   for (std::int64_t row = 0; row < 3; ++row) {
     for (std::int64_t column = 0; column < 3; ++column) {
@@ -206,19 +171,14 @@ TEST_F(CudaSdpaBackward, BlocksAddUp) {
 
 TEST_F(CudaSdpaBackward, UnmaskedBlocksSeeEverything) {
   Random random(208);
-  WholeGradients whole(random, bfloat16_problem({1, 200, 200, 2, 1, 64, 64}));
-  whole.forward.problem.mask.set_causal(true);
-  BackwardBlock block = whole.block();
-  block.unmasked = true;
-  add(whole, {{block, whole.gradients()}});
-  EXPECT_LT(whole.largest_share(), 0.8);
+  expect_unmasked_sees_everything(random, half_problem({1, 200, 200, 2, 1, 64, 64}));
 }
 
 // Rows without weights anywhere, whatever their dO and delta.
 TEST_F(CudaSdpaBackward, RowsWithoutLseAddNothing) {
   Random random(209);
   for (const bool all : {true, false}) {
-    AttentionProblem problem = bfloat16_problem({1, 200, 192, 4, 2, 128, 128});
+    AttentionProblem problem = half_problem({1, 200, 192, 4, 2, 128, 128});
     if (!all) problem.mask.set_query_lengths({130});
     const WholeGradients whole(random, problem);
     for (std::int64_t t = all ? 0 : 130; t < 200; ++t) {
@@ -239,16 +199,8 @@ TEST_F(CudaSdpaBackward, RowsWithoutLseAddNothing) {
 
 TEST_F(CudaSdpaBackward, GradientsThatAreNotWantedStay) {
   Random random(210);
-  AttentionProblem problem = bfloat16_problem({1, 200, 200, 4, 2, 64, 64});
-  problem.mask.set_causal(true);
-  const WholeGradients whole(random, problem);
-  const Gradients all = whole.gradients();
-  Gradients query, key, value;
-  query.query = all.query;
-  key.key = all.key;
-  value.value = all.value;
-  add(whole, {{whole.block(), query}, {whole.block(), key}, {whole.block(), value}});
-  EXPECT_LT(whole.largest_share(), 0.8);
+  const AttentionProblem problem = causal_half_problem({1, 200, 200, 4, 2, 64, 64});
+  expect_gradients_one_by_one(WholeGradients(random, problem));
 }
 
 // dO of any magnitude, in every row: squares of its entries may neither vanish nor overflow.
@@ -257,8 +209,7 @@ TEST_F(CudaSdpaBackward, OutputGradientsOfAnyMagnitude) {
   for (const auto& [dtype, magnitude] :
        {std::pair{DType::bfloat16, 0x1p-80F}, std::pair{DType::bfloat16, 0x1p70F},
         std::pair{DType::float16, 0x1p-6F}, std::pair{DType::float16, 0x1p6F}}) {
-    AttentionProblem problem = problem_of({1, 128, 256, 4, 2, 64, 64}, dtype);
-    WholeGradients whole(random, problem);
+    WholeGradients whole(random, problem_of({1, 128, 256, 4, 2, 64, 64}, dtype));
     // The oracle's gradients are linear in dO.
     multiply(whole.grad_output, magnitude);
     multiply(whole.delta, magnitude);
@@ -271,19 +222,12 @@ TEST_F(CudaSdpaBackward, OutputGradientsOfAnyMagnitude) {
 }
 
 TEST_F(CudaSdpaBackward, NothingToCompute) {
-  Random random(212);
-  for (const AttentionShape& shape :
-       {AttentionShape{1, 0, 128, 2, 1, 64, 64}, AttentionShape{1, 128, 0, 2, 1, 64, 64},
-        AttentionShape{0, 128, 128, 2, 1, 64, 64}}) {
-    const WholeGradients whole(random, bfloat16_problem(shape));
-    add(whole);
-    for (const float gradient : floats_of(whole)) ASSERT_EQ(gradient, 0);
-  }
+  expect_nothing_to_compute();
 }
 
 TEST_F(CudaSdpaBackward, RefusesLayoutsThatItCannotRead) {
   Random random(213);
-  const WholeGradients whole(random, bfloat16_problem({1, 64, 64, 2, 1, 64, 64}));
+  const WholeGradients whole(random, half_problem({1, 64, 64, 2, 1, 64, 64}));
   const std::unique_ptr<Kernel> kernel = sdpa().make_kernel(whole.forward.problem, *device_);
   const auto message = [&](const BackwardBlock& block) {
     return message_of<UnsupportedError>(
@@ -309,7 +253,7 @@ TEST(SdpaGradients, AreDeclaredApart) {
   EXPECT_FALSE(declares.takes_grad_lse);
   EXPECT_TRUE(declares.rounds);
   const Place place = Place::cuda(0);
-  AttentionProblem problem = bfloat16_problem({1, 8, 8, 2, 1, 192, 128});
+  AttentionProblem problem = half_problem({1, 8, 8, 2, 1, 192, 128});
   EXPECT_TRUE(sdpa().fits_backward(problem, place));
   problem.dropout.emplace(0.1, 3);
   EXPECT_THAT(sdpa().fits_backward(problem, place).reason(), HasSubstr("dropout"));
@@ -320,12 +264,8 @@ TEST(SdpaGradients, AreDeclaredApart) {
 
 TEST(SdpaGradients, RefuseBlocksWithTheReason) {
   const auto reason = [](const Mask& mask, std::int64_t rows, std::int64_t columns) {
-    AttentionProblem problem = bfloat16_problem({1, rows, columns, 1, 1, 8, 8});
-    problem.mask = mask;
-    return sdpa()
-        .takes_backward(problem,
-                        {PositionRanges::all(rows), PositionRanges::all(columns), 0, 1, false})
-        .reason();
+    const MaskedBlock one(mask, 1, rows, columns);
+    return sdpa().takes_backward(one.problem, one.block).reason();
   };
   EXPECT_EQ(reason({}, 16, 16), "");
   EXPECT_EQ(reason({}, 1, 16), "");

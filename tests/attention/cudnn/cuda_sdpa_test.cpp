@@ -1,4 +1,6 @@
 // cuDNN attention against the oracle, and what it refuses.
+#include "tests/attention/cudnn/cuda_sdpa.hpp"
+
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -12,18 +14,10 @@
 #include <annulus/core/error.hpp>
 #include <annulus/partition/sequence_layout.hpp>
 
-#include "tests/attention/cuda_run.hpp"
-#include "tests/attention/problem_of.hpp"
-
 namespace annulus::test {
 namespace {
 
 using ::testing::HasSubstr;
-
-const Implementation& sdpa() {
-  static const Registry registry = Registry::standard();
-  return registry.get("sdpa");
-}
 
 class CudaSdpa : public CudaTest {
  protected:
@@ -38,8 +32,7 @@ class CudaSdpa : public CudaTest {
 
   void expect_block_accurate(const AttentionProblem& problem, const AttentionBlock& block,
                              const OracleOutput& truth) {
-    SCOPED_TRACE(to_string(problem.shape) + " " + std::string(name_of(problem.dtype)) + " mask " +
-                 to_string(problem.mask) + " rows " + to_string(block.rows) + " columns " +
+    SCOPED_TRACE(describe(problem) + " rows " + to_string(block.rows) + " columns " +
                  to_string(block.columns));
     ASSERT_EQ(sdpa().capability(problem, device_->place()).reason(), "");
     ASSERT_EQ(sdpa().takes(problem, geometry_of(block)).reason(), "");
@@ -98,8 +91,7 @@ TEST_F(CudaSdpa, GroupedHeads) {
   Random random(72);
   for (const auto& [heads, kv_heads] :
        {std::pair{4, 4}, std::pair{8, 2}, std::pair{8, 1}, std::pair{1, 1}}) {
-    AttentionProblem problem = half_problem({1, 256, 256, heads, kv_heads, 128, 128});
-    problem.mask.set_causal(true);
+    AttentionProblem problem = causal_half_problem({1, 256, 256, heads, kv_heads, 128, 128});
     expect_whole_accurate(random_attention(random, problem));
   }
 }
@@ -112,8 +104,7 @@ TEST_F(CudaSdpa, OddLengths) {
         std::pair{1, 200}, std::pair{77, 1}, std::pair{3, 5}}) {
     expect_whole_accurate(random_attention(random, half_problem({2, rows, columns, 4, 2, 64, 64})));
     if (rows == 1) continue;
-    AttentionProblem causal = half_problem({1, rows, columns, 4, 2, 128, 128});
-    causal.mask.set_causal(true);
+    AttentionProblem causal = causal_half_problem({1, rows, columns, 4, 2, 128, 128});
     expect_whole_accurate(random_attention(random, causal));
     if (rows > columns) continue;
     causal.mask.set_offset(columns - rows);  // bottom-right
@@ -146,25 +137,18 @@ TEST_F(CudaSdpa, Bands) {
 
 TEST_F(CudaSdpa, AnotherKernelOfAKnownShapeIsReadyAtOnce) {
   Random random(88);
-  AttentionProblem problem = half_problem({1, 1408, 1408, 8, 2, 128, 128});
-  problem.mask.set_causal(true);
+  AttentionProblem problem = causal_half_problem({1, 1408, 1408, 8, 2, 128, 128});
   const WholeAttention whole = random_attention(random, problem);
-  const Mirror query(whole.query, *device_);
-  const Mirror key(whole.key, *device_);
-  const Mirror value(whole.value, *device_);
-  AttentionBlock block = whole.block();
-  const Result shape(block);
+  const Result shape(whole.block());
   const Tensor rounded(problem.dtype, shape.output.shape(), test_memory());
-  const Mirror output(rounded, *device_);
-  const Mirror lse(shape.lse, *device_);
-  block.query = query.at(block.query);
-  block.key = key.at(block.key);
-  block.value = value.at(block.value);
+  Mirrors mirrors(*device_, *stream_);
+  const AttentionBlock block = upload_operands(mirrors, whole.block());
+  const SoftmaxState result{mirrors.result(rounded.view()), mirrors.result(shape.lse.view())};
   const auto milliseconds_to_prepare = [&] {
     const AttentionProblem own = problem;  // as another object would have
     const auto start = std::chrono::steady_clock::now();
     const std::unique_ptr<Kernel> kernel = sdpa().make_kernel(own, *device_);
-    kernel->prepare(block, {output.view(), lse.view()});
+    kernel->prepare(block, result);
     return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start)
         .count();
   };
@@ -178,8 +162,7 @@ TEST_F(CudaSdpa, AnotherKernelOfAKnownShapeIsReadyAtOnce) {
 // the other.
 TEST_F(CudaSdpa, ThreadsShareAPlan) {
   Random random(89);
-  AttentionProblem problem = half_problem({2, 384, 384, 4, 2, 64, 64});
-  problem.mask.set_causal(true);
+  AttentionProblem problem = causal_half_problem({2, 384, 384, 4, 2, 64, 64});
   const WholeAttention whole = random_attention(random, problem);
   const Result expected = run_on_device(sdpa(), whole, *device_, *stream_);
   std::atomic<int> wrong = 0;
@@ -205,41 +188,19 @@ TEST_F(CudaSdpa, WorksWhileAnotherDeviceIsCurrent) {
   const WholeAttention whole = random_attention(random, problem);
   const std::unique_ptr<Device> other = make_cuda_device(1);
   const std::unique_ptr<Stream> stream = other->make_stream("compute", kWatchdog, nullptr);
-  // Memory is allocated while its device is current; the kernels must make it current themselves.
-  const Mirror query(whole.query, *other);
-  const Mirror key(whole.key, *other);
-  const Mirror value(whole.value, *other);
+  check_cuda(cudaSetDevice(0), "cudaSetDevice");
   for (const Implementation* implementation : {&sdpa(), &native()}) {
-    Result result(whole.block());
-    check_cuda(cudaSetDevice(1), "cudaSetDevice");
-    AttentionBlock block = whole.block();
-    block.query = query.at(block.query);
-    block.key = key.at(block.key);
-    block.value = value.at(block.value);
-    const DType dtype = implementation == &sdpa() ? problem.dtype : DType::float32;
-    const Tensor rounded(dtype, result.output.shape(), test_memory());
-    const Mirror output(rounded, *other);
-    const Mirror lse(result.lse, *other);
-    check_cuda(cudaSetDevice(0), "cudaSetDevice");
-    const std::unique_ptr<Kernel> kernel = implementation->make_kernel(problem, *other);
-    kernel->prepare(block, {output.view(), lse.view()});
-    kernel->forward(block, {output.view(), lse.view()}, {*stream, nullptr, 1});
+    const Result result = run_on_device(*implementation, whole, *other, *stream);
     int current = -1;
     check_cuda(cudaGetDevice(&current), "cudaGetDevice");
     EXPECT_EQ(current, 0);
-    stream->synchronize();
-    output.download();
-    lse.download();
-    to_float32(rounded.view().data(), dtype, result.output.view().as<float>(),
-               result.output.shape().product());
     expect_accurate(result, whole, whole.oracle());
   }
 }
 
 TEST_F(CudaSdpa, RanksOwnBlocksAndPrefixes) {
   Random random(75);
-  AttentionProblem problem = half_problem({1, 1024, 1024, 8, 2, 128, 128});
-  problem.mask.set_causal(true);
+  AttentionProblem problem = causal_half_problem({1, 1024, 1024, 8, 2, 128, 128});
   const WholeAttention whole = random_attention(random, problem);
   for (const LayoutKind kind : {LayoutKind::contiguous, LayoutKind::zigzag, LayoutKind::striped}) {
     const PositionRanges own = SequenceLayout(kind, 1024, 4).positions(1);
@@ -260,9 +221,7 @@ TEST_F(CudaSdpa, StridedRecords) {
   const std::int64_t kv_heads = 3;
   const std::int64_t dim = 64;
   const std::int64_t record = 2 * kv_heads * dim;
-  AttentionProblem problem = half_problem({batch, 200, 256, 4, 2, dim, dim});
-  problem.mask.set_causal(true);
-  problem.mask.set_offset(56);
+  AttentionProblem problem = causal_half_problem({batch, 200, 256, 4, 2, dim, dim}, 56);
   const Tensor records = random_tensor(random, problem.dtype, {slots, batch, record});
   const Tensor query = random_tensor(random, problem.dtype, {batch, 200, 6, dim});
   const auto part = [&](std::int64_t begin) {
@@ -284,14 +243,7 @@ TEST_F(CudaSdpa, StronglyNegativeLogits) {
     AttentionProblem problem = half_problem({1, 256, columns, 4, 2, 64, 64});
     problem.scale = 1.0;
     WholeAttention whole = random_attention(random, problem);
-    const auto shift = [&](const Tensor& tensor, float by) {
-      std::vector<float> values(static_cast<std::size_t>(tensor.shape().product()));
-      to_float32(tensor.view().data(), problem.dtype, values.data(), tensor.shape().product());
-      for (float& value : values) value = by + 0.1F * value;
-      return tensor_of(problem.dtype, tensor.shape(), values);
-    };
-    whole.query = shift(whole.query, 1.0F);
-    whole.key = shift(whole.key, -4.0F);
+    make_strongly_negative(whole);
     const OracleOutput truth = whole.oracle();
     EXPECT_LT(*std::max_element(truth.lse.begin(), truth.lse.end()), -150);
     expect_whole_accurate(whole);
@@ -373,8 +325,7 @@ TEST_F(CudaSdpa, PaddingOfSingleRows) {
 
 TEST_F(CudaSdpa, PaddingBySegments) {
   Random random(85);
-  AttentionProblem problem = half_problem({3, 256, 256, 4, 2, 64, 64});
-  problem.mask.set_causal(true);
+  AttentionProblem problem = causal_half_problem({3, 256, 256, 4, 2, 64, 64});
   std::vector<std::int32_t> ids(768, 7);
   std::fill(ids.begin() + 201, ids.begin() + 256, -1);
   std::fill(ids.begin() + 512, ids.end(), -1);
@@ -384,8 +335,7 @@ TEST_F(CudaSdpa, PaddingBySegments) {
 
 TEST_F(CudaSdpa, PaddingOfRanksBlocks) {
   Random random(86);
-  AttentionProblem problem = half_problem({3, 1024, 1024, 8, 2, 128, 128});
-  problem.mask.set_causal(true);
+  AttentionProblem problem = causal_half_problem({3, 1024, 1024, 8, 2, 128, 128});
   problem.mask.set_query_lengths({1024, 700, 200});
   problem.mask.set_kv_lengths({701, 1024, 150});
   const WholeAttention whole = random_attention(random, problem);
@@ -439,8 +389,7 @@ TEST_F(CudaSdpa, NoColumnsAndNoRows) {
 
 TEST_F(CudaSdpa, OneKernelServesManyBlocksAndRepeatsEveryBit) {
   Random random(79);
-  AttentionProblem problem = half_problem({1, 512, 512, 4, 2, 64, 64});
-  problem.mask.set_causal(true);
+  AttentionProblem problem = causal_half_problem({1, 512, 512, 4, 2, 64, 64});
   const WholeAttention whole = random_attention(random, problem);
   const std::unique_ptr<Kernel> kernel = sdpa().make_kernel(problem, *device_);
   const auto run = [&](std::int64_t rows) {
@@ -481,11 +430,8 @@ TEST(SdpaCapability, RefusesProblemsWithTheReason) {
 
 TEST(SdpaCapability, RefusesBlocksWithTheReason) {
   const auto reason = [](const Mask& mask, std::int64_t rows, std::int64_t columns) {
-    AttentionProblem problem = half_problem({1, rows, columns, 1, 1, 8, 8});
-    problem.mask = mask;
-    return sdpa()
-        .takes(problem, {PositionRanges::all(rows), PositionRanges::all(columns), 0, 1, false})
-        .reason();
+    const MaskedBlock one(mask, 1, rows, columns);
+    return sdpa().takes(one.problem, one.block).reason();
   };
   Mask causal;
   causal.set_causal(true);
@@ -506,11 +452,8 @@ TEST(SdpaCapability, RefusesBlocksWithTheReason) {
 
 TEST(SdpaCapability, TakesLengthsUnlessRowsWithinSeeNothing) {
   const auto reason = [](const Mask& mask, std::int64_t rows, std::int64_t columns) {
-    AttentionProblem problem = half_problem({2, rows, columns, 1, 1, 8, 8});
-    problem.mask = mask;
-    return sdpa()
-        .takes(problem, {PositionRanges::all(rows), PositionRanges::all(columns), 0, 2, false})
-        .reason();
+    const MaskedBlock two(mask, 2, rows, columns);
+    return sdpa().takes(two.problem, two.block).reason();
   };
   Mask mask;
   mask.set_kv_lengths({7, 0});

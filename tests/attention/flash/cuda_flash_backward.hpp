@@ -27,32 +27,19 @@ inline constexpr Dims kAllDims[] = {{64, 64},
 
 inline constexpr std::span<const Dims> kHalfDims{kAllDims, 4};
 
-inline AttentionProblem bfloat16_problem(const AttentionShape& shape) {
-  return problem_of(shape, DType::bfloat16);
-}
-
 /// Gradients of flash attention on the device, beside the oracle's.
-class CudaFlashBackward : public CudaTest {
+class CudaFlashBackward : public CudaGradientsTest {
  protected:
+  CudaFlashBackward() : CudaGradientsTest("flash_attn2") {}
+
   void SetUp() override {
-    CudaTest::SetUp();
+    CudaGradientsTest::SetUp();
     if (IsSkipped()) return;
     const Capability can = flash().available(device_->place());
     if (!can) GTEST_SKIP() << can.reason();
   }
 
-  const Registry registry_ = Registry::standard();
-  std::string name_ = "flash_attn2";
-  bool repeats_bits_ = false;  // of the gradients that are asked for
-
-  [[nodiscard]] const Implementation& flash() const { return registry_.get(name_); }
-
-  /// Views of the host's tensors; one kernel adds the gradients of all parts to them.
-  void add(const WholeGradients& whole, std::vector<GradientPart> parts) {
-    for (GradientPart& part : parts) part.block.repeats_bits = repeats_bits_;
-    add_on_device(flash(), whole, parts, *device_, *stream_);
-  }
-  void add(const WholeGradients& whole) { add(whole, {{whole.block(), whole.gradients()}}); }
+  [[nodiscard]] const Implementation& flash() const { return implementation(); }
 
   /// Adds to gradients in host memory, all of which are wanted.
   void add_block(const AttentionProblem& problem, const BackwardBlock& block,
@@ -61,11 +48,7 @@ class CudaFlashBackward : public CudaTest {
   }
 
   void expect_accurate(Random& random, const AttentionProblem& problem) {
-    SCOPED_TRACE(to_string(problem.shape) + " " + std::string(name_of(problem.dtype)) + " mask " +
-                 to_string(problem.mask));
-    const WholeGradients whole(random, problem);
-    add(whole);
-    EXPECT_LT(whole.largest_share(), 1);
+    CudaGradientsTest::expect_accurate(WholeGradients(random, problem));
   }
   void expect_all_accurate(Random& random, const AttentionProblem& problem) {
     expect_accurate(random, problem, kAllDims);
@@ -101,13 +84,19 @@ class CudaFlashBackward : public CudaTest {
 
   void expect_blocks_add_up(const Dims& dims, std::optional<Dropout> dropout = {}) {
     Random random(6);
-    AttentionProblem problem = problem_of({2, 320, 320, 4, 2, dims.head, dims.value}, dims.dtype);
-    problem.mask.set_causal(true);
+    AttentionProblem problem =
+        causal_problem_of({2, 320, 320, 4, 2, dims.head, dims.value}, dims.dtype);
     problem.mask.set_kv_lengths({320, 250});
     problem.dropout = dropout;
     const WholeGradients whole(random, problem);
+    add(whole, parts_of(whole));
+    EXPECT_LT(whole.largest_share(), 1);
+  }
+
+  /// Two batches of 320 rows and columns, in parts: rows of the ranges of zigzag shards, and of
+  /// every third position.
+  static std::vector<GradientPart> parts_of(const WholeGradients& whole) {
     std::vector<GradientPart> parts;
-    // Rows of the ranges of zigzag shards, and of every third position.
     for (const PositionRun& rows :
          std::vector<PositionRun>{{0, 80}, {240, 80}, {80, 54, 3}, {81, 53, 3}, {82, 53, 3}}) {
       const std::vector<PositionRun> columns =
@@ -117,8 +106,7 @@ class CudaFlashBackward : public CudaTest {
         for (std::int64_t b = 0; b < 2; ++b) parts.push_back(part_of(whole, b, rows, c));
       }
     }
-    add(whole, parts);
-    EXPECT_LT(whole.largest_share(), 1);
+    return parts;
   }
 };
 

@@ -29,7 +29,7 @@ constexpr std::uint64_t kSeed = (std::uint64_t{3} << 40U) + 5;
 
 TEST_F(CudaFlashBackward, Dropout) {
   Random random(51);
-  AttentionProblem problem = bfloat16_problem({2, 200, 300, 4, 2, 0, 0});
+  AttentionProblem problem = half_problem({2, 200, 300, 4, 2, 0, 0});
   for (const double probability : {0.1, 0.7}) {
     problem.dropout.emplace(probability, kSeed);
     expect_half_accurate(random, problem);
@@ -46,7 +46,7 @@ TEST_F(CudaFlashBackward, Dropout) {
 TEST_F(CudaFlashBackward, DropoutOfOddLengths) {
   Random random(52);
   for (const auto& [rows, columns] : {std::pair{133, 221}, {1, 130}, {300, 1}, {127, 129}}) {
-    AttentionProblem problem = bfloat16_problem({1, rows, columns, 2, 1, 0, 0});
+    AttentionProblem problem = half_problem({1, rows, columns, 2, 1, 0, 0});
     problem.dropout.emplace(0.3, kSeed);
     expect_half_accurate(random, problem);
   }
@@ -57,7 +57,7 @@ TEST_F(CudaFlashBackward, DropoutUnderEveryMask) {
   unsigned i = 0;
   for (const std::vector<MaskKind>& kinds : all_combinations()) {
     const Dims& dims = kHalfDims[i % kHalfDims.size()];
-    AttentionProblem problem = bfloat16_problem({2, 150, 210, 2, 1, dims.head, dims.value});
+    AttentionProblem problem = half_problem({2, 150, 210, 2, 1, dims.head, dims.value});
     if (i % 3 == 0) problem.dtype = DType::float16;
     problem.mask = random_mask(random, kinds, 2, 150, 210);
     problem.dropout.emplace(0.2, i);
@@ -77,7 +77,7 @@ TEST_F(CudaFlashBackward, DropoutOfBlocks) {
 // Dropout counts heads and batches from the first of the problem, not of the block.
 TEST_F(CudaFlashBackward, DropoutOfPartsOfTheHeads) {
   Random random(54);
-  AttentionProblem problem = bfloat16_problem({2, 150, 260, 6, 3, 64, 64});
+  AttentionProblem problem = half_problem({2, 150, 260, 6, 3, 64, 64});
   problem.dropout.emplace(0.3, kSeed);
   const WholeGradients whole(random, problem);
   std::vector<GradientPart> parts;
@@ -105,7 +105,7 @@ TEST_F(CudaFlashBackward, DropoutOfPartsOfTheHeads) {
 
 TEST_F(CudaFlashBackward, DropoutOfUnmaskedBlocks) {
   Random random(55);
-  AttentionProblem problem = bfloat16_problem({1, 200, 200, 2, 1, 128, 128});
+  AttentionProblem problem = half_problem({1, 200, 200, 2, 1, 128, 128});
   problem.dropout.emplace(0.3, kSeed);
   WholeGradients whole(random, problem);
   whole.forward.problem.mask.set_causal(true);
@@ -117,7 +117,7 @@ TEST_F(CudaFlashBackward, DropoutOfUnmaskedBlocks) {
 
 TEST_F(CudaFlashBackward, SeedsInDeviceMemory) {
   Random random(56);
-  AttentionProblem problem = bfloat16_problem({1, 200, 200, 2, 1, 128, 128});
+  AttentionProblem problem = half_problem({1, 200, 200, 2, 1, 128, 128});
   problem.dropout.emplace(0.3, kSeed);
   const WholeGradients whole(random, problem);
   problem.dropout.emplace(0.3, 1);
@@ -136,7 +136,7 @@ TEST_F(CudaFlashBackward, SeedsInDeviceMemory) {
 TEST_F(CudaFlashBackward, DropoutOfValuesThatAreNotFinite) {
   Random random(57);
   for (const Dims& dims : kHalfDims) {
-    AttentionProblem problem = bfloat16_problem({1, 400, 400, 2, 1, dims.head, dims.value});
+    AttentionProblem problem = half_problem({1, 400, 400, 2, 1, dims.head, dims.value});
     problem.mask.set_window(30, 10);
     problem.dropout.emplace(0.3, kSeed);
     WholeAttention forward = random_operands(random, problem);
@@ -168,9 +168,7 @@ TEST_F(CudaFlashBackward, DropoutOfWeightsThatAreNotFinite) {
 TEST_F(CudaFlashBackward, DropoutAndListsRepeatBits) {
   Random random(58);
   for (const std::int64_t dim : {64, 128, 256}) {
-    AttentionProblem problem = bfloat16_problem({3, 200, 1500, 8, 8, dim, dim});
-    problem.mask.set_causal(true);
-    problem.mask.set_offset(1200);
+    AttentionProblem problem = causal_half_problem({3, 200, 1500, 8, 8, dim, dim}, 1200);
     problem.dropout.emplace(0.3, kSeed);
     expect_same_bits(random, problem);
     problem.dropout.reset();
@@ -191,7 +189,7 @@ void skip_shared_gradient(WholeGradients& whole, Gradients& gradients) {
 
 TEST_F(CudaFlashBackward, Biases) {
   Random random(61);
-  AttentionProblem problem = bfloat16_problem({2, 200, 300, 4, 2, 0, 0});
+  AttentionProblem problem = half_problem({2, 200, 300, 4, 2, 0, 0});
   problem.bias = Extents{2, 4, 200, 300};
   expect_half_accurate(random, problem);
   problem.mask.set_causal(true);
@@ -207,7 +205,7 @@ TEST_F(CudaFlashBackward, BiasesAndDenseMasksOfOddLengths) {
   Random random(62);
   for (const auto& [rows, columns] :
        {std::pair{133, 221}, {1, 130}, {300, 1}, {127, 129}, {65, 31}, {2, 257}}) {
-    AttentionProblem problem = bfloat16_problem({2, rows, columns, 2, 1, 0, 0});
+    AttentionProblem problem = half_problem({2, rows, columns, 2, 1, 0, 0});
     problem.bias = Extents{2, 2, rows, columns};
     expect_half_accurate(random, problem);
     problem.bias.reset();
@@ -227,7 +225,7 @@ TEST_F(CudaFlashBackward, EveryShapeOfBias) {
     const bool copied = i >= std::ssize(shapes) / 2;
     const Dims& dims = kHalfDims[static_cast<std::size_t>(i + (copied ? 1 : 0)) % kHalfDims.size()];
     const std::int64_t columns = copied ? 212 : 210;
-    AttentionProblem problem = bfloat16_problem({2, 150, columns, 4, 2, dims.head, dims.value});
+    AttentionProblem problem = half_problem({2, 150, columns, 4, 2, dims.head, dims.value});
     if (i % 3 == 0) problem.dtype = DType::float16;
     problem.bias = shape;
     if (i % 2 == 1) problem.dense_mask = Extents{2, 1, 150, columns};
@@ -249,7 +247,7 @@ TEST_F(CudaFlashBackward, EveryShapeOfDenseMask) {
   int i = 0;
   for (const Extents& shape : score_shapes(2, 4, 150, 208)) {
     const Dims& dims = kHalfDims[static_cast<std::size_t>(i) % kHalfDims.size()];
-    AttentionProblem problem = bfloat16_problem({2, 150, 208, 4, 2, dims.head, dims.value});
+    AttentionProblem problem = half_problem({2, 150, 208, 4, 2, dims.head, dims.value});
     if (i % 3 == 0) problem.dtype = DType::float16;
     if (i % 3 == 1) problem.mask.set_causal(true);
     if (i % 4 == 2) problem.soft_cap = 2.0;
@@ -266,28 +264,18 @@ TEST_F(CudaFlashBackward, EveryShapeOfDenseMask) {
 TEST_F(CudaFlashBackward, ScoresOfBlocks) {
   for (const Dims& dims : kHalfDims) {
     Random random(65);
-    AttentionProblem problem = bfloat16_problem({2, 320, 320, 4, 2, dims.head, dims.value});
-    problem.mask.set_causal(true);
+    AttentionProblem problem = causal_half_problem({2, 320, 320, 4, 2, dims.head, dims.value});
     problem.bias = Extents{2, 4, 320, 320};
     problem.dense_mask = Extents{1, 4, 320, 320};
     const WholeGradients whole(random, problem);
-    std::vector<GradientPart> parts;
-    for (const PositionRun& rows :
-         std::vector<PositionRun>{{0, 80}, {240, 80}, {80, 54, 3}, {81, 53, 3}, {82, 53, 3}}) {
-      const std::vector<PositionRun> columns =
-          rows.step == 1 ? std::vector<PositionRun>{{0, 80}, {80, 160}, {240, 80}}
-                         : std::vector<PositionRun>{{0, 107, 3}, {1, 107, 3}, {2, 106, 3}};
-      for (const PositionRun& c : columns) {
-        for (std::int64_t b = 0; b < 2; ++b) {
-          parts.push_back(part_of(whole, b, rows, c));
-          BackwardBlock& block = parts.back().block;
-          if (c.step != 1 || b == 1) continue;
-          // The same scores, indexed by the block's column instead of the key's position.
-          block.scores = block.scores.slice(3, c.first, c.count);
-          block.scores.by_column = true;
-          parts.back().gradients.bias = parts.back().gradients.bias.slice(3, c.first, c.count);
-        }
-      }
+    std::vector<GradientPart> parts = parts_of(whole);
+    for (auto& [block, gradients] : parts) {
+      const PositionRange& columns = block.columns.ranges().front();
+      if (columns.stride != 1 || block.first_batch == 1) continue;
+      // The same scores, indexed by the block's column instead of the key's position.
+      block.scores = block.scores.slice(3, columns.start.value(), columns.length);
+      block.scores.by_column = true;
+      gradients.bias = gradients.bias.slice(3, columns.start.value(), columns.length);
     }
     add(whole, parts);
     EXPECT_LT(whole.largest_share(), 1);
@@ -300,7 +288,7 @@ TEST_F(CudaFlashBackward, ScoresHideValuesThatAreNotFinite) {
   for (const bool by_bias : {false, true}) {
     for (const Dims& dims : kHalfDims) {
       // Rows of 304 entries of either are copied in bulk.
-      AttentionProblem problem = bfloat16_problem({1, 304, 304, 2, 1, dims.head, dims.value});
+      AttentionProblem problem = half_problem({1, 304, 304, 2, 1, dims.head, dims.value});
       (by_bias ? problem.bias : problem.dense_mask) = Extents{1, 1, 304, 304};
       problem.mask.set_window(30, 10);
       problem.dropout.emplace(0.3, kSeed);
@@ -331,7 +319,7 @@ TEST_F(CudaFlashBackward, BiasesOfHiddenPairsReachNothing) {
   std::vector<std::int32_t> everything;
   for (int i = 0; i < 8192; ++i) everything.push_back(i % 2 == 0 ? 0 : 1 << 28);
   for (const Dims& dims : kHalfDims) {
-    AttentionProblem problem = bfloat16_problem({1, 150, 260, 2, 1, dims.head, dims.value});
+    AttentionProblem problem = half_problem({1, 150, 260, 2, 1, dims.head, dims.value});
     problem.bias = Extents{1, 2, 150, 260};
     problem.mask.set_kv_lengths({200});
     WholeAttention forward = random_operands(random, problem);
@@ -357,7 +345,7 @@ TEST_F(CudaFlashBackward, BiasesOfHiddenPairsReachNothing) {
 TEST_F(CudaFlashBackward, RowsWithoutWeightAddNothing) {
   Random random(67);
   for (const Dims& dims : kHalfDims) {
-    AttentionProblem problem = bfloat16_problem({1, 150, 260, 2, 1, dims.head, dims.value});
+    AttentionProblem problem = half_problem({1, 150, 260, 2, 1, dims.head, dims.value});
     problem.bias = Extents{1, 2, 150, 260};
     WholeAttention forward = random_operands(random, problem);
     for (std::int64_t j = 0; j < 260; ++j) {
@@ -378,7 +366,7 @@ TEST_F(CudaFlashBackward, LargeBiases) {
   Random random(68);
   for (const float size : {1e3F, 1e30F, 3e38F}) {
     for (const Dims& dims : kHalfDims) {
-      AttentionProblem problem = bfloat16_problem({1, 130, 300, 2, 1, dims.head, dims.value});
+      AttentionProblem problem = half_problem({1, 130, 300, 2, 1, dims.head, dims.value});
       problem.bias = Extents{1, 1, 130, 300};
       WholeAttention forward = random_operands(random, problem);
       for (std::int64_t row = 0; row < 130; ++row) {
@@ -398,7 +386,7 @@ TEST_F(CudaFlashBackward, LargeBiases) {
 TEST_F(CudaFlashBackward, ScoresRepeatBits) {
   Random random(69);
   for (const Dims& dims : kHalfDims) {
-    AttentionProblem problem = bfloat16_problem({1, 600, 700, 8, 4, dims.head, dims.value});
+    AttentionProblem problem = half_problem({1, 600, 700, 8, 4, dims.head, dims.value});
     problem.bias = Extents{1, 8, 600, 700};
     problem.dense_mask = Extents{1, 1, 600, 700};
     expect_same_bits(random, problem);
@@ -407,7 +395,7 @@ TEST_F(CudaFlashBackward, ScoresRepeatBits) {
 
 TEST_F(CudaFlashBackward, RefusesGradientsOfSharedBiases) {
   Random random(70);
-  AttentionProblem problem = bfloat16_problem({1, 64, 128, 2, 1, 64, 64});
+  AttentionProblem problem = half_problem({1, 64, 128, 2, 1, 64, 64});
   const auto refusal = [&](const Extents& shape, bool repeats_bits) {
     problem.bias = shape;
     const WholeGradients whole(random, problem);

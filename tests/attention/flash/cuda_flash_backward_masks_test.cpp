@@ -32,7 +32,7 @@ TEST_F(CudaFlashBackward, EveryMask) {
 
 TEST_F(CudaFlashBackward, ManyDocuments) {
   Random random(32);
-  AttentionProblem problem = bfloat16_problem({2, 900, 900, 2, 1, 0, 0});
+  AttentionProblem problem = half_problem({2, 900, 900, 2, 1, 0, 0});
   std::vector<std::int32_t> ends{0};
   while (ends.back() < 900) {
     ends.push_back(std::min(900, ends.back() + static_cast<std::int32_t>(draw(random, 1, 200))));
@@ -50,8 +50,7 @@ TEST_F(CudaFlashBackward, ManyDocuments) {
 // Blocks with much more work than others begin first.
 TEST_F(CudaFlashBackward, KeyTilesThatMoreRowsSeeThanOthers) {
   Random random(34);
-  AttentionProblem problem = bfloat16_problem({1, 1200, 1200, 2, 1, 0, 0});
-  problem.mask.set_causal(true);
+  AttentionProblem problem = causal_half_problem({1, 1200, 1200, 2, 1, 0, 0});
   problem.mask.set_window(100, -1);
   problem.mask.set_sink_tokens(8);
   expect_all_accurate(random, problem);
@@ -85,8 +84,8 @@ TEST_F(CudaFlashBackward, RowsAndColumnsOfSeveralRanges) {
   const PositionRanges columns(
       {PositionRange{GlobalPosition(210), 190}, PositionRange{GlobalPosition(1), 100, 2}});
   for (const Dims& dims : kAllDims) {
-    AttentionProblem problem = problem_of({1, 400, 400, 2, 1, dims.head, dims.value}, dims.dtype);
-    problem.mask.set_causal(true);
+    AttentionProblem problem =
+        causal_problem_of({1, 400, 400, 2, 1, dims.head, dims.value}, dims.dtype);
     problem.mask.set_window(250, -1);
     const WholeGradients whole(random, problem);
     const BackwardBlock all = whole.block();

@@ -27,37 +27,28 @@ constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 TEST_F(CudaFlashBackward, FullAndCausal) {
   Random random(1);
-  expect_all_accurate(random, bfloat16_problem({2, 256, 128, 2, 2, 0, 0}));
-  AttentionProblem causal = bfloat16_problem({2, 200, 200, 8, 1, 0, 0});
-  causal.mask.set_causal(true);
-  expect_all_accurate(random, causal);
+  expect_all_accurate(random, half_problem({2, 256, 128, 2, 2, 0, 0}));
+  expect_all_accurate(random, causal_half_problem({2, 200, 200, 8, 1, 0, 0}));
 }
 
 TEST_F(CudaFlashBackward, OddLengths) {
   Random random(2);
-  AttentionProblem problem = bfloat16_problem({1, 133, 221, 4, 2, 0, 0});
-  problem.mask.set_causal(true);
-  problem.mask.set_offset(88);
-  expect_all_accurate(random, problem);
-  expect_all_accurate(random, bfloat16_problem({1, 1, 130, 4, 2, 0, 0}));
-  expect_all_accurate(random, bfloat16_problem({1, 300, 1, 4, 2, 0, 0}));
+  expect_all_accurate(random, causal_half_problem({1, 133, 221, 4, 2, 0, 0}, 88));
+  expect_all_accurate(random, half_problem({1, 1, 130, 4, 2, 0, 0}));
+  expect_all_accurate(random, half_problem({1, 300, 1, 4, 2, 0, 0}));
 }
 
 TEST_F(CudaFlashBackward, WindowsAndRowsThatSeeNothing) {
   Random random(3);
-  AttentionProblem window = bfloat16_problem({1, 400, 400, 2, 2, 0, 0});
+  AttentionProblem window = half_problem({1, 400, 400, 2, 2, 0, 0});
   window.mask.set_window(100, 7);
   expect_all_accurate(random, window);
-  AttentionProblem late = bfloat16_problem({1, 300, 300, 2, 1, 0, 0});
-  late.mask.set_causal(true);
-  late.mask.set_offset(-150);
-  expect_all_accurate(random, late);
+  expect_all_accurate(random, causal_half_problem({1, 300, 300, 2, 1, 0, 0}, -150));
 }
 
 TEST_F(CudaFlashBackward, LengthsOfBatches) {
   Random random(4);
-  AttentionProblem problem = bfloat16_problem({3, 300, 300, 4, 2, 0, 0});
-  problem.mask.set_causal(true);
+  AttentionProblem problem = causal_half_problem({3, 300, 300, 4, 2, 0, 0});
   problem.mask.set_query_lengths({300, 70, 130});
   problem.mask.set_kv_lengths({129, 0, 300});
   expect_all_accurate(random, problem);
@@ -78,8 +69,8 @@ TEST_F(CudaFlashBackward, OtherHeadDimensions) {
                            {4, 124, DType::float32},
                            {100, 36, DType::float32},
                            {64, 12, DType::float32}}) {
-    AttentionProblem problem = problem_of({2, 150, 170, 2, 1, dims.head, dims.value}, dims.dtype);
-    problem.mask.set_causal(true);
+    AttentionProblem problem =
+        causal_problem_of({2, 150, 170, 2, 1, dims.head, dims.value}, dims.dtype);
     expect_accurate(random, problem);
   }
 }
@@ -91,30 +82,17 @@ TEST_F(CudaFlashBackward, BlocksAddUp) {
 TEST_F(CudaFlashBackward, UnmaskedBlocksSeeEverything) {
   Random random(7);
   for (const Dims& dims : {Dims{64, 64}, {192, 128}, {128, 128, DType::float32}}) {
-    WholeGradients whole(random,
-                         problem_of({1, 200, 200, 2, 1, dims.head, dims.value}, dims.dtype));
-    whole.forward.problem.mask.set_causal(true);
-    BackwardBlock block = whole.block();
-    block.unmasked = true;
-    add(whole, {{block, whole.gradients()}});
-    EXPECT_LT(whole.largest_share(), 1);
+    expect_unmasked_sees_everything(
+        random, problem_of({1, 200, 200, 2, 1, dims.head, dims.value}, dims.dtype));
   }
 }
 
 TEST_F(CudaFlashBackward, GradientsThatAreNotWantedStay) {
   Random random(8);
   for (const Dims& dims : {Dims{64, 64}, {192, 128}, {256, 256}, {128, 128, DType::float32}}) {
-    AttentionProblem problem = problem_of({1, 200, 200, 4, 2, dims.head, dims.value}, dims.dtype);
-    problem.mask.set_causal(true);
-    const WholeGradients whole(random, problem);
-    const Gradients all = whole.gradients();
-    Gradients query, key, value;
-    query.query = all.query;
-    key.key = all.key;
-    value.value = all.value;
-    // Each by a call of its own.
-    add(whole, {{whole.block(), query}, {whole.block(), key}, {whole.block(), value}});
-    EXPECT_LT(whole.largest_share(), 1);
+    AttentionProblem problem =
+        causal_problem_of({1, 200, 200, 4, 2, dims.head, dims.value}, dims.dtype);
+    expect_gradients_one_by_one(WholeGradients(random, problem));
   }
 }
 
@@ -192,9 +170,7 @@ TEST_F(CudaFlashBackward, Float16ScalesIgnoreHiddenValues) {
     if (dims.dtype == DType::float32) continue;
     for (const bool modified : {false, true}) {
       AttentionProblem problem =
-          problem_of({1, 100, 100, 2, 1, dims.head, dims.value}, DType::float16);
-      problem.mask.set_causal(true);
-      problem.mask.set_offset(-20);
+          causal_problem_of({1, 100, 100, 2, 1, dims.head, dims.value}, DType::float16, -20);
       problem.mask.set_kv_lengths({70});
       if (modified) problem.dropout.emplace(0.3, 7);
       WholeGradients whole(random, random_operands(random, problem), 0x1p-6F);
@@ -212,7 +188,7 @@ TEST_F(CudaFlashBackward, Float16ScalesIgnoreHiddenValues) {
 // A gradient of any kind that is NaN fails the tests above.
 TEST(WholeGradients, ANanIsTheLargestShare) {
   Random random(61);
-  WholeGradients whole(random, bfloat16_problem({1, 4, 4, 1, 1, 8, 8}));
+  WholeGradients whole(random, half_problem({1, 4, 4, 1, 1, 8, 8}));
   for (const Tensor* tensor : {&whole.query, &whole.key, &whole.value}) {
     float& entry = tensor->view().at<float>({0, 1, 0, 2});
     entry = std::numeric_limits<float>::quiet_NaN();
@@ -226,7 +202,7 @@ TEST(WholeGradients, ANanIsTheLargestShare) {
 TEST_F(CudaFlashBackward, SoftCaps) {
   Random random(14);
   for (const double cap : {0.5, 30.0, 1e5}) {
-    AttentionProblem problem = bfloat16_problem({1, 200, 300, 4, 2, 0, 0});
+    AttentionProblem problem = half_problem({1, 200, 300, 4, 2, 0, 0});
     problem.soft_cap = cap;
     problem.mask.set_causal(true);
     problem.mask.set_offset(90);
@@ -253,7 +229,7 @@ TEST_F(CudaFlashBackward, SoftCapsOfHiddenValuesThatAreNotFinite) {
 TEST_F(CudaFlashBackward, InTurns) {
   Random random(16);
   repeats_bits_ = true;
-  AttentionProblem problem = bfloat16_problem({2, 400, 500, 4, 2, 0, 0});
+  AttentionProblem problem = half_problem({2, 400, 500, 4, 2, 0, 0});
   problem.mask.set_kv_lengths({500, 300});
   expect_all_accurate(random, problem);
   problem.mask.set_causal(true);
@@ -342,21 +318,12 @@ TEST_F(CudaFlashBackward, RepeatsBitsOfNonFiniteValues) {
 }
 
 TEST_F(CudaFlashBackward, NothingToCompute) {
-  Random random(12);
-  for (const AttentionShape& shape :
-       {AttentionShape{1, 0, 128, 2, 1, 64, 64}, AttentionShape{1, 128, 0, 2, 1, 64, 64},
-        AttentionShape{0, 128, 128, 2, 1, 64, 64}}) {
-    const WholeGradients whole(random, bfloat16_problem(shape));
-    add(whole);
-    for (std::int64_t i = 0; i < whole.query.shape().product(); ++i) {
-      ASSERT_EQ(entry(whole.query, static_cast<std::size_t>(i)), 0);
-    }
-  }
+  expect_nothing_to_compute();
 }
 
 TEST_F(CudaFlashBackward, RefusesLayoutsThatItsCopiesCannotRead) {
   Random random(13);
-  const WholeGradients whole(random, bfloat16_problem({1, 64, 64, 2, 1, 64, 64}));
+  const WholeGradients whole(random, half_problem({1, 64, 64, 2, 1, 64, 64}));
   const std::unique_ptr<Kernel> kernel = flash().make_kernel(whole.forward.problem, *device_);
   BackwardBlock block = whole.block();
   Gradients gradients = whole.gradients();
@@ -371,7 +338,7 @@ TEST_F(CudaFlashBackward, RefusesLayoutsThatItsCopiesCannotRead) {
 
 TEST_F(CudaFlashBackward, SaysWhatItComputes) {
   const Place place = device_->place();
-  AttentionProblem problem = bfloat16_problem({1, 64, 64, 2, 1, 264, 256});
+  AttentionProblem problem = half_problem({1, 64, 64, 2, 1, 264, 256});
   EXPECT_THAT(flash().fits_backward(problem, place).reason(), HasSubstr("up to 256, not 264"));
   problem.shape.head_dim = 256;
   EXPECT_TRUE(flash().fits_backward(problem, place));

@@ -163,12 +163,12 @@ TEST_F(CudaFlashDecode, ContinuesAState) {
       const AttentionProblem problem = half_problem({2, 3, 2000, 8, 2, dim, dim});
       const WholeAttention whole = random_attention(random, problem);
       flash::decode::DecodeAttention attention(problem, *device_);
-      const Result result = run_in_parts(whole, {{500, 1500}, {0, 250}, {250, 250}}, last,
-                                         [&](AttentionBlock& block, const SoftmaxState& into) {
-                                           block.unmasked = true;
-                                           ASSERT_TRUE(attention.takes(block));
-                                           attention.run(block, into, *stream_);
-                                         });
+      const Result result = in_parts(*device_, *stream_, whole, {{500, 1500}, {0, 250}, {250, 250}},
+                                     last, [&](AttentionBlock& block, const SoftmaxState& into) {
+                                       block.unmasked = true;
+                                       ASSERT_TRUE(attention.takes(block));
+                                       attention.run(block, into, *stream_);
+                                     });
       SCOPED_TRACE(to_string(problem.shape));
       expect_accurate(result, whole, whole.oracle());
     }
@@ -210,9 +210,8 @@ TEST_F(CudaFlashDecode, CausalCornerAndWindows) {
   for (const std::int64_t dim : {64, 128, 256}) {
     for (std::int64_t rows = 1; rows <= 8; ++rows) {
       for (const std::int64_t left : {-1, 1500, 999}) {
-        AttentionProblem problem = half_problem({2, rows, 2000 + rows, 16, 4, dim, dim});
-        problem.mask.set_causal(true);
-        problem.mask.set_offset(2000);
+        AttentionProblem problem =
+            causal_half_problem({2, rows, 2000 + rows, 16, 4, dim, dim}, 2000);
         if (left >= 0) problem.mask.set_window(left, -1);
         if (rows % 4 == 0) problem.soft_cap = 2.0;
         expect_masked_accurate(random_attention(random, problem));
@@ -225,9 +224,7 @@ TEST_F(CudaFlashDecode, CausalCornerAndWindows) {
 TEST_F(CudaFlashDecode, CornersOfUnequalLengths) {
   Random random(213);
   for (const std::int64_t rows : {2, 4, 16}) {
-    AttentionProblem problem = half_problem({5, rows, 4000, 4, 2, 128, 64});
-    problem.mask.set_causal(true);
-    problem.mask.set_offset(3985);
+    AttentionProblem problem = causal_half_problem({5, rows, 4000, 4, 2, 128, 64}, 3985);
     problem.mask.set_kv_lengths({4000, 3990, 2, 0, 3986});
     expect_masked_accurate(random_attention(random, problem));
     problem.mask.set_window(2, 3);
@@ -256,9 +253,7 @@ TEST_F(CudaFlashDecode, OtherMasksAreNotForIt) {
 // Keys and values that a row does not see, beside some that others do.
 TEST_F(CudaFlashDecode, HiddenNonFiniteEntriesReachNobody) {
   Random random(215);
-  AttentionProblem problem = half_problem({2, 4, 1204, 8, 2, 128, 128});
-  problem.mask.set_causal(true);
-  problem.mask.set_offset(1200);
+  AttentionProblem problem = causal_half_problem({2, 4, 1204, 8, 2, 128, 128}, 1200);
   problem.mask.set_window(1100, -1);
   problem.mask.set_kv_lengths({1203, 900});
   const WholeAttention clean = random_attention(random, problem);
@@ -279,17 +274,16 @@ TEST_F(CudaFlashDecode, HiddenNonFiniteEntriesReachNobody) {
 TEST_F(CudaFlashDecode, ContinuesAStateUnderAMask) {
   Random random(216);
   for (const std::int64_t dim : {64, 128, 256}) {
-    AttentionProblem problem = half_problem({3, 3, 2000, 8, 2, dim, dim});
-    problem.mask.set_causal(true);
-    problem.mask.set_offset(1997);
+    AttentionProblem problem = causal_half_problem({3, 3, 2000, 8, 2, dim, dim}, 1997);
     problem.mask.set_kv_lengths({2000, 1200, 400});
     const WholeAttention whole = random_attention(random, problem);
     flash::decode::DecodeAttention attention(problem, *device_);
-    const Result result = run_in_parts(whole, {{0, 600}, {600, 1400}}, DType::float32,
-                                       [&](AttentionBlock& block, const SoftmaxState& into) {
-                                         ASSERT_TRUE(attention.takes(block));
-                                         attention.run(block, into, *stream_);
-                                       });
+    const Result result =
+        in_parts(*device_, *stream_, whole, {{0, 600}, {600, 1400}}, DType::float32,
+                 [&](AttentionBlock& block, const SoftmaxState& into) {
+                   ASSERT_TRUE(attention.takes(block));
+                   attention.run(block, into, *stream_);
+                 });
     expect_accurate(result, whole, whole.oracle());
   }
 }

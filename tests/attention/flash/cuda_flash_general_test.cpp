@@ -72,12 +72,7 @@ TEST_F(CudaFlashGeneral, PartsThatContinueEachOther) {
   problem.dense_mask = Extents{1, 1, 300, 500};
   problem.dropout.emplace(0.4, 12);
   const WholeAttention whole = random_attention(random, problem);
-  const Mirror query(whole.query, *device_);
-  const Mirror bias(whole.bias, *device_);
-  const Mirror mask(whole.mask, *device_);
-  Result result(whole.block(), DType::float64);
-  const Mirror output(result.output, *device_);
-  const Mirror lse(result.lse, *device_);
+  const Result result(whole.block(), DType::float64);
   const std::unique_ptr<Kernel> kernel = implementation().make_kernel(problem, *device_);
   const std::vector<PositionRanges> parts{
       PositionRanges(
@@ -88,22 +83,17 @@ TEST_F(CudaFlashGeneral, PartsThatContinueEachOther) {
     for (std::size_t p = 0; p < parts.size(); ++p) {
       const Tensor keys = gather(whole.key.view(), parts[p]);
       const Tensor values = gather(whole.value.view(), parts[p]);
-      const Mirror key(keys, *device_);
-      const Mirror value(values, *device_);
-      AttentionBlock block{query.view().slice(2, head, 2),
-                           key.at(as_bthd(keys)).slice(2, head / 2, 1),
-                           value.at(as_bthd(values)).slice(2, head / 2, 1), whole.rows(), parts[p]};
+      AttentionBlock block{whole.query.view().slice(2, head, 2),
+                           as_bthd(keys).slice(2, head / 2, 1),
+                           as_bthd(values).slice(2, head / 2, 1), whole.rows(), parts[p]};
       block.first_head = head;
-      block.scores = broadcast_scores(bias.view(), mask.view(), {2, 4, 300, 500}).slice(1, head, 2);
-      const SoftmaxState state{output.view().slice(2, head, 2), lse.view().slice(1, head, 2)};
+      block.scores = whole.scores().slice(1, head, 2);
+      const SoftmaxState state{result.output.view().slice(2, head, 2),
+                               result.lse.view().slice(1, head, 2)};
       if (p > 0) block.state = state;
-      kernel->prepare(block, state);
-      kernel->forward(block, state, {*stream_, nullptr, 1});
-      stream_->synchronize();
+      forward_on(*device_, *stream_, *kernel, block, state);
     }
   }
-  output.download();
-  lse.download();
   expect_accurate(result, whole, whole.oracle());
 }
 
@@ -118,11 +108,11 @@ TEST_F(CudaFlashGeneral, DropoutThatLeavesSmallWeights) {
     const WholeAttention whole = random_attention(random, problem);
     expect_whole_accurate(whole);
     const std::unique_ptr<Kernel> kernel = implementation().make_kernel(problem, *device_);
-    const Result parts = run_in_parts(whole, {{0, 300}, {300, 340}}, DType::float16,
-                                      [&](AttentionBlock& block, const SoftmaxState& state) {
-                                        kernel->prepare(block, state);
-                                        kernel->forward(block, state, {*stream_, nullptr, 1});
-                                      });
+    const Result parts = in_parts(*device_, *stream_, whole, {{0, 300}, {300, 340}}, DType::float16,
+                                  [&](AttentionBlock& block, const SoftmaxState& state) {
+                                    kernel->prepare(block, state);
+                                    kernel->forward(block, state, {*stream_, nullptr, 1});
+                                  });
     expect_accurate(parts, whole, whole.oracle());
   }
 }

@@ -30,32 +30,30 @@ class CudaFlash : public CudaFlashTest {
 // The blocks of one launch take work while the last ones of the other still do.
 TEST_F(CudaFlash, RunsOnTwoStreamsAtOnce) {
   Random random(80);
-  AttentionProblem problem = half_problem({2, 1500, 1500, 16, 16, 64, 64});
-  problem.mask.set_causal(true);
+  AttentionProblem problem = causal_half_problem({2, 1500, 1500, 16, 16, 64, 64});
   const WholeAttention whole = random_attention(random, problem);
-  const Mirror query(whole.query, *device_);
-  const Mirror key(whole.key, *device_);
-  const Mirror value(whole.value, *device_);
-  const AttentionBlock block{query.view(), key.view(), value.view(), whole.rows(), whole.columns()};
+  Mirrors operands(*device_, *stream_);
+  const AttentionBlock block = upload_operands(operands, whole.block());
   flash::FlashAttention flash(problem, *device_);
   const auto second_stream = device_->make_stream("second", kWatchdog, nullptr);
   const auto run = [&](Stream& first, Stream& second, int rounds) {
     std::array<Result, 2> results{Result(whole.block()), Result(whole.block())};
-    std::vector<Mirror> mirrors;
-    for (Result& result : results) {
-      mirrors.emplace_back(result.output, *device_);
-      mirrors.emplace_back(result.lse, *device_);
+    Mirrors mirrors(*device_, *stream_);
+    std::vector<SoftmaxState> states;
+    for (const Result& result : results) {
+      states.push_back({mirrors.result(result.output.view()), mirrors.result(result.lse.view())});
     }
+    stream_->synchronize();
     for (int round = 0; round < rounds; ++round) {
-      flash.run(block, {mirrors[0].view(), mirrors[1].view()}, first);
-      flash.run(block, {mirrors[2].view(), mirrors[3].view()}, second);
+      flash.run(block, states[0], first);
+      flash.run(block, states[1], second);
     }
     first.synchronize();
     second.synchronize();
+    mirrors.download();
     std::vector<float> all;
-    for (std::size_t i = 0; i < 2; ++i) {
-      mirrors[2 * i].download();
-      const TensorView output = results[i].output.view();
+    for (const Result& result : results) {
+      const TensorView output = result.output.view();
       all.insert(all.end(), output.as<float>(), output.as<float>() + output.elements());
     }
     return all;
@@ -121,10 +119,8 @@ TEST_F(CudaFlash, EqualLogitsWeighTheSameInAllTiles) {
     problem.scale = scale;
     std::vector<float> values(kKeys * kDim, 0.0F);
     std::fill(values.begin() + kKeys / 2 * kDim, values.end(), 1.0F);
-    const WholeAttention whole{
-        problem, tensor_of(problem.dtype, {1, 128, 1, kDim}, std::vector<float>(128 * kDim, 1.0F)),
-        tensor_of(problem.dtype, {1, kKeys, 1, kDim}, std::vector<float>(kKeys * kDim, 1.0F)),
-        tensor_of(problem.dtype, {1, kKeys, 1, kDim}, values)};
+    const WholeAttention whole = attention_of(problem, std::vector<float>(128 * kDim, 1.0F),
+                                              std::vector<float>(kKeys * kDim, 1.0F), values);
     const Result result = run_on_device(implementation(), whole, *device_, *stream_);
     EXPECT_NEAR(result.output.view().as<float>()[0], 0.5F, 1e-3F) << scale;
   }
@@ -150,11 +146,8 @@ TEST_F(CudaFlash, TilesOfLargeLogitsAreWeighedExactly) {
         if (larger) keys[static_cast<std::size_t>(j * kDim + 3)] = 1;
         std::fill_n(values.begin() + j * kDim, kDim, larger ? 1.0F : -1.0F);
       }
-      const WholeAttention whole{
-          problem,
-          tensor_of(problem.dtype, {1, kRows, 1, kDim}, std::vector<float>(kRows * kDim, 1.0F)),
-          tensor_of(problem.dtype, {1, kKeys, 1, kDim}, keys),
-          tensor_of(problem.dtype, {1, kKeys, 1, kDim}, values)};
+      const WholeAttention whole =
+          attention_of(problem, std::vector<float>(kRows * kDim, 1.0F), keys, values);
       const Error error = error_of(run_on_device(implementation(), whole, *device_, *stream_),
                                    problem.dtype, whole.oracle());
       EXPECT_LE(error.output, accuracy_bound(problem.dtype, kKeys).output) << parts[0];
@@ -203,28 +196,28 @@ TEST_F(CudaFlash, AwaitsColumnsThatArriveLate) {
     const WholeAttention whole = random_attention(random, problem);
     const Result expected = run_on_device(implementation(), whole, *device_, *stream_);
 
-    const Mirror query(whole.query, *device_);
+    Mirrors mirrors(*device_, *stream_);
     const Tensor key(problem.dtype, whole.key.shape(), device_->memory());
     const Tensor value(problem.dtype, whole.value.shape(), device_->memory());
     Tensor host_number(DType::int32, {1}, test_memory());
     *host_number.view().as<std::int32_t>() = 1000;
-    const Mirror number(host_number, *device_);
+    const TensorView number = mirrors.upload(host_number.view());
     for (const Tensor* tensor : {&key, &value}) {
       check_cuda(cudaMemset(tensor->view().data(), 0xff, tensor->bytes()), "cudaMemset");
     }
-    const Result result(whole.block(), DType::float32);
-    const Mirror output(result.output, *device_);
-    const Mirror lse(result.lse, *device_);
+    const Result result(whole.block());
+    const SoftmaxState there{mirrors.result(result.output.view()),
+                             mirrors.result(result.lse.view())};
+    AttentionBlock block = whole.block();
+    block.query = mirrors.upload(block.query);
     check_cuda(cudaDeviceSynchronize(), "uploads");
 
-    AttentionBlock block = whole.block();
-    block.query = query.view();
     block.key = key.view();
     block.value = value.view();
-    block.arrived_from = number.view().as<std::int32_t>();
+    block.arrived_from = number.as<std::int32_t>();
     const std::unique_ptr<Kernel> kernel = implementation().make_kernel(problem, *device_);
-    kernel->prepare(block, {output.view(), lse.view()});
-    kernel->forward(block, {output.view(), lse.view()}, {*stream_, nullptr, 1});
+    kernel->prepare(block, there);
+    kernel->forward(block, there, {*stream_, nullptr, 1});
     const std::shared_ptr<Event> done = stream_->record();
     const auto copies = device_->make_stream("copies", kWatchdog, nullptr);
     for (std::int32_t behind = 1000; behind > 0;) {
@@ -243,18 +236,12 @@ TEST_F(CudaFlash, AwaitsColumnsThatArriveLate) {
       }
       copies->synchronize();
       *host_number.view().as<std::int32_t>() = from;
-      device_->copy(host_number.view(), number.view(), *copies);
+      device_->copy(host_number.view(), number, *copies);
       copies->synchronize();
       behind = from;
     }
-    stream_->synchronize();
-    output.download();
-    lse.download();
-    EXPECT_EQ(std::memcmp(result.output.view().data(), expected.output.view().data(),
-                          result.output.bytes()),
-              0);
-    EXPECT_EQ(std::memcmp(result.lse.view().data(), expected.lse.view().data(), result.lse.bytes()),
-              0);
+    mirrors.download();
+    EXPECT_TRUE(result == expected);
   }
 }
 
@@ -268,26 +255,19 @@ TEST_F(CudaFlash, StatesOfFewKeys) {
   const double once =
       error_of(run_on_device(implementation(), whole, *device_, *stream_), problem.dtype, truth)
           .output;
-  const Mirror query(whole.query, *device_);
-  Result result(whole.block(), DType::float32);
-  const Mirror output(result.output, *device_);
-  const Mirror lse(result.lse, *device_);
-  const SoftmaxState state{output.view(), lse.view()};
+  const Result result(whole.block());
   flash::FlashAttention attention(problem, *device_);
   for (std::int64_t first = 0; first < 4; ++first) {
     const PositionRanges columns({PositionRange{GlobalPosition(first), 128, 4}});
     const Tensor keys = gather(whole.key.view(), columns);
     const Tensor values = gather(whole.value.view(), columns);
-    const Mirror key(keys, *device_);
-    const Mirror value(values, *device_);
-    AttentionBlock block{query.view(), key.at(as_bthd(keys)), value.at(as_bthd(values)),
-                         whole.rows(), columns};
-    if (first > 0) block.state = state;
-    attention.run(block, state, *stream_);
-    stream_->synchronize();
+    AttentionBlock block{whole.query.view(), as_bthd(keys), as_bthd(values), whole.rows(), columns};
+    if (first > 0) block.state = result.state();
+    compute_on(*device_, *stream_, block, result.state(),
+               [&](const AttentionBlock& there, const SoftmaxState& state) {
+                 attention.run(there, state, *stream_);
+               });
   }
-  output.download();
-  lse.download();
   EXPECT_LE(error_of(result, problem.dtype, truth).output, 1.05 * once);
 }
 

@@ -5,6 +5,7 @@
 #include <annulus/core/error.hpp>
 
 #include "tests/attention/random_mask.hpp"
+#include "tests/support/for_each_index.hpp"
 #include "tests/support/message_of.hpp"
 
 namespace annulus::test {
@@ -43,16 +44,10 @@ TEST(BlockMask, BroadcastsLikeNumPy) {
       }
       return entries[static_cast<std::size_t>(at)] != 0;
     };
-    for (std::int64_t b = 0; b < kBatch; ++b) {
-      for (std::int64_t h = 0; h < kHeads; ++h) {
-        for (std::int64_t i = 0; i < kRows; ++i) {
-          for (std::int64_t j = 0; j < kColumns; ++j) {
-            ASSERT_EQ(mask.visible(b, h, GlobalPosition(i), GlobalPosition(j)),
-                      entry({b, h, i / mask.size().query, j / mask.size().kv}));
-          }
-        }
-      }
-    }
+    for_each_of<4>({kBatch, kHeads, kRows, kColumns}, [&](auto b, auto h, auto i, auto j) {
+      ASSERT_EQ(mask.visible(b, h, GlobalPosition(i), GlobalPosition(j)),
+                entry({b, h, i / mask.size().query, j / mask.size().kv}));
+    });
   }
 }
 
@@ -113,17 +108,13 @@ TEST(BlockMask, CoversWhatTheMaskShows) {
     ASSERT_NO_THROW(blocks.validate(2, 1, 30, 40));
     std::int64_t visible = 0;
     std::vector<std::int32_t> needed(blocks.entries().size());
-    for (std::int64_t b = 0; b < 2; ++b) {
-      for (std::int64_t i = 0; i < 30; ++i) {
-        for (std::int64_t j = 0; j < 40; ++j) {
-          if (!mask.visible(b, 0, GlobalPosition(i), GlobalPosition(j))) continue;
-          ++visible;
-          const std::int64_t batch = blocks.batch() == 1 ? 0 : b;
-          needed[static_cast<std::size_t>(
-              (batch * blocks.shape()[2] + i / size.query) * blocks.shape()[3] + j / size.kv)] = 1;
-        }
-      }
-    }
+    for_each_of<3>({2, 30, 40}, [&](auto b, auto i, auto j) {
+      if (!mask.visible(b, 0, GlobalPosition(i), GlobalPosition(j))) return;
+      ++visible;
+      const std::int64_t batch = blocks.batch() == 1 ? 0 : b;
+      needed[static_cast<std::size_t>(
+          (batch * blocks.shape()[2] + i / size.query) * blocks.shape()[3] + j / size.kv)] = 1;
+    });
     EXPECT_EQ(needed, blocks.entries()) << to_string(mask) << " " << visible;
   }
 }

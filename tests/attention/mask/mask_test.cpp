@@ -6,6 +6,7 @@
 #include <annulus/core/error.hpp>
 
 #include "tests/attention/random_mask.hpp"
+#include "tests/support/thrown_by.hpp"
 
 namespace annulus::test {
 namespace {
@@ -302,12 +303,7 @@ TEST(Mask, ManyShortSegmentsAreBoundedNotCounted) {
 
 template <class Action>
 void expect_argument_error(const std::string& argument, const Action& action) {
-  try {
-    action();
-    ADD_FAILURE() << "no error about " << argument;
-  } catch (const ArgumentError& error) {
-    EXPECT_EQ(error.argument(), argument);
-  }
+  EXPECT_EQ(thrown_by<ArgumentError>(action).argument(), argument);
 }
 
 TEST(Mask, RefusesBadArguments) {

@@ -18,8 +18,8 @@ namespace annulus::test {
 namespace {
 
 WholeAttention causal_attention(Random& random, std::int64_t rows, std::int64_t columns) {
-  AttentionProblem problem = causal_problem_of({2, rows, columns, 4, 2, 32, 16});
-  problem.mask.set_offset(columns - rows);
+  AttentionProblem problem =
+      causal_problem_of({2, rows, columns, 4, 2, 32, 16}, DType::float32, columns - rows);
   return random_attention(random, problem);
 }
 
@@ -30,11 +30,12 @@ TEST(NativeExecution, WorkspaceDoesNotGrowWithTheSequence) {
     problem.mask.set_window(1000, 0);
     const WholeAttention whole = random_attention(random, problem);
     const Result result(whole.block());
-    HostDevice device;
-    HostStream stream("compute", Watchdog(Watchdog::Seconds(60)), nullptr);
-    native_forward(problem, whole.block(), result.state(), {stream, nullptr, 2}, device);
-    EXPECT_EQ(device.memory().statistics().in_use, 0U);
-    return device.memory().statistics().peak_in_use;
+    Cpu cpu;
+    native()
+        .make_kernel(problem, cpu.device)
+        ->forward(whole.block(), result.state(), cpu.context(2));
+    EXPECT_EQ(cpu.device.memory().statistics().in_use, 0U);
+    return cpu.device.memory().statistics().peak_in_use;
   };
   for (const DType dtype : {DType::float32, DType::bfloat16}) {
     const std::size_t at_32k = peak(32768, 32768, dtype);
@@ -46,7 +47,6 @@ TEST(NativeExecution, WorkspaceDoesNotGrowWithTheSequence) {
 TEST(NativeExecution, MovesTheBackgroundOnFromTheCallingThreadOnly) {
   Random random(24);
   const WholeAttention whole = causal_attention(random, 600, 2100);
-  HostStream stream("compute", Watchdog(Watchdog::Seconds(60)), nullptr);
   for (const int threads : {1, 3}) {
     int calls = 0;
     bool elsewhere = false;
@@ -56,7 +56,7 @@ TEST(NativeExecution, MovesTheBackgroundOnFromTheCallingThreadOnly) {
       elsewhere = elsewhere || std::this_thread::get_id() != caller;
     });
     const Result result(whole.block());
-    native_forward(whole.problem, whole.block(), result.state(), {stream, &background, threads});
+    forward_on_cpu(native(), whole.problem, whole.block(), result.state(), threads, &background);
     EXPECT_FALSE(elsewhere);
     // One thread pauses after each of at least 4 column tiles of each of 5 row tiles of 2 kv heads
     // in 2 batches; of three threads, the caller does some of that or waits.
@@ -68,12 +68,11 @@ TEST(NativeExecution, MovesTheBackgroundOnFromTheCallingThreadOnly) {
 TEST(NativeExecution, AnErrorWhileComputingComesOut) {
   Random random(25);
   const WholeAttention whole = causal_attention(random, 600, 600);
-  HostStream stream("compute", Watchdog(Watchdog::Seconds(60)), nullptr);
   for (const int threads : {1, 3}) {
     CallbackStream background([] { throw TimeoutError("peer is gone"); });
     const Result result(whole.block());
-    EXPECT_THROW(native_forward(whole.problem, whole.block(), result.state(),
-                                {stream, &background, threads}),
+    EXPECT_THROW(forward_on_cpu(native(), whole.problem, whole.block(), result.state(), threads,
+                                &background),
                  TimeoutError);
   }
   const OracleOutput truth = whole.oracle();
@@ -85,19 +84,18 @@ TEST(NativeExecution, LeavesTheThreadsOfBlasAsTheyWere) {
   Random random(29);
   const WholeAttention whole = causal_attention(random, 600, 600);
   const int before = openblas_get_num_threads();
-  HostStream stream("compute", Watchdog(Watchdog::Seconds(60)), nullptr);
   for (const int threads : {1, 2}) {
     openblas_set_num_threads(threads);
     int most = 0;
     CallbackStream background([&] { most = std::max(most, openblas_get_num_threads()); });
     const Result result(whole.block());
-    native_forward(whole.problem, whole.block(), result.state(), {stream, &background, 2});
+    forward_on_cpu(native(), whole.problem, whole.block(), result.state(), 2, &background);
     EXPECT_EQ(most, 1) << "while our own threads multiply";
     EXPECT_EQ(openblas_get_num_threads(), threads);
     // Also after an error, and after calls of several threads at once.
     CallbackStream failing([] { throw TimeoutError("peer is gone"); });
     EXPECT_THROW(
-        native_forward(whole.problem, whole.block(), result.state(), {stream, &failing, 2}),
+        forward_on_cpu(native(), whole.problem, whole.block(), result.state(), 2, &failing),
         TimeoutError);
     EXPECT_EQ(openblas_get_num_threads(), threads);
     std::vector<std::thread> callers;
@@ -131,10 +129,12 @@ TEST(NativeExecution, WaitsForEarlierWorkOfItsStream) {
     float value_;
     int tests_ = 0;
   };
-  HostStream stream("compute", Watchdog(Watchdog::Seconds(60)), nullptr);
-  stream.submit(std::make_unique<LateQuery>(whole.query.view(), 0.25F));
+  Cpu cpu;
+  cpu.stream.submit(std::make_unique<LateQuery>(whole.query.view(), 0.25F));
   const Result result(whole.block());
-  native_forward(whole.problem, whole.block(), result.state(), {stream, nullptr, 1});
+  native()
+      .make_kernel(whole.problem, cpu.device)
+      ->forward(whole.block(), result.state(), cpu.context());
   EXPECT_EQ(*whole.query.view().as<float>(), 0.25F);
   EXPECT_TRUE(result == run_native(whole.problem, whole.block()));
 }
@@ -147,9 +147,7 @@ TEST(NativeExecution, RefusesBlocksThatDoNotFit) {
     AttentionBlock block = good;
     spoil(block);
     const Result result(good);
-    HostStream stream("compute", Watchdog(Watchdog::Seconds(60)), nullptr);
-    EXPECT_THROW(native_forward(whole.problem, block, result.state(), {stream, nullptr, 1}),
-                 InternalError);
+    EXPECT_THROW(forward_on_cpu(native(), whole.problem, block, result.state()), InternalError);
   };
   refused([](AttentionBlock& block) { block.rows = PositionRanges::all(7); });
   refused([](AttentionBlock& block) { block.columns = PositionRanges::all(9); });

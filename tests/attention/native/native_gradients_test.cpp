@@ -19,8 +19,7 @@ TEST(NativeGradients, ThreadsDoNotChangeABit) {
   Random random(69);
   for (unsigned broadcast = 0; broadcast <= 16; ++broadcast) {
     SCOPED_TRACE(broadcast);
-    AttentionProblem problem = causal_problem_of({2, 600, 900, 4, 2, 16, 8});
-    problem.mask.set_offset(300);
+    AttentionProblem problem = causal_problem_of({2, 600, 900, 4, 2, 16, 8}, DType::float32, 300);
     problem.dropout.emplace(0.1, 5);
     if (broadcast < 16) {
       Extents shape{2, 4, 600, 900};
@@ -61,13 +60,12 @@ TEST(NativeGradients, WorkspaceDoesNotGrowWithTheSequence) {
     const BackwardBlock block{whole.query.view(), whole.key.view(), whole.value.view(),
                               whole.value.view(), lse.view(),       lse.view(),
                               whole.rows(),       whole.columns()};
-    HostDevice device;
-    HostStream stream("compute", Watchdog(Watchdog::Seconds(60)), nullptr);
+    Cpu cpu;
     native()
-        .make_kernel(problem, device)
-        ->backward(block, {.key = grad.view()}, {stream, nullptr, 2});
-    EXPECT_EQ(device.memory().statistics().in_use, 0U);
-    return device.memory().statistics().peak_in_use;
+        .make_kernel(problem, cpu.device)
+        ->backward(block, {.key = grad.view()}, cpu.context(2));
+    EXPECT_EQ(cpu.device.memory().statistics().in_use, 0U);
+    return cpu.device.memory().statistics().peak_in_use;
   };
   const std::size_t at_4k = peak(4096);
   EXPECT_EQ(peak(16384), at_4k);
@@ -78,39 +76,17 @@ TEST(NativeGradients, WorkspaceDoesNotGrowWithTheSequence) {
 TEST(NativeGradients, AnErrorWhileComputingComesOut) {
   Random random(73);
   const WholeGradients whole(random, problem_of({1, 520, 520, 1, 1, 4, 4}));
-  HostStream stream("compute", Watchdog(Watchdog::Seconds(60)), nullptr);
-  HostDevice device;
-  const auto kernel = native().make_kernel(whole.forward.problem, device);
+  Cpu cpu;
+  const auto kernel = native().make_kernel(whole.forward.problem, cpu.device);
   for (const int threads : {1, 3}) {
     CallbackStream background([] { throw TimeoutError("peer is gone"); });
-    EXPECT_THROW(kernel->backward(whole.block(), whole.gradients(), {stream, &background, threads}),
-                 TimeoutError);
+    EXPECT_THROW(
+        kernel->backward(whole.block(), whole.gradients(), cpu.context(threads, &background)),
+        TimeoutError);
   }
   whole.clear();
   whole.add(native(), whole.block(), whole.gradients(), 2);
   EXPECT_LT(whole.largest_share(), 0.5);
-}
-
-TEST(NativeGradients, AutoTakesThemFirstOnCpus) {
-  AttentionProblem problem = problem_of({1, 9, 9, 2, 1, 4, 4});
-  const Registry registry = Registry::standard();
-  const auto names = [&] {
-    std::vector<std::string> all;
-    const Selection selection =
-        registry.select("auto", problem, Place::host(), Presence::required, Pass::backward);
-    for (const Implementation* candidate : selection.candidates) {
-      all.push_back(candidate->names().front());
-    }
-    return all;
-  };
-  EXPECT_EQ(names(), (std::vector<std::string>{"native", "vanilla"}));
-  EXPECT_TRUE(native().fits_backward(problem, Place::host()));
-  EXPECT_TRUE(native().fits_backward(problem, Place::cuda(0)));
-  problem.dtype = DType::float64;
-  EXPECT_EQ(names(), std::vector<std::string>{"vanilla"});
-  problem.dtype = DType::float32;
-  problem.normalize_output = false;
-  EXPECT_FALSE(native().fits_backward(problem, Place::host()));
 }
 
 TEST(AdditionOrder, TasksOfAChainTakeTurns) {

@@ -22,10 +22,9 @@ std::vector<MatrixPath> paths_of(DType dtype) {
 Result run_path(MatrixPath path, const AttentionProblem& problem, const AttentionBlock& block,
                 int threads = 1) {
   Result result(block);
-  HostDevice device;
-  HostStream stream("compute", Watchdog(Watchdog::Seconds(60)), nullptr);
-  make_native_kernel(problem, path, device.memory())
-      ->forward(block, result.state(), {stream, nullptr, threads});
+  Cpu cpu;
+  make_native_kernel(problem, path, cpu.device.memory())
+      ->forward(block, result.state(), cpu.context(threads));
   return result;
 }
 
@@ -80,8 +79,7 @@ TEST(NativePaths, ExtremeSoftCaps) {
 TEST(NativePaths, HugeAndTinyValuesKeepTheirDigits) {
   Random random(59);
   for (const float what : {3.4e38F, -3.4e38F, 1e-32F, 1e-35F}) {
-    AttentionProblem problem = causal_problem_of({1, 100, 600, 1, 1, 8, 8}, DType::float32);
-    problem.mask.set_offset(300);
+    AttentionProblem problem = causal_problem_of({1, 100, 600, 1, 1, 8, 8}, DType::float32, 300);
     const WholeAttention whole = random_attention(random, problem);
     // Alone in their dimension, so that larger terms do not mask an error.
     for (std::int64_t i = 0; i < 600; ++i) {
@@ -155,8 +153,7 @@ TEST(NativePaths, VisibleNonFiniteEntriesShow) {
 TEST(NativePaths, ThreadsAndRepetitionChangeNoBit) {
   Random random(57);
   for (const DType dtype : kTypes) {
-    AttentionProblem problem = causal_problem_of({2, 600, 1100, 4, 2, 64, 32}, dtype);
-    problem.mask.set_offset(500);
+    AttentionProblem problem = causal_problem_of({2, 600, 1100, 4, 2, 64, 32}, dtype, 500);
     const WholeAttention whole = random_attention(random, problem);
     for (const MatrixPath path : paths_of(dtype)) {
       const Result one = run_path(path, problem, whole.block());
@@ -170,15 +167,13 @@ TEST(NativePaths, ThreadsAndRepetitionChangeNoBit) {
 void expect_right_gradients(WholeGradients& whole) {
   const AttentionProblem& problem = whole.forward.problem;
   for (const MatrixPath path : paths_of(problem.dtype)) {
-    SCOPED_TRACE(to_string(problem.shape) + " " + std::string(name_of(problem.dtype)) + " path " +
-                 std::to_string(static_cast<int>(path)));
+    SCOPED_TRACE(describe(problem) + " path " + std::to_string(static_cast<int>(path)));
     for (Tensor* const gradient : {&whole.query, &whole.key, &whole.value}) {
       *gradient = zeros(DType::float32, gradient->shape());
     }
-    HostDevice device;
-    HostStream stream("compute", Watchdog(Watchdog::Seconds(60)), nullptr);
-    make_native_kernel(problem, path, device.memory())
-        ->backward(whole.block(), whole.gradients(), {stream, nullptr, 2});
+    Cpu cpu;
+    make_native_kernel(problem, path, cpu.device.memory())
+        ->backward(whole.block(), whole.gradients(), cpu.context(2));
     EXPECT_LT(whole.largest_share(), 0.5);
   }
 }
@@ -187,8 +182,7 @@ TEST(NativePaths, GradientsOfEveryDtypeAndManyDimensions) {
   Random random(31);
   for (const DType dtype : kTypes) {
     for (const auto& [dim, value_dim] : {std::pair{5, 6}, {64, 64}, {80, 33}, {128, 96}}) {
-      AttentionProblem problem = causal_problem_of({2, 70, 301, 6, 2, dim, value_dim}, dtype);
-      problem.mask.set_offset(231);
+      AttentionProblem problem = causal_problem_of({2, 70, 301, 6, 2, dim, value_dim}, dtype, 231);
       problem.mask.set_window(150, 0);
       WholeGradients whole(random, problem);
       expect_right_gradients(whole);

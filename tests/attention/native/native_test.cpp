@@ -108,10 +108,8 @@ TEST(Native, RowsOfNoWeightAreNotEmpty) {
   AttentionProblem problem = problem_of({1, 3, 4, 1, 1, 1, 1});
   problem.mask.set_segments(1, {0, 1, 2}, {0, 1, 1, 3});
   constexpr float kInfinity = std::numeric_limits<float>::infinity();
-  const Tensor query = tensor_of(DType::float32, {1, 3, 1, 1}, {1.0F, 1.0F, 1.0F});
-  const Tensor key = tensor_of(DType::float32, {1, 4, 1, 1}, {-kInfinity, -kInfinity, 1.0F, 1.0F});
-  const Result result = run_native(problem, {query.view(), key.view(), key.view(),
-                                             PositionRanges::all(3), PositionRanges::all(4)});
+  const std::vector<float> keys{-kInfinity, -kInfinity, 1, 1};
+  const Result result = run_native(problem, attention_of(problem, {1, 1, 1}, keys, keys).block());
   EXPECT_TRUE(std::isnan(result.output.view().at<float>({0, 0, 0, 0})));
   EXPECT_EQ(result.state().lse_at(0, 0, 1), 1.0);
   EXPECT_EQ(result.output.view().at<float>({0, 2, 0, 0}), 0.0F);
@@ -143,13 +141,9 @@ TEST(Native, StronglyNegativeLogitsKeepTheirWeights) {
   // Every logit is −10000 or −10000 + ln 3, up to rounding: weights 1 and 3.
   AttentionProblem problem = problem_of({1, 1, 2, 1, 1, 1, 1});
   problem.scale = 1.0;
-  const Tensor query = tensor_of(DType::float32, {1, 1, 1, 1}, {1.0F});
-  const Tensor key =
-      tensor_of(DType::float32, {1, 2, 1, 1}, {-10000.0F, -10000.0F + std::log(3.0F)});
-  const Tensor value = tensor_of(DType::float32, {1, 2, 1, 1}, {0.0F, 1.0F});
-  const AttentionBlock block{query.view(), key.view(), value.view(), PositionRanges::all(1),
-                             PositionRanges::all(2)};
-  const Result result = run_native(problem, block);
+  const WholeAttention whole =
+      attention_of(problem, {1}, {-10000.0F, -10000.0F + std::log(3.0F)}, {0, 1});
+  const Result result = run_native(problem, whole.block());
   EXPECT_NEAR(*result.output.view().as<float>(), 0.75, 1e-3);
   EXPECT_NEAR(*result.lse.view().as<float>(), -10000 + std::log(4.0), 1e-3);
 }

@@ -9,60 +9,28 @@
 
 #include <gtest/gtest.h>
 
-#include <annulus/attention/oracle.hpp>
-#include <annulus/attention/oracle_gradients.hpp>
 #include <annulus/core/error.hpp>
 
-#include "tests/attention/problem_of.hpp"
+#include "tests/attention/gradients_run.hpp"
 #include "tests/attention/random_mask.hpp"
-#include "tests/attention/random_tensor.hpp"
 
 namespace annulus::test {
 namespace {
 
-Tensor random_float64(Random& random, const Extents& shape) {
-  std::normal_distribution<double> normal;
-  Tensor tensor(DType::float64, shape, test_memory());
-  double* const entries = tensor.view().as<double>();
-  for (std::int64_t i = 0; i < shape.product(); ++i) entries[i] = normal(random);
-  return tensor;
-}
-
 // A problem in float64 with a loss Σ dO ∘ O + Σ dLSE ∘ LSE, whose gradients are known by
 // differences.
-struct Case {
-  Case(Random& random, const AttentionProblem& of)
-      : problem(of),
-        query(random_float64(random, {s().batch, s().query_length, s().heads, s().head_dim})),
-        key(random_float64(random, {s().batch, s().kv_length, s().kv_heads, s().head_dim})),
-        value(random_float64(random, {s().batch, s().kv_length, s().kv_heads, s().value_dim})),
-        grad_output(
-            random_float64(random, {s().batch, s().query_length, s().heads, s().value_dim})),
-        grad_lse(random_float64(random, {s().batch, s().heads, s().query_length})) {
-    problem.dtype = DType::float64;
-    if (problem.bias) bias = random_tensor(random, DType::float32, *problem.bias);
-    if (problem.dense_mask) {
-      mask = Tensor(DType::boolean, *problem.dense_mask, test_memory());
-      auto* const entries = static_cast<std::uint8_t*>(mask.view().data());
-      for (std::int64_t i = 0; i < mask.shape().product(); ++i) {
-        entries[i] = draw(random, 0, 3) == 0 ? 0 : 1;
-      }
-    }
+struct Case : WholeAttention {
+  Case(Random& random, AttentionProblem of)
+      : WholeAttention(random_operands(random, in_float64(std::move(of)))),
+        grad_output(random_operand(random, DType::float64,
+                                   {s().batch, s().query_length, s().heads, s().value_dim})),
+        grad_lse(random_operand(random, DType::float64, {s().batch, s().heads, s().query_length})) {
   }
 
   [[nodiscard]] const AttentionShape& s() const { return problem.shape; }
-  [[nodiscard]] ScoreTensors scores() const {
-    const auto view = [](const Tensor& tensor) {
-      return tensor.shape().rank() == 0 ? TensorView() : tensor.view();
-    };
-    return broadcast_scores(view(bias), view(mask),
-                            {s().batch, s().heads, s().query_length, s().kv_length});
-  }
 
   [[nodiscard]] double loss() const {
-    const OracleOutput got =
-        oracle_attention(problem, query.view(), key.view(), value.view(),
-                         PositionRanges::all(s().query_length), 0, 0, 0, scores());
+    const OracleOutput got = oracle();
     double sum = 0;
     const auto* weight = grad_output.view().as<double>();
     for (const double x : got.output) sum += *weight++ * x;
@@ -76,13 +44,15 @@ struct Case {
 
   [[nodiscard]] OracleGradients gradients() const {
     return oracle_gradients(problem, query.view(), key.view(), value.view(), grad_output.view(),
-                            grad_lse.view(), PositionRanges::all(s().query_length), 0, 0, 0,
-                            scores());
+                            grad_lse.view(), rows(), 0, 0, 0, scores());
   }
 
-  AttentionProblem problem;
-  Tensor query, key, value, grad_output, grad_lse;
-  Tensor bias, mask;
+  static AttentionProblem in_float64(AttentionProblem problem) {
+    problem.dtype = DType::float64;
+    return problem;
+  }
+
+  Tensor grad_output, grad_lse;
 };
 
 // The derivative of the loss by an entry that `step` moves by so much, to the fourth order.
@@ -209,14 +179,10 @@ TEST(OracleGradients, PartsAddUp) {
         const PositionRanges rows({PositionRange{GlobalPosition(first), 4, 2}});
         const auto part = [&](const Tensor& tensor) {
           Tensor picked(DType::float64, {1, 4, 2, 3}, test_memory());
-          for (std::int64_t t = 0; t < 4; ++t) {
-            for (std::int64_t n = 0; n < 2; ++n) {
-              for (std::int64_t d = 0; d < 3; ++d) {
-                picked.view().at<double>({0, t, n, d}) =
-                    tensor.view().at<double>({b, first + 2 * t, k * 2 + n, d});
-              }
-            }
-          }
+          for_each_of<3>({4, 2, 3}, [&](auto t, auto n, auto d) {
+            picked.view().at<double>({0, t, n, d}) =
+                tensor.view().at<double>({b, first + 2 * t, k * 2 + n, d});
+          });
           return picked;
         };
         Tensor grad_lse(DType::float64, {1, 2, 4}, test_memory());
@@ -232,15 +198,11 @@ TEST(OracleGradients, PartsAddUp) {
             one.problem, query.view(), one.key.view().slice(0, b, 1).slice(2, k, 1),
             one.value.view().slice(0, b, 1).slice(2, k, 1), grad_output.view(), grad_lse.view(),
             rows, b, k * 2);
-        for (std::int64_t t = 0; t < 4; ++t) {
-          for (std::int64_t n = 0; n < 2; ++n) {
-            for (std::int64_t d = 0; d < 3; ++d) {
-              const std::int64_t of_whole = ((b * 8 + first + 2 * t) * 4 + k * 2 + n) * 3 + d;
-              EXPECT_DOUBLE_EQ(got.query.values[static_cast<std::size_t>((t * 2 + n) * 3 + d)],
-                               whole.query.values[static_cast<std::size_t>(of_whole)]);
-            }
-          }
-        }
+        for_each_of<3>({4, 2, 3}, [&](auto t, auto n, auto d) {
+          const std::int64_t of_whole = ((b * 8 + first + 2 * t) * 4 + k * 2 + n) * 3 + d;
+          EXPECT_DOUBLE_EQ(got.query.values[static_cast<std::size_t>((t * 2 + n) * 3 + d)],
+                           whole.query.values[static_cast<std::size_t>(of_whole)]);
+        });
         for (std::int64_t j = 0; j < 8; ++j) {
           for (std::int64_t d = 0; d < 3; ++d) {
             keys[static_cast<std::size_t>(((b * 8 + j) * 2 + k) * 3 + d)] +=
@@ -262,8 +224,8 @@ TEST(OracleGradients, PartsAddUp) {
 // Hidden keys and values may hold anything, and rows whose logits are all −∞ add nothing.
 TEST(OracleGradients, RowsThatSeeNothing) {
   Random random(44);
-  AttentionProblem problem = causal_problem_of({1, 3, 4, 1, 1, 2, 2});
-  problem.mask.set_offset(-1);  // row 0 sees nothing
+  AttentionProblem problem =
+      causal_problem_of({1, 3, 4, 1, 1, 2, 2}, DType::float32, -1);  // row 0 sees nothing
   const Case one(random, problem);
   for (std::int64_t d = 0; d < 2; ++d) {
     one.key.view().at<double>({0, 3, 0, d}) = std::nan("");
@@ -374,7 +336,7 @@ TEST(OracleGradients, RefusesWhatHasNone) {
   one.problem.weights = true;
   EXPECT_THROW(static_cast<void>(one.gradients()), ArgumentError);
   one.problem.weights = false;
-  one.grad_output = random_float64(random, {1, 5, 2, 4});
+  one.grad_output = random_operand(random, DType::float64, {1, 5, 2, 4});
   EXPECT_THROW(static_cast<void>(one.gradients()), InternalError);
 }
 

@@ -20,15 +20,11 @@ float element(const Tensor& tensor, std::initializer_list<std::int64_t> index) {
 
 TEST(Oracle, EqualLogitsGiveTheMeanOfTheVisibleValues) {
   Random random(6);
-  const AttentionShape shape{2, 5, 9, 4, 2, 3, 2};
-  AttentionProblem problem = causal_problem_of(shape);
-  problem.mask.set_offset(2);
+  AttentionProblem problem = causal_problem_of({2, 5, 9, 4, 2, 3, 2}, DType::float32, 2);
   problem.mask.set_kv_lengths({9, 4});
-  const Tensor query = random_tensor(random, DType::float32, {2, 5, 4, 3});
-  const Tensor value = random_tensor(random, DType::float32, {2, 9, 2, 2});
-  const Tensor key = tensor_of(DType::float32, {2, 9, 2, 3}, std::vector<float>(2 * 9 * 2 * 3));
-  const OracleOutput got =
-      oracle_attention(problem, query.view(), key.view(), value.view(), PositionRanges::all(5));
+  WholeAttention whole = random_attention(random, problem);
+  whole.key.fill_zero();
+  const OracleOutput got = whole.oracle();
   for (std::int64_t b = 0; b < 2; ++b) {
     for (std::int64_t t = 0; t < 5; ++t) {
       const std::int64_t count = std::min<std::int64_t>(t + 3, b == 0 ? 9 : 4);
@@ -36,7 +32,7 @@ TEST(Oracle, EqualLogitsGiveTheMeanOfTheVisibleValues) {
         const auto row = static_cast<std::size_t>((b * 5 + t) * 4 + n);
         for (std::int64_t d = 0; d < 2; ++d) {
           double mean = 0;
-          for (std::int64_t j = 0; j < count; ++j) mean += element(value, {b, j, n / 2, d});
+          for (std::int64_t j = 0; j < count; ++j) mean += element(whole.value, {b, j, n / 2, d});
           EXPECT_NEAR(got.output[row * 2 + static_cast<std::size_t>(d)],
                       mean / static_cast<double>(count), 1e-14);
         }
@@ -52,25 +48,22 @@ TEST(Oracle, OneVisibleKeyGivesItsValueAndItsLogit) {
   const std::int64_t length = 6;
   AttentionProblem problem = problem_of({1, length, length, 2, 1, 3, 4});
   problem.mask.set_window(0, 0);  // the diagonal alone
-  const Tensor query = random_tensor(random, DType::float32, {1, length, 2, 3});
-  const Tensor key = random_tensor(random, DType::float32, {1, length, 1, 3});
-  const Tensor value = random_tensor(random, DType::float32, {1, length, 1, 4});
+  problem.scale = -1.5;
+  WholeAttention whole = random_attention(random, problem);
   for (const bool capped : {false, true}) {
-    problem.scale = -1.5;
-    if (capped) problem.soft_cap = 0.7;
-    const OracleOutput got = oracle_attention(problem, query.view(), key.view(), value.view(),
-                                              PositionRanges::all(length));
+    if (capped) whole.problem.soft_cap = 0.7;
+    const OracleOutput got = whole.oracle();
     for (std::int64_t t = 0; t < length; ++t) {
       for (std::int64_t n = 0; n < 2; ++n) {
         double logit = 0;
         for (std::int64_t d = 0; d < 3; ++d) {
-          logit += -1.5 * element(query, {0, t, n, d}) * element(key, {0, t, 0, d});
+          logit += -1.5 * element(whole.query, {0, t, n, d}) * element(whole.key, {0, t, 0, d});
         }
         if (capped) logit = 0.7 * std::tanh(logit / 0.7);
         EXPECT_NEAR(got.lse[static_cast<std::size_t>(n * length + t)], logit, 1e-14);
         for (std::int64_t d = 0; d < 4; ++d) {
           EXPECT_EQ(got.output[static_cast<std::size_t>((t * 2 + n) * 4 + d)],
-                    element(value, {0, t, 0, d}));
+                    element(whole.value, {0, t, 0, d}));
         }
       }
     }
@@ -78,12 +71,8 @@ TEST(Oracle, OneVisibleKeyGivesItsValueAndItsLogit) {
 }
 
 TEST(Oracle, TwoKeysShareByTheSigmoidOfTheirDifference) {
-  AttentionProblem problem = problem_of({1, 1, 2, 1, 1, 1, 1});
-  const Tensor query = tensor_of(DType::float32, {1, 1, 1, 1}, {2.0F});
-  const Tensor key = tensor_of(DType::float32, {1, 2, 1, 1}, {0.5F, 1.25F});
-  const Tensor value = tensor_of(DType::float32, {1, 2, 1, 1}, {1.0F, 0.0F});
   const OracleOutput got =
-      oracle_attention(problem, query.view(), key.view(), value.view(), PositionRanges::all(1));
+      attention_of(problem_of({1, 1, 2, 1, 1, 1, 1}), {2}, {0.5F, 1.25F}, {1, 0}).oracle();
   EXPECT_NEAR(got.output[0], 1.0 / (1.0 + std::exp(1.5)), 1e-15);
   EXPECT_NEAR(got.lse[0], std::log(std::exp(1.0) + std::exp(2.5)), 1e-15);
 }
@@ -92,14 +81,12 @@ TEST(Oracle, TwoKeysShareByTheSigmoidOfTheirDifference) {
 TEST(Oracle, SinksTakeTheirShare) {
   AttentionProblem problem = causal_problem_of({1, 2, 2, 2, 1, 1, 1});
   problem.mask.set_query_lengths({1});
-  const Tensor query = tensor_of(DType::float32, {1, 2, 2, 1}, {2, 3, 2, 3});
-  const Tensor key = tensor_of(DType::float32, {1, 2, 1, 1}, {0.5F, 1.25F});
-  const Tensor value = tensor_of(DType::float32, {1, 2, 1, 1}, {6, 7});
   problem.soft_cap = 1e6;  // neither cap nor scale changes a sink
   problem.scale = 2;
   problem.sinks = Sinks({4, 2}, {9, 9, 9, 9, 0, 1, -3, 4});
-  const OracleOutput got = oracle_attention(problem, query.view(), key.view(), value.view(),
-                                            PositionRanges::all(2), 0, 2);
+  const WholeAttention whole = attention_of(problem, {2, 3, 2, 3}, {0.5F, 1.25F}, {6, 7});
+  const OracleOutput got = oracle_attention(problem, whole.query.view(), whole.key.view(),
+                                            whole.value.view(), whole.rows(), 0, 2);
   for (const std::size_t head : {0, 1}) {
     const double logit = 2 * (head == 0 ? 2 : 3) * 0.5;
     const double sinks = head == 0 ? std::exp(0.0) + std::exp(1.0) : std::exp(-3.0) + std::exp(4.0);
@@ -115,53 +102,35 @@ TEST(Oracle, SinksTakeTheirShare) {
 // The denominator is the undropped one, and so is the LSE.
 TEST(Oracle, DropoutRemovesProbabilitiesAndScalesTheRest) {
   Random random(9);
-  AttentionProblem problem = problem_of({2, 3, 5, 2, 1, 3, 5});
-  const Tensor query = random_tensor(random, DType::float32, {2, 3, 2, 3});
-  const Tensor key = random_tensor(random, DType::float32, {2, 5, 1, 3});
+  WholeAttention whole = random_attention(random, problem_of({2, 3, 5, 2, 1, 3, 5}));
   std::vector<float> identity;
   for (int i = 0; i < 2 * 25; ++i) identity.push_back(i % 25 % 6 == 0 ? 1.0F : 0.0F);
-  const Tensor value = tensor_of(DType::float32, {2, 5, 1, 5}, identity);
-  const auto run = [&] {
-    return oracle_attention(problem, query.view(), key.view(), value.view(),
-                            PositionRanges::all(3));
-  };
-  const OracleOutput probabilities = run();
-  problem.dropout.emplace(0.5, 21);
-  const OracleOutput dropped = run();
+  whole.value = tensor_of(DType::float32, {2, 5, 1, 5}, identity);
+  const OracleOutput probabilities = whole.oracle();
+  const Dropout& dropout = whole.problem.dropout.emplace(0.5, 21);
+  const OracleOutput dropped = whole.oracle();
   EXPECT_EQ(dropped.lse, probabilities.lse);
   int kept = 0;
-  for (std::int64_t b = 0; b < 2; ++b) {
-    for (std::int64_t t = 0; t < 3; ++t) {
-      for (std::int64_t n = 0; n < 2; ++n) {
-        for (std::int64_t j = 0; j < 5; ++j) {
-          const auto i = static_cast<std::size_t>(((b * 3 + t) * 2 + n) * 5 + j);
-          const bool drops = problem.dropout->drops(b, n, GlobalPosition(t), GlobalPosition(j));
-          EXPECT_DOUBLE_EQ(dropped.output[i], drops ? 0 : 2 * probabilities.output[i]);
-          kept += drops ? 0 : 1;
-        }
-      }
-    }
-  }
+  for_each_of<4>({2, 3, 2, 5}, [&](auto b, auto t, auto n, auto j) {
+    const auto i = static_cast<std::size_t>(((b * 3 + t) * 2 + n) * 5 + j);
+    const bool drops = dropout.drops(b, n, GlobalPosition(t), GlobalPosition(j));
+    EXPECT_DOUBLE_EQ(dropped.output[i], drops ? 0 : 2 * probabilities.output[i]);
+    kept += drops ? 0 : 1;
+  });
   EXPECT_GT(kept, 10);
   EXPECT_LT(kept, 50);
 }
 
 // Rows whose logits are all −∞ are 0/0; with a sink, such logits have no weight.
 TEST(Oracle, SinksGiveRowsWithoutWeightADenominator) {
-  AttentionProblem problem = problem_of({1, 1, 1, 1, 1, 1, 1});
-  const Tensor query = tensor_of(DType::float32, {1, 1, 1, 1}, {1});
-  const Tensor key = tensor_of(DType::float32, {1, 1, 1, 1}, {static_cast<float>(-kInfinity)});
-  const Tensor value = tensor_of(DType::float32, {1, 1, 1, 1}, {6});
-  const auto run = [&] {
-    return oracle_attention(problem, query.view(), key.view(), value.view(),
-                            PositionRanges::all(1));
-  };
-  problem.sinks = Sinks({1}, {3});
-  EXPECT_EQ(run().output[0], 0);
-  EXPECT_EQ(run().lse[0], 3);
-  problem.sinks = Sinks({1}, {static_cast<float>(-kInfinity)});
-  EXPECT_TRUE(std::isnan(run().output[0]));
-  EXPECT_EQ(run().lse[0], -kInfinity);
+  constexpr auto kNothing = static_cast<float>(-kInfinity);
+  WholeAttention whole = attention_of(problem_of({1, 1, 1, 1, 1, 1, 1}), {1}, {kNothing}, {6});
+  whole.problem.sinks = Sinks({1}, {3});
+  EXPECT_EQ(whole.oracle().output[0], 0);
+  EXPECT_EQ(whole.oracle().lse[0], 3);
+  whole.problem.sinks = Sinks({1}, {kNothing});
+  EXPECT_TRUE(std::isnan(whole.oracle().output[0]));
+  EXPECT_EQ(whole.oracle().lse[0], -kInfinity);
 }
 
 TEST(Oracle, RowsThatSeeNothingAreEmpty) {
@@ -204,12 +173,9 @@ TEST(Oracle, RowsOfNoWeightAreNotEmpty) {
 
 // A value counts, however small its weight.
 TEST(Oracle, NansOfTinyWeightShow) {
-  AttentionProblem problem = problem_of({1, 1, 2, 1, 1, 1, 1});
-  const Tensor query = tensor_of(DType::float32, {1, 1, 1, 1}, {1.0F});
-  const Tensor key = tensor_of(DType::float32, {1, 2, 1, 1}, {-1e4F, 1e4F});
-  const Tensor value = tensor_of(DType::float32, {1, 2, 1, 1}, {std::nanf(""), 1.0F});
   const OracleOutput got =
-      oracle_attention(problem, query.view(), key.view(), value.view(), PositionRanges::all(1));
+      attention_of(problem_of({1, 1, 2, 1, 1, 1, 1}), {1}, {-1e4F, 1e4F}, {std::nanf(""), 1})
+          .oracle();
   EXPECT_TRUE(std::isnan(got.output[0]));
   EXPECT_EQ(got.lse[0], 1e4);
 }
@@ -244,8 +210,7 @@ TEST(Oracle, ShardsAreSlicesOfTheWhole) {
 
 TEST(Oracle, ColumnsInPiecesAreThoseOfTheWhole) {
   Random random(11);
-  AttentionProblem problem = causal_problem_of({1, 4, 9, 2, 1, 3, 3});
-  problem.mask.set_offset(3);
+  AttentionProblem problem = causal_problem_of({1, 4, 9, 2, 1, 3, 3}, DType::float32, 3);
   const Tensor query = random_tensor(random, DType::float32, {1, 4, 2, 3});
   const Tensor key = random_tensor(random, DType::float32, {1, 9, 1, 3});
   const auto columns = [&](std::int64_t first, std::int64_t count) {
@@ -300,26 +265,21 @@ TEST(Oracle, TermsOfARow) {
   problem.mask.set_kv_lengths({2});
   problem.sinks = Sinks({1}, {1.0F});
   problem.bias = Extents{1, 1, 1, 3};
-  const Tensor query = tensor_of(DType::float32, {1, 1, 1, 2}, {2, -1});
-  const Tensor key = tensor_of(DType::float32, {1, 3, 1, 2}, {3, 2, 1, -6, 50, 50});
-  const Tensor value = tensor_of(DType::float32, {1, 3, 1, 2}, {3, 4, 0, 10, 70, 80});
-  const Tensor bias = tensor_of(DType::float32, {1, 1, 1, 3}, {-1, -3, 100});
-  ScoreTensors scores;
-  scores.bias = bias.view();
-  const OracleOutput got = oracle_attention(problem, query.view(), key.view(), value.view(),
-                                            PositionRanges::all(1), 0, 0, 0, scores);
+  WholeAttention whole =
+      attention_of(problem, {2, -1}, {3, 2, 1, -6, 50, 50}, {3, 4, 0, 10, 70, 80});
+  whole.bias = tensor_of(DType::float32, {1, 1, 1, 3}, {-1, -3, 100});
+  const OracleOutput got = whole.oracle();
   ASSERT_EQ(got.terms.size(), 1U);
   EXPECT_NEAR(got.terms[0].root_square, std::sqrt(25.0 + 100.0) / 3, 1e-12);
   EXPECT_NEAR(got.terms[0].sum, 15.0 / 3, 1e-12);
   EXPECT_EQ(got.terms[0].largest_dot, 8);
   EXPECT_EQ(got.terms[0].largest_bias, 3);
   EXPECT_EQ(got.terms[0].largest_capped, 0);
-  problem.dropout.emplace(0.5, 3);
-  const OracleOutput dropped = oracle_attention(problem, query.view(), key.view(), value.view(),
-                                                PositionRanges::all(1), 0, 0, 0, scores);
+  const Dropout& dropout = whole.problem.dropout.emplace(0.5, 3);
+  const OracleOutput dropped = whole.oracle();
   double sum = 0;
   for (std::int64_t j = 0; j < 2; ++j) {
-    const bool drops = problem.dropout->drops(0, 0, GlobalPosition(0), GlobalPosition(j));
+    const bool drops = dropout.drops(0, 0, GlobalPosition(0), GlobalPosition(j));
     if (!drops) sum += 2 * (j == 0 ? 5.0 : 10.0) / 3;
   }
   EXPECT_NEAR(dropped.terms[0].sum, sum, 1e-12);
@@ -329,11 +289,8 @@ TEST(Oracle, TermsOfARow) {
 TEST(Oracle, TermsOfAnInfiniteProductUnderACap) {
   AttentionProblem problem = problem_of({1, 1, 2, 1, 1, 1, 1});
   problem.soft_cap = 30;
-  const Tensor query = tensor_of(DType::float32, {1, 1, 1, 1}, {1});
-  const Tensor key =
-      tensor_of(DType::float32, {1, 2, 1, 1}, {2, -std::numeric_limits<float>::infinity()});
   const OracleOutput got =
-      oracle_attention(problem, query.view(), key.view(), key.view(), PositionRanges::all(1));
+      attention_of(problem, {1}, {2, static_cast<float>(-kInfinity)}, {1, 1}).oracle();
   EXPECT_EQ(got.terms[0].largest_dot, 2);
   EXPECT_EQ(got.terms[0].largest_capped, 30);
 }

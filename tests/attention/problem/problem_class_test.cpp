@@ -6,14 +6,13 @@
 #include <annulus/attention/registry.hpp>
 #include <annulus/core/error.hpp>
 
+#include "tests/attention/problem_of.hpp"
+
 namespace annulus {
 namespace {
 
 AttentionProblem plain(std::int64_t dim = 128, DType dtype = DType::bfloat16) {
-  AttentionProblem problem;
-  problem.shape = {1, 16, 16, 4, 2, dim, dim};
-  problem.dtype = dtype;
-  return problem;
+  return test::problem_of({1, 16, 16, 4, 2, dim, dim}, dtype);
 }
 
 double assumed(const char* name, const ProblemClass& problem, Place place) {

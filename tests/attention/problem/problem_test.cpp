@@ -9,15 +9,14 @@
 #include <annulus/attention/problem.hpp>
 #include <annulus/core/error.hpp>
 
+#include "tests/attention/problem_of.hpp"
 #include "tests/support/thrown_by.hpp"
 
 namespace annulus::test {
 namespace {
 
 AttentionProblem good_problem() {
-  AttentionProblem problem;
-  problem.shape = {2, 5, 7, 6, 3, 16, 8};
-  return problem;
+  return problem_of({2, 5, 7, 6, 3, 16, 8});
 }
 
 TEST(AttentionProblem, AcceptsWhatIsLegal) {

@@ -1,6 +1,7 @@
 // Bias and dense mask: shapes, policies, and what they mean in the oracle.
 #include <cmath>
 #include <limits>
+#include <utility>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -146,19 +147,17 @@ TEST(BiasPolicy, DecidesWhatIsLeftOfTheMask) {
 }
 
 // One query, two keys with the logits 1 and 2.5 before the bias.
-OracleOutput two_keys(const std::optional<double>& soft_cap, std::vector<float> bias,
-                      std::vector<std::uint8_t> visible = {1, 1},
-                      std::vector<float> values = {1.0F, 0.0F}) {
+OracleOutput two_keys(const std::optional<double>& soft_cap, const std::vector<float>& bias,
+                      const std::vector<std::uint8_t>& visible = {1, 1},
+                      const std::vector<float>& values = {1.0F, 0.0F}) {
   AttentionProblem problem = problem_of({1, 1, 2, 1, 1, 1, 1});
   problem.soft_cap = soft_cap;
   problem.bias = problem.dense_mask = Extents{1, 1, 1, 2};
-  const Tensor query = tensor_of(DType::float32, {1, 1, 1, 1}, {2.0F});
-  const Tensor key = tensor_of(DType::float32, {1, 2, 1, 1}, {0.5F, 1.25F});
-  const Tensor value = tensor_of(DType::float32, {1, 2, 1, 1}, std::move(values));
-  return oracle_attention(problem, query.view(), key.view(), value.view(), PositionRanges::all(1),
-                          0, 0, 0,
-                          {ConstTensorView(bias.data(), DType::float32, *problem.bias),
-                           ConstTensorView(visible.data(), DType::boolean, *problem.bias)});
+  WholeAttention whole = attention_of(problem, {2}, {0.5F, 1.25F}, values);
+  whole.bias = tensor_of(DType::float32, *problem.bias, bias);
+  whole.mask = Tensor(DType::boolean, *problem.bias, test_memory());
+  std::ranges::copy(visible, static_cast<std::uint8_t*>(whole.mask.view().data()));
+  return whole.oracle();
 }
 
 TEST(OracleScores, ABiasIsAddedAfterTheSoftCap) {
@@ -202,20 +201,16 @@ TEST(OracleScores, AMaskGivenAsABiasIsAMask) {
   Random random(3);
   AttentionProblem masked = problem_of({2, 7, 9, 4, 2, 3, 3});
   masked.dense_mask = Extents{2, 4, 7, 9};
-  const WholeAttention whole = random_attention(random, masked);
-  WholeAttention biased;
-  biased.problem = masked;
-  biased.problem.bias = biased.problem.dense_mask;
-  biased.problem.dense_mask.reset();
-  biased.bias = Tensor(DType::float32, *biased.problem.bias, test_memory());
-  for (std::int64_t i = 0; i < biased.bias.view().elements(); ++i) {
-    const auto* const shows = static_cast<const std::uint8_t*>(whole.mask.view().data());
-    biased.bias.view().as<float>()[i] = shows[i] != 0 ? 0 : -kInfinity;
-  }
+  WholeAttention whole = random_attention(random, masked);
   const OracleOutput a = whole.oracle();
-  const OracleOutput b =
-      oracle_attention(biased.problem, whole.query.view(), whole.key.view(), whole.value.view(),
-                       whole.rows(), 0, 0, 0, biased.scores());
+  const Tensor mask = std::exchange(whole.mask, {});
+  std::swap(whole.problem.bias, whole.problem.dense_mask);
+  whole.bias = Tensor(DType::float32, mask.shape(), test_memory());
+  for (std::int64_t i = 0; i < mask.view().elements(); ++i) {
+    const auto* const shows = static_cast<const std::uint8_t*>(mask.view().data());
+    whole.bias.view().as<float>()[i] = shows[i] != 0 ? 0 : -kInfinity;
+  }
+  const OracleOutput b = whole.oracle();
   EXPECT_EQ(a.output, b.output);
   EXPECT_EQ(a.lse, b.lse);
 }

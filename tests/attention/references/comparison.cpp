@@ -12,6 +12,8 @@
 #include <annulus/core/convert.hpp>
 #include <annulus/core/error.hpp>
 
+#include "tests/support/for_each_index.hpp"
+
 namespace annulus::test {
 namespace {
 
@@ -26,14 +28,10 @@ std::vector<double> doubles(const ConstTensorView& view) {
 // Calls use(b, t, n, row of output, entry of lse) for all rows.
 template <class Use>
 void for_each_row(const AttentionShape& shape, const Use& use) {
-  for (std::int64_t b = 0; b < shape.batch; ++b) {
-    for (std::int64_t t = 0; t < shape.query_length; ++t) {
-      for (std::int64_t n = 0; n < shape.heads; ++n) {
-        use(b, t, n, static_cast<std::size_t>((b * shape.query_length + t) * shape.heads + n),
-            static_cast<std::size_t>((b * shape.heads + n) * shape.query_length + t));
-      }
-    }
-  }
+  for_each_of<3>({shape.batch, shape.query_length, shape.heads}, [&](auto b, auto t, auto n) {
+    use(b, t, n, static_cast<std::size_t>((b * shape.query_length + t) * shape.heads + n),
+        static_cast<std::size_t>((b * shape.heads + n) * shape.query_length + t));
+  });
 }
 
 double element_bound(DType dtype) {

@@ -206,11 +206,9 @@ ReferenceCase read(const std::string& folder, const std::string& name) {
 
 ScoreTensors ReferenceCase::scores(const AttentionProblem& of) const {
   const bool taken = &of != &problem;
-  const auto view = [](const Tensor& tensor) {
-    return tensor.shape().rank() == 0 ? TensorView() : tensor.view();
-  };
   const AttentionShape& s = of.shape;
-  return broadcast_scores(view(taken ? bias_as_taken : bias), view(taken ? mask_as_taken : mask),
+  return broadcast_scores((taken ? bias_as_taken : bias).view(),
+                          (taken ? mask_as_taken : mask).view(),
                           {s.batch, s.heads, s.query_length, s.kv_length});
 }
 

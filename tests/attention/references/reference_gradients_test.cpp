@@ -19,12 +19,11 @@ class GradientReferences : public ::testing::TestWithParam<std::string> {
  protected:
   [[nodiscard]] OracleGradients oracle() const {
     const ReferenceCase& reference = given_.reference;
-    return oracle_gradients(
-        reference.problem, reference.query.view(), reference.key.view(), reference.value.view(),
-        given_.grad_output.view(),
-        given_.grad_lse.shape().rank() == 0 ? ConstTensorView() : given_.grad_lse.view(),
-        PositionRanges::all(reference.problem.shape.query_length), 0, 0, 0,
-        reference.scores(reference.problem));
+    return oracle_gradients(reference.problem, reference.query.view(), reference.key.view(),
+                            reference.value.view(), given_.grad_output.view(),
+                            given_.grad_lse.view(),
+                            PositionRanges::all(reference.problem.shape.query_length), 0, 0, 0,
+                            reference.scores(reference.problem));
   }
 
   // docs/semantics.md §6. The references are rounded to the operands' dtype.

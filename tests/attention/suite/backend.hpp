@@ -165,14 +165,6 @@ class BackendTest : public ::testing::TestWithParam<Backend> {
     expect_accurate(random_attention(random, problem));
   }
 
-  static std::string describe(const AttentionProblem& problem) {
-    return to_string(problem.shape) + " " + std::string(name_of(problem.dtype)) + " mask " +
-           to_string(problem.mask) + (problem.dropout ? " dropout" : "") +
-           (problem.scale ? " scale " + std::to_string(*problem.scale) : "") +
-           (problem.soft_cap ? " soft cap " + std::to_string(*problem.soft_cap) : "") +
-           (problem.bias ? " bias" : "") + (problem.dense_mask ? " dense mask" : "");
-  }
-
   std::unique_ptr<Device> device_;
   std::unique_ptr<Stream> stream_;
   Registry registry_ = Registry::standard();

@@ -29,11 +29,8 @@ class Forward : public BackendTest {
       if (by_column && problem.dense_mask) mask = gather_keys(mask, columns);
       const AttentionShape& s = problem.shape;
       const Extents shape{s.batch, s.heads, rows.size(), s.kv_length};
-      const auto view = [](const Tensor& tensor) {
-        return tensor.shape().rank() == 0 ? TensorView() : tensor.view();
-      };
       block.scores = by_column ? scores_by_column(bias, mask, shape, columns)
-                               : broadcast_scores(view(bias), view(mask), shape);
+                               : broadcast_scores(bias.view(), mask.view(), shape);
     }
     Tensor query, key, value;
     Tensor bias = {}, mask = {};
@@ -50,31 +47,16 @@ class Forward : public BackendTest {
     if (implementation().fits(modified, device_->place())) problem = modified;
   }
 
-  /// Columns in parts (begin, count), each of which continues the state of the earlier parts. The
-  /// last part's output may be rounded to the problem's dtype.
+  /// See test::in_parts().
   [[nodiscard]] Result in_parts(const WholeAttention& whole,
                                 const std::vector<std::pair<std::int64_t, std::int64_t>>& parts,
-                                bool rounds) {
-    const DType dtype = whole.problem.dtype;
+                                std::optional<DType> last = {}) {
     const std::unique_ptr<Kernel> kernel = implementation().make_kernel(whole.problem, *device_);
-    Result result(whole.block(), DType::float64);
-    const Tensor rounded(dtype, result.output.shape(), test_memory());
-    for (std::size_t p = 0; p < parts.size(); ++p) {
-      const auto& [begin, count] = parts[p];
-      AttentionBlock block = whole.block();
-      block.key = block.key.slice(1, begin, count);
-      block.value = block.value.slice(1, begin, count);
-      block.columns = block.columns.slice({LocalPosition(begin), count});
-      if (p > 0) block.state = result.state();
-      SoftmaxState into = result.state();
-      if (rounds && p + 1 == parts.size()) into.output = rounded.view();
-      forward_on(*device_, *stream_, *kernel, block, into);
-    }
-    if (rounds) {
-      to_float32(rounded.view().data(), dtype, result.output.view().as<float>(),
-                 rounded.view().elements());
-    }
-    return result;
+    return test::in_parts(*device_, *stream_, whole, parts, last,
+                          [&](const AttentionBlock& block, const SoftmaxState& result) {
+                            kernel->prepare(block, result);
+                            kernel->forward(block, result, {*stream_, nullptr, 1});
+                          });
   }
   /// One kernel computes all shards of the rows with all shards of the columns; merged they are the
   /// whole.
@@ -365,7 +347,8 @@ TEST_P(Forward, ContinuesAState) {
       const WholeAttention whole = random_attention(random, problem);
       const OracleOutput truth = whole.oracle();
       const bool rounds = variant % 2 == 1 && declares.results == ResultForm::either;
-      const Result result = in_parts(whole, {{300, 200}, {0, 0}, {0, 170}, {170, 130}}, rounds);
+      const Result result = in_parts(whole, {{300, 200}, {0, 0}, {0, 170}, {170, 130}},
+                                     rounds ? std::optional(problem.dtype) : std::nullopt);
       test::expect_accurate(result, whole, truth);
       const Result at_once = run(*kernels(problem).front(), whole.block());
       EXPECT_LE(error_of(result, problem.dtype, truth).output,
@@ -374,7 +357,7 @@ TEST_P(Forward, ContinuesAState) {
   }
   for (const DType dtype : backend().dtypes) {
     expect_weightless_shown(
-        in_parts(weightless_attention(dtype, 64), {{0, 100}, {100, 300}, {400, 200}}, false));
+        in_parts(weightless_attention(dtype, 64), {{0, 100}, {100, 300}, {400, 200}}));
   }
 }
 

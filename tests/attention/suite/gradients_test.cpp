@@ -80,8 +80,8 @@ TEST_P(Backward, HeadDimensions) {
   for (const DType dtype : backend().dtypes) {
     for (const auto& [dim, value_dim] :
          std::vector<HeadDims>{{1, 1}, {40, 40}, {64, 64}, {128, 128}, {192, 128}, {576, 512}}) {
-      AttentionProblem problem = test::causal_problem_of({1, 35, 67, 4, 2, dim, value_dim}, dtype);
-      problem.mask.set_offset(30);
+      AttentionProblem problem =
+          test::causal_problem_of({1, 35, 67, 4, 2, dim, value_dim}, dtype, 30);
       expect_right(WholeGradients(random, problem));
     }
     // More than fits in shared memory for several warps.
@@ -92,8 +92,8 @@ TEST_P(Backward, HeadDimensions) {
 // More heads in a group than a tile has rows.
 TEST_P(Backward, ManyHeadsInAGroup) {
   Random random(85);
-  AttentionProblem problem = test::causal_problem_of({1, 5, 263, 300, 1, 4, 3});
-  problem.mask.set_offset(255);
+  AttentionProblem problem =
+      test::causal_problem_of({1, 5, 263, 300, 1, 4, 3}, DType::float32, 255);
   expect_right(WholeGradients(random, problem));
 }
 
@@ -264,8 +264,7 @@ TEST_P(Backward, AddsToWhatIsThereAndWritesNothingElse) {
 
 TEST_P(Backward, RunsRepeatEveryBit) {
   Random random(91);
-  AttentionProblem problem = test::causal_problem_of({2, 200, 300, 4, 2, 32, 32}, DType::bfloat16);
-  problem.mask.set_offset(100);
+  AttentionProblem problem = test::causal_half_problem({2, 200, 300, 4, 2, 32, 32}, 100);
   problem.dropout.emplace(0.1, 5);
   problem.bias = Extents{1, 4, 1, 300};
   const WholeGradients whole(random, problem);

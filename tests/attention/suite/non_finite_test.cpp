@@ -167,9 +167,7 @@ TEST_P(NonFiniteForward, TheLargestLogitOfARowOfNansIsNan) {
     for (const float bad : {std::nanf(""), kInfinity}) {
       std::vector<float> keys{1, 4, 2};
       keys[at] = bad;
-      const WholeAttention whole{problem, tensor_of(DType::float32, {1, 1, 1, 1}, {1}),
-                                 tensor_of(DType::float32, {1, 3, 1, 1}, keys),
-                                 tensor_of(DType::float32, {1, 3, 1, 1}, {1, 2, 3})};
+      const WholeAttention whole = attention_of(problem, {1}, keys, {1, 2, 3});
       EXPECT_TRUE(std::isnan(whole.oracle().maximum[0]));
       EXPECT_TRUE(std::isnan(whole.oracle().sum[0]));
       for (const std::unique_ptr<Kernel>& kernel : kernels(problem)) {
@@ -192,9 +190,8 @@ TEST_P(NonFiniteForward, ProductsBeyondFloat32ShowAsNan) {
   if (backend().blocks == Blocks::always) {
     problem.mask.set_block_mask(BlockMask::random(1, 3, 1, 1.0, 1));
   }
-  const WholeAttention whole{problem, tensor_of(DType::float32, {1, 1, 1, 8}, first_of({1e30F})),
-                             tensor_of(DType::float32, {1, 3, 1, 8}, first_of({-1e30F, 1e30F, 1})),
-                             tensor_of(DType::float32, {1, 3, 1, 8}, first_of({1, 2, 3}))};
+  const WholeAttention whole =
+      attention_of(problem, first_of({1e30F}), first_of({-1e30F, 1e30F, 1}), first_of({1, 2, 3}));
   for (const std::unique_ptr<Kernel>& kernel : kernels(problem)) {
     const Result result = run(*kernel, whole.block());
     EXPECT_TRUE(std::isnan(*result.output.view().as<float>()));

@@ -69,11 +69,7 @@ const Implementation& vanilla() {
 
 Result run_vanilla(const AttentionProblem& problem, const AttentionBlock& block, int threads = 1) {
   Result result(block, DType::float64);
-  HostDevice device;
-  HostStream stream("compute", Watchdog(Watchdog::Seconds(60)), nullptr);
-  vanilla()
-      .make_kernel(problem, device)
-      ->forward(block, result.state(), {stream, nullptr, threads});
+  forward_on_cpu(vanilla(), problem, block, result.state(), threads);
   return result;
 }
 
@@ -88,8 +84,7 @@ Tensor wide_tensor(Random& random, const Extents& shape) {
 }
 
 AttentionProblem default_problem() {
-  AttentionProblem problem = causal_problem_of({2, 13, 29, 6, 3, 8, 5});
-  problem.mask.set_offset(16);
+  AttentionProblem problem = causal_problem_of({2, 13, 29, 6, 3, 8, 5}, DType::float32, 16);
   problem.mask.set_window(20, -1);
   problem.mask.set_kv_lengths({29, 7});
   problem.soft_cap = 3.0;
@@ -126,15 +121,10 @@ TEST(Vanilla, Float64TensorsGiveFloat64Outputs) {
                              wide_tensor(random, {s.batch, s.query_length, s.heads, s.head_dim}),
                              wide_tensor(random, {s.batch, s.kv_length, s.kv_heads, s.head_dim}),
                              wide_tensor(random, {s.batch, s.kv_length, s.kv_heads, s.value_dim})};
-  const AttentionBlock block = whole.block();
   const Tensor output(DType::float64, {s.batch, s.query_length, s.heads, s.value_dim},
                       test_memory());
   const Tensor lse(DType::float64, {s.batch, s.heads, s.query_length}, test_memory());
-  HostDevice device;
-  HostStream stream("compute", Watchdog(Watchdog::Seconds(60)), nullptr);
-  vanilla()
-      .make_kernel(problem, device)
-      ->forward(block, {output.view(), lse.view()}, {stream, nullptr, 1});
+  forward_on_cpu(vanilla(), problem, whole.block(), {output.view(), lse.view()});
   const OracleOutput truth = whole.oracle();
   for (std::size_t i = 0; i < truth.output.size(); ++i) {
     ASSERT_NEAR(output.view().as<double>()[i], truth.output[i], 1e-14) << i;
@@ -195,30 +185,26 @@ TEST(AttentionWeights, TimesValuesAreTheOutput) {
                        test_memory());
   attention_weights(problem, whole.block(), weights.view(), 2);
   const OracleOutput truth = whole.oracle();
-  for (std::int64_t b = 0; b < s.batch; ++b) {
-    for (std::int64_t n = 0; n < s.heads; ++n) {
-      for (std::int64_t t = 0; t < s.query_length; ++t) {
-        std::vector<double> sum(static_cast<std::size_t>(s.value_dim), 0.0);
-        for (std::int64_t j = 0; j < s.kv_length; ++j) {
-          const double weight = weights.view().at<double>({b, n, t, j});
-          const bool visible = problem.mask.visible(b, n, GlobalPosition(t), GlobalPosition(j)) &&
-                               whole.scores().shows(b, n, t, j) &&
-                               !problem.dropout->drops(b, n, GlobalPosition(t), GlobalPosition(j));
-          ASSERT_EQ(weight != 0, visible);
-          for (std::int64_t d = 0; d < s.value_dim; ++d) {
-            sum[static_cast<std::size_t>(d)] +=
-                weight * whole.value.view().at<float>({b, j, n / s.heads_per_kv_head(), d});
-          }
-        }
-        for (std::int64_t d = 0; d < s.value_dim; ++d) {
-          ASSERT_NEAR(sum[static_cast<std::size_t>(d)],
-                      truth.output[static_cast<std::size_t>(
-                          ((b * s.query_length + t) * s.heads + n) * s.value_dim + d)],
-                      1e-13);
-        }
+  for_each_of<3>({s.batch, s.heads, s.query_length}, [&](auto b, auto n, auto t) {
+    std::vector<double> sum(static_cast<std::size_t>(s.value_dim), 0.0);
+    for (std::int64_t j = 0; j < s.kv_length; ++j) {
+      const double weight = weights.view().at<double>({b, n, t, j});
+      const bool visible = problem.mask.visible(b, n, GlobalPosition(t), GlobalPosition(j)) &&
+                           whole.scores().shows(b, n, t, j) &&
+                           !problem.dropout->drops(b, n, GlobalPosition(t), GlobalPosition(j));
+      ASSERT_EQ(weight != 0, visible);
+      for (std::int64_t d = 0; d < s.value_dim; ++d) {
+        sum[static_cast<std::size_t>(d)] +=
+            weight * whole.value.view().at<float>({b, j, n / s.heads_per_kv_head(), d});
       }
     }
-  }
+    for (std::int64_t d = 0; d < s.value_dim; ++d) {
+      ASSERT_NEAR(sum[static_cast<std::size_t>(d)],
+                  truth.output[static_cast<std::size_t>(
+                      ((b * s.query_length + t) * s.heads + n) * s.value_dim + d)],
+                  1e-13);
+    }
+  });
 }
 
 // Counts the matrices too, as they are vectors.

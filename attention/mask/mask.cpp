@@ -437,11 +437,7 @@ std::span<const SegmentRun> Mask::query_runs(std::int64_t batch, GlobalPosition 
 
 std::span<const SegmentRun> Mask::kv_runs(std::int64_t batch, std::int32_t id) const {
   if (!has_segments()) return {};
-  const std::vector<SegmentRun>& runs = kv_segments_.runs(batch);
-  const auto first = std::partition_point(runs.begin(), runs.end(),
-                                          [&](const SegmentRun& run) { return run.id < id; });
-  return {first, std::partition_point(first, runs.end(),
-                                      [&](const SegmentRun& run) { return run.id == id; })};
+  return std::ranges::equal_range(kv_segments_.runs(batch), id, {}, &SegmentRun::id);
 }
 
 std::span<const SegmentRun> Mask::kv_runs(std::int64_t batch) const {

@@ -1,3 +1,4 @@
+#include <array>
 #include <cstdint>
 #include <utility>
 #include <vector>
@@ -25,13 +26,20 @@ TraceMessage from(int peer) {
   return {peer, 64, true};
 }
 
-// (begin, waited) of every span of a rank.
-std::vector<std::pair<std::int64_t, std::int64_t>> begins(const std::vector<TraceSpan>& spans) {
-  std::vector<std::pair<std::int64_t, std::int64_t>> result;
-  for (const TraceSpan& span : spans) result.emplace_back(span.begin_ns, span.waited_ns);
-  return result;
+// (begin, end, waited) of every span, by rank.
+using Times = std::vector<std::vector<std::array<std::int64_t, 3>>>;
+
+Times times_when_moving(TraceOfRanks ranks) {
+  begin_when_moving(ranks);
+  Times times;
+  for (const std::vector<TraceSpan>& spans : ranks) {
+    auto& of_rank = times.emplace_back();
+    for (const TraceSpan& span : spans) {
+      of_rank.push_back({span.begin_ns, span.end_ns, span.waited_ns});
+    }
+  }
+  return times;
 }
-using Begins = std::vector<std::pair<std::int64_t, std::int64_t>>;
 
 TEST(TraceFlows, MatchSidesByStepNameAndOrder) {
   // Rank 0 sends twice to rank 1 in step 2 (two calls), rank 1 once to rank 0, in step 3.
@@ -60,42 +68,29 @@ TEST(TraceFlows, NeedBothSides) {
 }
 
 TEST(TraceTransfers, BeginOnceBothSidesHavePosted) {
-  TraceOfRanks ranks(2);
-  ranks[0] = {transfer(0, {to(1)}, 100, 400)};
-  ranks[1] = {transfer(0, {from(0)}, 250, 410)};
-  begin_when_moving(ranks);
-  EXPECT_EQ(begins(ranks[0]), (Begins{{250, 150}}));  // the receiver was late
-  EXPECT_EQ(begins(ranks[1]), (Begins{{250, 0}}));
-  EXPECT_EQ(ranks[0][0].end_ns, 400);
+  EXPECT_EQ(
+      times_when_moving({{transfer(0, {to(1)}, 100, 400)}, {transfer(0, {from(0)}, 250, 410)}}),
+      (Times{{{250, 400, 150}}, {{250, 410, 0}}}));  // the receiver was late
 }
 
 TEST(TraceTransfers, ABufferedSendStaysWhereItWas) {
-  TraceOfRanks ranks(2);
-  ranks[0] = {transfer(0, {to(1)}, 100, 110)};
-  ranks[1] = {transfer(0, {from(0)}, 250, 260)};
-  begin_when_moving(ranks);
-  EXPECT_EQ(begins(ranks[0]), (Begins{{100, 0}}));
-  EXPECT_EQ(begins(ranks[1]), (Begins{{250, 0}}));
+  EXPECT_EQ(
+      times_when_moving({{transfer(0, {to(1)}, 100, 110)}, {transfer(0, {from(0)}, 250, 260)}}),
+      (Times{{{100, 110, 0}}, {{250, 260, 0}}}));
 }
 
 // As GPUs note them: all messages of a step in one span.
 TEST(TraceTransfers, ASpanOfSeveralMessagesBeginsWithTheFirstThatItReceives) {
-  TraceOfRanks ranks(3);
-  ranks[0] = {transfer(0, {from(1), from(2), to(1)}, 10, 100)};
-  ranks[1] = {transfer(0, {to(0), from(0)}, 40, 100)};
-  ranks[2] = {transfer(0, {to(0)}, 30, 100)};
-  begin_when_moving(ranks);
-  EXPECT_EQ(begins(ranks[0]), (Begins{{30, 20}}));
-  EXPECT_EQ(begins(ranks[1]), (Begins{{40, 0}}));
-  EXPECT_EQ(begins(ranks[2]), (Begins{{30, 0}}));
+  EXPECT_EQ(times_when_moving({{transfer(0, {from(1), from(2), to(1)}, 10, 100)},
+                               {transfer(0, {to(0), from(0)}, 40, 100)},
+                               {transfer(0, {to(0)}, 30, 100)}}),
+            (Times{{{30, 100, 20}}, {{40, 100, 0}}, {{30, 100, 0}}}));
 }
 
 TEST(TraceTransfers, StayAsPostedWhereASideIsUnknown) {
-  TraceOfRanks ranks(2);
-  ranks[0] = {transfer(0, {from(1), from(1)}, 10, 100)};
-  ranks[1] = {transfer(0, {to(0)}, 40, 100)};
-  begin_when_moving(ranks);
-  EXPECT_EQ(begins(ranks[0]), (Begins{{10, 0}}));
+  EXPECT_EQ(times_when_moving(
+                {{transfer(0, {from(1), from(1)}, 10, 100)}, {transfer(0, {to(0)}, 40, 100)}}),
+            (Times{{{10, 100, 0}}, {{40, 100, 0}}}));
 }
 
 TEST(TraceSpans, TravelAsBytes) {

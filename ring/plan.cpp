@@ -49,6 +49,11 @@ std::string_view name_of(Reduction reduction) noexcept {
   return reduction == Reduction::softmax ? "softmax" : "sum";
 }
 
+Region RankPlan::whole(int buffer) const {
+  const Buffer& held = this->buffer(buffer);
+  return {buffer, held.tokens, held.heads, batches(held)};
+}
+
 int RankPlan::memory_of(int buffer) const {
   while (this->buffer(buffer).reuses >= 0) buffer = this->buffer(buffer).reuses;
   return buffer;

@@ -1,7 +1,6 @@
 #include "cost/cost.hpp"
 
 #include <algorithm>
-#include <cstddef>
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -22,6 +21,10 @@ BlockExtent extent_of(const Tile& block) {
           block.pairs};
 }
 
+double ratio(std::int64_t a, std::int64_t b) {
+  return static_cast<double>(a) / static_cast<double>(b);
+}
+
 double bytes_of(const RankPlan& plan, const Region& region, Content content) {
   const Buffer& buffer = plan.buffer(region.buffer);
   return static_cast<double>(region.tokens.count * region.heads.count * region.batches.count *
@@ -40,14 +43,11 @@ double score_bytes(const RankPlan& plan, const Tile& block, int buffer) {
   if (buffer < 0 || block.pairs == 0) return 0;
   const Buffer& held = plan.buffer(buffer);
   const Region read = plan.scores_of(block, buffer);
-  const auto share = [](std::int64_t part, std::int64_t whole) {
-    return static_cast<double>(part) / static_cast<double>(whole);
-  };
   const bool has_columns = plan.width(held, held.contents.front()) > 1;
   return static_cast<double>(size_of(held.dtype)) * static_cast<double>(block.pairs) *
-         static_cast<double>(read.heads.count) * share(read.batches.count, block.batches.count) *
-         share(read.tokens.count, block.rows.count) *
-         (has_columns ? 1 : share(1, block.columns.count));
+         static_cast<double>(read.heads.count) * ratio(read.batches.count, block.batches.count) *
+         ratio(read.tokens.count, block.rows.count) *
+         (has_columns ? 1 : ratio(1, block.columns.count));
 }
 
 double all_columns(const Tile& block) {
@@ -75,13 +75,10 @@ bool has_few_rows(const RankPlan& plan, const Block& block, const KernelCost& ke
 }  // namespace
 
 double seconds_of(const RankPlan& plan, const Block& block, const Prices& prices) {
-  const KernelCost& kernel =
-      prices.kernel(plan.implementations[static_cast<std::size_t>(block.implementation)]);
+  const KernelCost& kernel = prices.kernel(plan.implementation_of(block));
   // A kernel for few rows reads only the columns that they see; other kernels may read more.
   const bool few_rows = has_few_rows(plan, block, kernel);
-  const double columns =
-      few_rows ? static_cast<double>(block.pairs) / static_cast<double>(block.rows.count)
-               : all_columns(block);
+  const double columns = few_rows ? ratio(block.pairs, block.rows.count) : all_columns(block);
   const double reading = prices.model.reading_seconds(bytes_read(plan, block, columns));
   double seconds = 0;
   if (few_rows) {
@@ -102,10 +99,9 @@ double seconds_of(const RankPlan& plan, const Block& block, const Prices& prices
 double seconds_before_waiting(const RankPlan& plan, const Block& block, std::int64_t columns,
                               const Prices& prices) {
   const auto rows = static_cast<double>(block.rows.count * block.batches.count);
-  const auto whole = static_cast<double>(block.columns.count);
   const double at_once = std::min(1.0, longest_tile(extent_of(block)) * kRowsAtOnce /
                                            (rows * static_cast<double>(block.heads.count)));
-  return seconds_of(plan, block, prices) * at_once * static_cast<double>(columns) / whole;
+  return seconds_of(plan, block, prices) * at_once * ratio(columns, block.columns.count);
 }
 
 double seconds_of(const RankPlan& plan, const Copy& copy, const Prices& prices) {
@@ -113,8 +109,7 @@ double seconds_of(const RankPlan& plan, const Copy& copy, const Prices& prices) 
 }
 
 double seconds_of_gradients(const RankPlan& plan, const Tile& tile, const Prices& prices) {
-  const KernelCost& kernel =
-      prices.kernel(plan.implementations[static_cast<std::size_t>(tile.implementation)]);
+  const KernelCost& kernel = prices.kernel(plan.implementation_of(tile));
   const AttentionShape& local = plan.local;
   const std::int64_t kv_heads = plan.kv_heads_of(tile.heads).count;
   std::int64_t added = 0;
@@ -138,12 +133,9 @@ double seconds_of(const RankPlan& plan, const BackwardBlock& block, const Prices
   if (block.grad_bias.buffer >= 0) {
     // All batches and heads that share an entry add to it.
     const Region into = plan.scores_of(block, block.grad_bias.buffer);
-    const auto times = [](std::int64_t whole, std::int64_t part) {
-      return static_cast<double>(whole) / static_cast<double>(part);
-    };
     added = score_bytes(plan, block, block.grad_bias.buffer) *
-            times(block.heads.count, into.heads.count) *
-            times(block.batches.count, into.batches.count);
+            ratio(block.heads.count, into.heads.count) *
+            ratio(block.batches.count, into.batches.count);
   }
   return seconds_of_gradients(plan, block, prices) + prices.model.memory_seconds(2 * added);
 }

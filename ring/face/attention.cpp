@@ -177,31 +177,21 @@ class Attention::Impl {
   }
 
   [[nodiscard]] ring::BackwardLocalTensors views(const BackwardTensors& tensors) const {
-    const Place place = context_.place();
-    const auto input = [&](const void* data, const NamedSharding& sharding) {
-      return ConstTensorView(data, problem_.dtype, shape(sharding), place);
-    };
-    const auto rows = [&](const float* data) {
-      return ConstTensorView(data, DType::float32, shape(operands_.lse), place);
-    };
-    const auto gradient = [&](void* data, const NamedSharding& sharding) {
-      return TensorView(data, problem_.dtype, shape(sharding), place);
-    };
-    return {input(tensors.query, operands_.query),
-            input(tensors.key, operands_.key),
-            input(tensors.value, operands_.value),
-            input(tensors.output, operands_.output),
-            rows(tensors.lse),
-            input(tensors.grad_output, operands_.output),
-            gradient(tensors.grad_query, operands_.query),
-            gradient(tensors.grad_key, operands_.key),
-            gradient(tensors.grad_value, operands_.value),
-            scores_view(tensors.bias, DType::float32, operands_.bias, bias_.shape().rank() > 0),
-            scores_view(tensors.mask, DType::boolean, operands_.dense_mask, drops_mask_),
-            tensors.grad_lse == nullptr ? ConstTensorView() : rows(tensors.grad_lse),
+    return {view(tensors.query, operands_.query),
+            view(tensors.key, operands_.key),
+            view(tensors.value, operands_.value),
+            view(tensors.output, operands_.output),
+            row_view<const void>(tensors.lse, true),
+            view(tensors.grad_output, operands_.output),
+            view(tensors.grad_query, operands_.query),
+            view(tensors.grad_key, operands_.key),
+            view(tensors.grad_value, operands_.value),
+            bias_view(tensors.bias),
+            mask_view(tensors.mask),
+            row_view<const void>(tensors.grad_lse, false),
             tensors.call_values,
-            sinks_view(tensors.grad_sinks),
-            bias_gradient_view(tensors.grad_bias)};
+            gradient_view(tensors.grad_sinks, problem_.sinks ? sinks_shape() : Extents{0}),
+            gradient_view(tensors.grad_bias, operands_.bias ? shape(*operands_.bias) : Extents{0})};
   }
 
   void wait() {
@@ -297,28 +287,19 @@ class Attention::Impl {
     return device.memory_of(*caller_);
   }
 
-  // LSE, maximum or sum.
-  [[nodiscard]] TensorView row_view(float* data, bool wanted) const {
-    if (data == nullptr && !wanted) return {};
-    return {data, DType::float32, shape(operands_.lse), context_.place()};
-  }
-
   [[nodiscard]] ring::LocalTensors views(const AttentionTensors& tensors) const {
-    const Place place = context_.place();
-    const auto input = [&](const void* data, const NamedSharding& sharding) {
-      return ConstTensorView(data, problem_.dtype, shape(sharding), place);
-    };
-    return {input(tensors.query, operands_.query),
-            input(tensors.key, operands_.key),
-            input(tensors.value, operands_.value),
-            {tensors.output, problem_.dtype, shape(operands_.output), place},
-            row_view(tensors.lse, problem_.normalize_output),
-            scores_view(tensors.bias, DType::float32, operands_.bias, bias_.shape().rank() > 0),
-            scores_view(tensors.mask, DType::boolean, operands_.dense_mask, drops_mask_),
-            row_view(tensors.maximum, !problem_.normalize_output),
-            row_view(tensors.sum, !problem_.normalize_output),
-            problem_.weights ? TensorView(tensors.weights, weights_dtype(), weights_shape(), place)
-                             : TensorView(),
+    return {view(tensors.query, operands_.query),
+            view(tensors.key, operands_.key),
+            view(tensors.value, operands_.value),
+            view(tensors.output, operands_.output),
+            row_view<void>(tensors.lse, problem_.normalize_output),
+            bias_view(tensors.bias),
+            mask_view(tensors.mask),
+            row_view<void>(tensors.maximum, !problem_.normalize_output),
+            row_view<void>(tensors.sum, !problem_.normalize_output),
+            problem_.weights
+                ? TensorView(tensors.weights, weights_dtype(), weights_shape(), context_.place())
+                : TensorView(),
             tensors.call_values};
   }
 
@@ -341,18 +322,30 @@ class Attention::Impl {
   [[nodiscard]] ring::ShardedAttention& sharded() noexcept { return sharded_; }
 
  private:
-  [[nodiscard]] TensorView sinks_view(float* data) const {
+  template <class Void>
+  [[nodiscard]] BasicTensorView<Void> view(Void* data, const NamedSharding& sharding) const {
+    return {data, problem_.dtype, shape(sharding), context_.place()};
+  }
+
+  // LSE, maximum or sum, or a gradient of the LSE.
+  template <class Void>
+  [[nodiscard]] BasicTensorView<Void> row_view(Void* data, bool wanted) const {
+    if (data == nullptr && !wanted) return {};
+    return {data, DType::float32, shape(operands_.lse), context_.place()};
+  }
+
+  // Gradients of sinks and of a bias. Those of an input that the problem lacks have the shape [0]:
+  // the call is refused when the pass is planned.
+  [[nodiscard]] TensorView gradient_view(float* data, const Extents& shape) const {
     if (data == nullptr) return {};
-    // Without sinks, the call is refused when the pass is planned.
-    const Extents shape = problem_.sinks ? sinks_shape() : Extents{0};
     return {data, DType::float32, shape, context_.place()};
   }
 
-  [[nodiscard]] TensorView bias_gradient_view(float* data) const {
-    if (data == nullptr) return {};
-    // Without a bias, the call is refused when the pass is planned.
-    const Extents shape = operands_.bias ? this->shape(*operands_.bias) : Extents{0};
-    return {data, DType::float32, shape, context_.place()};
+  [[nodiscard]] ConstTensorView bias_view(const void* data) const {
+    return scores_view(data, DType::float32, operands_.bias, bias_.shape().rank() > 0);
+  }
+  [[nodiscard]] ConstTensorView mask_view(const void* data) const {
+    return scores_view(data, DType::boolean, operands_.dense_mask, drops_mask_);
   }
 
   // An empty view means no tensor. A later check refuses a tensor that the problem does not have,

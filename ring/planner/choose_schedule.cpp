@@ -40,8 +40,7 @@ class Comparison {
   explicit Comparison(const PlanInput& input) : predictor_(input) {}
 
   void add(const PlanInput& input, const ScheduleVariant& variant) {
-    Candidate one{variant, input};
-    one.input.options = with_variant(input.options, variant);
+    Candidate one{variant, with_variant(input, variant)};
     unless_refused(one, [&] {
       const PredictedRun least = predictor_.least(one.input, variant);
       one.least = least.seconds;
@@ -197,12 +196,16 @@ PlanOptions with_variant(PlanOptions options, const ScheduleVariant& variant) {
   return options;
 }
 
+PlanInput with_variant(PlanInput input, const ScheduleVariant& variant) {
+  input.options = with_variant(input.options, variant);
+  return input;
+}
+
 std::vector<ConsideredVariant> variants_for(const PlanInput& input, std::string_view name) {
   std::vector<ConsideredVariant> all;
   const auto consider = [&](const ScheduleEntry& entry, const PlanInput& from, auto obstacle) {
     for (const ScheduleVariant& variant : entry.variants(from)) {
-      PlanInput with = from;
-      with.options = with_variant(from.options, variant);
+      const PlanInput with = with_variant(from, variant);
       ConsideredVariant one{variant, obstacle(entry, with), {}};
       if (one.obstacle.empty()) one.pointless = entry.pointless(with);
       all.push_back(std::move(one));
@@ -238,7 +241,7 @@ ScheduleChoice::Unrestricted best_unrestricted(const PlanInput& input) {
   open.backward = input.backward;
   Comparison comparison(open);
   for (const ConsideredVariant& one : variants_for(open, "auto")) {
-    if (one.obstacle.empty() && one.pointless.empty()) comparison.add(open, one.variant);
+    if (one.is_open()) comparison.add(open, one.variant);
   }
   const ScheduleChoice best = comparison.choose();
   return {best, best.seconds};

@@ -52,9 +52,10 @@ PlanInput PlannedProblem::input(const LaidOut& laid_out) const {
 VariantSearch::VariantSearch(const PlanInput& input, const std::string& schedule)
     : input_(input), predictor_(input) {
   for (const ConsideredVariant& one : variants_for(input, schedule)) {
-    if (!one.obstacle.empty() || !one.pointless.empty()) continue;
+    if (!one.is_open()) continue;
     try {
-      variants_.emplace_back(predictor_.least(with(one.variant), one.variant), one.variant);
+      variants_.emplace_back(predictor_.least(with_variant(input, one.variant), one.variant),
+                             one.variant);
     } catch (const UserError&) {
       continue;  // kernels refuse it
     }
@@ -73,7 +74,8 @@ std::optional<std::pair<ScheduleVariant, PredictedRun>> VariantSearch::fastest(d
   for (const auto& [least, variant] : variants_) {
     if (least.seconds > limit) break;
     try {
-      hopeful.emplace_back(predictor_.estimate(with(variant), variant, least, at_most), variant);
+      hopeful.emplace_back(
+          predictor_.estimate(with_variant(input_, variant), variant, least, at_most), variant);
       at_most = std::min(at_most, hopeful.back().first.seconds * kSampleError);
     } catch (const UnsupportedError&) {
       continue;  // kernels refuse blocks of a rank with less work
@@ -84,7 +86,8 @@ std::optional<std::pair<ScheduleVariant, PredictedRun>> VariantSearch::fastest(d
   for (const auto& [estimate, variant] : hopeful) {
     if (fastest && estimate.seconds > limit * kSampleError) break;
     try {
-      const std::optional<PredictedRun> run = predictor_.run(with(variant), variant, limit);
+      const std::optional<PredictedRun> run =
+          predictor_.run(with_variant(input_, variant), variant, limit);
       if (!run || run->seconds >= limit) continue;
       limit = run->seconds;
       fastest.emplace(variant, *run);
@@ -93,12 +96,6 @@ std::optional<std::pair<ScheduleVariant, PredictedRun>> VariantSearch::fastest(d
     }
   }
   return fastest;
-}
-
-PlanInput VariantSearch::with(const ScheduleVariant& variant) const {
-  PlanInput named = input_;
-  named.options = with_variant(input_.options, variant);
-  return named;
 }
 
 void VariantSearch::sort(Variants& variants) {

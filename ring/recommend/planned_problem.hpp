@@ -66,7 +66,6 @@ class VariantSearch {
  private:
   using Variants = std::vector<std::pair<PredictedRun, ScheduleVariant>>;  // by seconds
 
-  [[nodiscard]] PlanInput with(const ScheduleVariant& variant) const;
   static void sort(Variants& variants);
 
   PlanInput input_;

@@ -229,9 +229,7 @@ class Search {
   }
 
   [[nodiscard]] PlanInput input_of(const Candidate& candidate) const {
-    PlanInput input = planned_.input(candidate.mesh_layout->laid_out);
-    input.options = with_variant(input.options, *candidate.variant);
-    return input;
+    return with_variant(planned_.input(candidate.mesh_layout->laid_out), *candidate.variant);
   }
 
   void find_bounds(Candidate& candidate) {
@@ -425,9 +423,9 @@ PlannedAttention plan_attention(const AttentionOptions& options, const MeshShape
   const Registry registry = Registry::standard();
   const PlannedProblem planned(options, registry, place, Presence::assumed, nodes_of(wanted));
   const LaidOut laid_out = planned.lay_out(mesh, options);
-  PlanInput input = planned.input(laid_out);
-  const ScheduleChoice choice = choose_schedule(input, planned.schedule());
-  input.options = with_variant(input.options, choice);
+  const PlanInput open = planned.input(laid_out);
+  const ScheduleChoice choice = choose_schedule(open, planned.schedule());
+  const PlanInput input = with_variant(open, choice);
   return {make_plan(input, choice.schedule, simulated_ranks(input)), choice,
           laid_out.model.transport, predict_run(input, choice)};
 }

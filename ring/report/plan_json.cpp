@@ -81,20 +81,19 @@ json work_json(const RankPlan& /*plan*/, const Exchange& exchange) {
 }
 
 json tile_json(const RankPlan& plan, std::string_view kind, const Tile& tile) {
-  json result{
-      {"kind", kind},
-      {"rows", range_json(tile.rows)},
-      {"row_positions", to_string(tile.row_positions)},
-      {"columns", range_json(tile.columns)},
-      {"column_positions", to_string(tile.column_positions)},
-      {"heads", range_json(tile.heads)},
-      {"batches", range_json(tile.batches)},
-      {"query", tile.query},
-      {"key", tile.key},
-      {"value", tile.value},
-      {"pairs", tile.pairs},
-      {"full", tile.full},
-      {"implementation", plan.implementations[static_cast<std::size_t>(tile.implementation)]}};
+  json result{{"kind", kind},
+              {"rows", range_json(tile.rows)},
+              {"row_positions", to_string(tile.row_positions)},
+              {"columns", range_json(tile.columns)},
+              {"column_positions", to_string(tile.column_positions)},
+              {"heads", range_json(tile.heads)},
+              {"batches", range_json(tile.batches)},
+              {"query", tile.query},
+              {"key", tile.key},
+              {"value", tile.value},
+              {"pairs", tile.pairs},
+              {"full", tile.full},
+              {"implementation", plan.implementation_of(tile)}};
   if (tile.bias >= 0) result["bias"] = tile.bias;
   if (tile.dense_mask >= 0) result["dense_mask"] = tile.dense_mask;
   return result;

@@ -9,6 +9,7 @@
 #include <annulus/ring/plan.hpp>
 
 #include "report/names.hpp"
+#include "task_labels.hpp"
 
 namespace annulus::ring {
 namespace {
@@ -20,12 +21,6 @@ std::string range_text(const Range& range) {
 
 std::string range_text(const LocalRange& range) {
   return fmt::format("{}:{}", range.begin.value(), range.end().value());
-}
-
-std::string contents_text(const Buffer& buffer) {
-  std::vector<std::string_view> names;
-  for (const Content content : buffer.contents) names.push_back(name_of(content));
-  return fmt::format("{}", fmt::join(names, "/"));
 }
 
 std::string region_text(const Region& region) {
@@ -48,7 +43,7 @@ std::string transfer_text(const RankPlan& plan, const Exchange& exchange, const 
   const PlanGroup& group = plan.groups[static_cast<std::size_t>(exchange.group)];
   return fmt::format("{} rank {}: {} of rank {}, buffer {} tokens {}, {} bytes", direction,
                      group.ranks[static_cast<std::size_t>(transfer.peer)],
-                     contents_text(plan.buffer(transfer.buffer)),
+                     contents_of(plan.buffer(transfer.buffer)),
                      group.ranks[static_cast<std::size_t>(transfer.origin)], transfer.buffer,
                      range_text(transfer.tokens), transfer.bytes);
 }
@@ -75,8 +70,7 @@ std::string tile_text(const RankPlan& plan, const Tile& tile) {
   return fmt::format("rows {} x columns {} (buffer {}), heads {}, batches {}, {}, {} pairs, by {}",
                      to_string(tile.row_positions), to_string(tile.column_positions), tile.key,
                      range_text(tile.heads), range_text(tile.batches),
-                     tile.full ? "full" : "masked", tile.pairs,
-                     plan.implementations[static_cast<std::size_t>(tile.implementation)]);
+                     tile.full ? "full" : "masked", tile.pairs, plan.implementation_of(tile));
 }
 
 std::string work_text(const RankPlan& plan, const Block& block) {
@@ -131,7 +125,7 @@ void append_rank(std::string& text, const RankPlan& plan) {
   for (std::size_t i = 0; i < plan.buffers.size(); ++i) {
     const Buffer& buffer = plan.buffers[i];
     fmt::format_to(out, "  buffer {}: {}, {} {}, tokens {}, heads {}{}{}\n", i,
-                   name_of(buffer.kind), contents_text(buffer), annulus::name_of(buffer.dtype),
+                   name_of(buffer.kind), contents_of(buffer), annulus::name_of(buffer.dtype),
                    range_text(buffer.tokens), range_text(buffer.heads),
                    buffer.columns ? fmt::format(", columns {}", to_string(*buffer.columns)) : "",
                    buffer.reuses >= 0 ? fmt::format(", memory of buffer {}", buffer.reuses) : "");

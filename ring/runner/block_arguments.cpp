@@ -44,12 +44,9 @@ annulus::BackwardBlock BlockArguments::of(const BackwardBlock& block) const {
 }
 
 Gradients BlockArguments::gradients_of(const BackwardBlock& block) const {
-  const auto wanted = [&](const Region& region, Content content) {
-    return region.buffer < 0 ? TensorView() : memory_.view(region, content);
-  };
-  Gradients gradients{wanted(block.grad_query, Content::grad_query),
-                      wanted(block.grad_key, Content::grad_key),
-                      wanted(block.grad_value, Content::grad_value)};
+  Gradients gradients{memory_.view(block.grad_query, Content::grad_query),
+                      memory_.view(block.grad_key, Content::grad_key),
+                      memory_.view(block.grad_value, Content::grad_value)};
   if (block.grad_bias.buffer >= 0) {
     const TensorView bias = memory_.view(block.grad_bias, Content::grad_bias);
     const ConstTensorView wide =

@@ -5,6 +5,7 @@
 #include <annulus/mesh/agreement.hpp>
 
 #include "runner/transfer_wait.hpp"
+#include "task_labels.hpp"
 
 namespace annulus::ring {
 
@@ -101,8 +102,7 @@ const Exchange& ExchangeQueue::exchange(std::size_t e) const {
 }
 
 TraceLabel ExchangeQueue::label_of(std::size_t e) const {
-  TraceLabel label{TraceCategory::transfer, contents_of(plan_, exchange(e)),
-                   plan_.tasks[tasks_[e]].step};
+  TraceLabel label = trace_label(plan_, plan_.tasks[tasks_[e]]);
   const std::vector<int>& ranks = plan_.groups[static_cast<std::size_t>(group_index_)].ranks;
   const auto add = [&](const std::vector<Transfer>& transfers, bool incoming) {
     for (const Transfer& transfer : transfers) {

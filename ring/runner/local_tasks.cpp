@@ -34,9 +34,7 @@ void LocalTasks::submit(const Reduce& reduce) const {
 
 void LocalTasks::submit(const Delta& delta) const {
   const auto rows_of = [&](int buffer, Content content) {
-    Region region = delta.output;
-    region.buffer = buffer;
-    return buffer < 0 ? TensorView() : memory_.view(region, content);
+    return memory_.view(delta.output.in(buffer), content);
   };
   operations_.delta(
       memory_.view(delta.output, Content::output), rows_of(delta.grad_output, Content::grad_output),
@@ -44,15 +42,10 @@ void LocalTasks::submit(const Delta& delta) const {
 }
 
 void LocalTasks::submit(const SinkGradient& gradient) const {
-  Region lse = gradient.delta;
-  lse.buffer = gradient.lse;
-  const Buffer& sinks = plan_.buffer(gradient.grad_sinks);
   operations_.sink_gradient(
-      sinks_->logits(), memory_.view(lse, Content::lse),
+      sinks_->logits(), memory_.view(gradient.delta.in(gradient.lse), Content::lse),
       memory_.view(gradient.delta, Content::delta),
-      memory_.view({gradient.grad_sinks, sinks.tokens, sinks.heads, plan_.batches(sinks)},
-                   Content::grad_sinks),
-      stream_);
+      memory_.view(plan_.whole(gradient.grad_sinks), Content::grad_sinks), stream_);
 }
 
 }  // namespace annulus::ring

@@ -15,10 +15,6 @@ Kernel& PlanKernels::of(const Tile& block) {
   return *kernel;
 }
 
-std::string PlanKernels::name_of(const Tile& block) const {
-  return implementation_of(block).names().front();
-}
-
 std::vector<Refusal> PlanKernels::prepare(const BlockArguments& arguments,
                                           const PlanMemory& memory) {
   if (is_captured() && !graphs_.empty()) {
@@ -31,9 +27,9 @@ std::vector<Refusal> PlanKernels::prepare(const BlockArguments& arguments,
     try {
       prepare_kernel(of(block));
     } catch (const UnsupportedError& refusal) {
-      refusals.push_back({name_of(block), block.row_positions, block.column_positions,
-                          plan_.global(block.batches), block.heads.count, block.full,
-                          refusal.what(), rounding});
+      refusals.push_back({plan_.implementation_of(block), block.row_positions,
+                          block.column_positions, plan_.global(block.batches), block.heads.count,
+                          block.full, refusal.what(), rounding});
     }
   };
   for (std::size_t index = 0; index < plan_.tasks.size(); ++index) {

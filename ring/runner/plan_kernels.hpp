@@ -2,7 +2,6 @@
 
 #include <memory>
 #include <span>
-#include <string>
 #include <vector>
 
 #include <annulus/attention/implementation.hpp>
@@ -28,7 +27,6 @@ class PlanKernels {
         kernels_(implementations.size()) {}
 
   [[nodiscard]] Kernel& of(const Tile& block);
-  [[nodiscard]] std::string name_of(const Tile& block) const;
 
   /// Makes all anew for the tensors that `memory` is bound to, when no call is under way. Returns
   /// the blocks that a kernel refuses. Kernels that graphs of the caller use stay.

@@ -173,6 +173,7 @@ TensorView PlanMemory::whole(int buffer, Content content) const {
 }
 
 TensorView PlanMemory::view(const Region& region, Content content) const {
+  if (region.buffer < 0) return {};
   const Buffer& buffer = plan_.buffer(region.buffer);
   return whole(region.buffer, content)
       .slice(0, region.batches.begin, region.batches.count)
@@ -199,9 +200,7 @@ void PlanMemory::add_copies(const Copy& copy, std::vector<TensorCopy>& copies) c
 
 SoftmaxState PlanMemory::state(const Result& result) const {
   const auto of_rows = [&](int buffer, Content content) {
-    Region region = result.output;
-    region.buffer = buffer;
-    return buffer < 0 ? TensorView() : view(region, content);
+    return view(result.output.in(buffer), content);
   };
   return {view(result.output, Content::output), of_rows(result.lse, Content::lse),
           of_rows(result.maximum, Content::maximum)};

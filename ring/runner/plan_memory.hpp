@@ -30,7 +30,8 @@ class PlanMemory {
   [[nodiscard]] std::vector<TensorView> expected() const;
 
   /// One content of a region: [batch, tokens, heads, width]; [batch, heads, tokens] for an LSE and
-  /// the like; [batch, heads, tokens, keys] for a bias, its gradient or a mask.
+  /// the like; [batch, heads, tokens, keys] for a bias, its gradient or a mask. Without dimensions
+  /// for buffer −1.
   [[nodiscard]] TensorView view(const Region& region, Content content) const;
   /// Appends the tensor copies that make up a copy task.
   void add_copies(const Copy& copy, std::vector<TensorCopy>& copies) const;

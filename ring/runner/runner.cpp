@@ -1,7 +1,5 @@
 #include <algorithm>
-#include <array>
 #include <cstddef>
-#include <exception>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -29,6 +27,7 @@
 #include "runner/recordings.hpp"
 #include "runner/sink_states.hpp"
 #include "runner/tensor_checks.hpp"
+#include "task_labels.hpp"
 
 namespace annulus::ring {
 namespace {
@@ -184,22 +183,20 @@ class PlanRunner final : public Runner {
     const auto current = device_.make_current();
     memory_.bind(ordered(tensors));
     rehearsing_ = true;
-    std::exception_ptr failure;
-    try {
-      begin_call(nullptr);
-      submit_tasks();
-      device_.end_call(*computing_, nullptr);
-    } catch (...) {
-      failure = std::current_exception();
-      for (ExchangeQueue& queue : queues_) queue.mark_end();
-    }
+    FirstError error;
+    error.of([&] {
+      try {
+        begin_call(nullptr);
+        submit_tasks();
+        device_.end_call(*computing_, nullptr);
+      } catch (...) {
+        for (ExchangeQueue& queue : queues_) queue.mark_end();
+        throw;
+      }
+    });
     rehearsing_ = false;
-    try {
-      wait_for_streams();
-    } catch (...) {
-      if (!failure) failure = std::current_exception();
-    }
-    if (failure) std::rethrow_exception(failure);
+    error.of([&] { wait_for_streams(); });
+    error.rethrow();
   }
 
   // No kernel waits for columns, since the last call has announced them all.
@@ -432,7 +429,7 @@ class PlanRunner final : public Runner {
     begin(first);
     std::size_t next = first;
     {
-      const StreamSpan span(*computing_, {TraceCategory::other, "copy", plan_.tasks[first].step});
+      const StreamSpan span(*computing_, trace_label(plan_, plan_.tasks[first]));
       std::vector<TensorCopy> copies;
       do {
         memory_.add_copies(std::get<Copy>(plan_.tasks[next].work), copies);
@@ -446,47 +443,30 @@ class PlanRunner final : public Runner {
   }
   void submit(std::size_t index, const Copy& /*copy*/) { submit_copies(index); }
 
-  void submit(std::size_t index, const Block& block) { submit_block(index, block); }
-  void submit(std::size_t index, const BackwardBlock& block) { submit_block(index, block); }
-  template <class AnyBlock>
-  void submit_block(std::size_t index, const AnyBlock& block) {
+  template <class Work>
+  void submit(std::size_t index, const Work& work) {
     begin(index);
-    compute(index, block);
+    compute(index, work);
     progress_.mark(index);
     end(index);
   }
 
-  void compute(std::size_t index, const Block& block) {
-    const StreamSpan span(
-        *computing_, {TraceCategory::kernel, kernels_.name_of(block), plan_.tasks[index].step});
+  template <class Work>
+  void compute(std::size_t index, const Work& work) {
+    const StreamSpan span(*computing_, trace_label(plan_, plan_.tasks[index]));
+    execute(index, work);
+  }
+  void execute(std::size_t index, const Block& block) {
     kernels_.of(block).forward(arguments_.of(index, block), memory_.state(block.result),
                                {*computing_, background(), options_.threads});
   }
-  void compute(std::size_t index, const BackwardBlock& block) {
-    const StreamSpan span(
-        *computing_,
-        {TraceCategory::kernel, kernels_.name_of(block) + " backward", plan_.tasks[index].step});
+  void execute(std::size_t /*index*/, const BackwardBlock& block) {
     kernels_.of(block).backward(arguments_.of(block), arguments_.gradients_of(block),
                                 {*computing_, background(), options_.threads});
   }
-
-  void submit(std::size_t index, const Reduce& reduce) {
-    submit_local(index, {TraceCategory::merge, "reduce", plan_.tasks[index].step}, reduce);
-  }
-  void submit(std::size_t index, const Delta& delta) {
-    submit_local(index, {TraceCategory::other, "delta", plan_.tasks[index].step}, delta);
-  }
-  void submit(std::size_t index, const SinkGradient& gradient) {
-    submit_local(index, {TraceCategory::other, "sink gradient", plan_.tasks[index].step}, gradient);
-  }
   template <class Work>
-  void submit_local(std::size_t index, TraceLabel label, const Work& work) {
-    begin(index);
-    {
-      const StreamSpan span(*computing_, std::move(label));
-      local_.submit(work);
-    }
-    end(index);
+  void execute(std::size_t /*index*/, const Work& work) {
+    local_.submit(work);
   }
 
   void begin(std::size_t index) {

@@ -5,6 +5,8 @@
 
 #include <fmt/format.h>
 
+#include "task_labels.hpp"
+
 namespace annulus::ring {
 
 std::vector<std::size_t> exchanges_of(const RankPlan& plan, int group) {
@@ -14,16 +16,6 @@ std::vector<std::size_t> exchanges_of(const RankPlan& plan, int group) {
     if (exchange != nullptr && exchange->group == group) tasks.push_back(i);
   }
   return tasks;
-}
-
-std::string contents_of(const RankPlan& plan, const Exchange& exchange) {
-  const std::vector<Transfer>& some = exchange.sends.empty() ? exchange.receives : exchange.sends;
-  if (some.empty()) return "nothing";
-  std::vector<std::string_view> names;
-  for (const Content content : plan.buffer(some.front().buffer).contents) {
-    names.push_back(name_of(content));
-  }
-  return fmt::format("{}", fmt::join(names, "/"));
 }
 
 std::string describe_transfers(const RankPlan& plan, int group, std::uint32_t mark,

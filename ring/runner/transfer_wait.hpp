@@ -33,7 +33,4 @@ namespace annulus::ring {
 [[nodiscard]] std::string describe_transfers(const RankPlan& plan, int group, std::uint32_t mark,
                                              bool one_sided);
 
-/// The contents of an exchange's messages: "key/value".
-[[nodiscard]] std::string contents_of(const RankPlan& plan, const Exchange& exchange);
-
 }  // namespace annulus::ring

@@ -27,10 +27,7 @@ template <class Body>
 void each_region(const Result& result, Use use, const Body& body) {
   body(result.output, use);
   for (const int buffer : {result.lse, result.maximum}) {
-    if (buffer < 0) continue;
-    Region region = result.output;
-    region.buffer = buffer;
-    body(region, use);
+    if (buffer >= 0) body(result.output.in(buffer), use);
   }
 }
 
@@ -56,8 +53,7 @@ void each(const RankPlan& /*plan*/, const Copy& copy, const Body& body) {
 template <class Body>
 void each(const RankPlan& plan, const Exchange& exchange, const Body& body) {
   const auto all_heads = [&](const Transfer& transfer) {
-    return Region{transfer.buffer, transfer.tokens, plan.buffer(transfer.buffer).heads,
-                  plan.batches(plan.buffer(transfer.buffer))};
+    return plan.whole(transfer.buffer).at(transfer.tokens);
   };
   for (const Transfer& send : exchange.sends) body(all_heads(send), Use::read);
   for (const Transfer& receive : exchange.receives) body(all_heads(receive), Use::write);
@@ -78,25 +74,17 @@ void each(const RankPlan& /*plan*/, const Reduce& reduce, const Body& body) {
 
 template <class Body>
 void each(const RankPlan& /*plan*/, const Delta& delta, const Body& body) {
-  const auto rows_of = [&](int buffer) {
-    Region region = delta.output;
-    region.buffer = buffer;
-    return region;
-  };
   body(delta.output, Use::read);
-  body(rows_of(delta.grad_output), Use::read);
-  if (delta.grad_lse >= 0) body(rows_of(delta.grad_lse), Use::read);
-  body(rows_of(delta.delta), Use::write);
+  body(delta.output.in(delta.grad_output), Use::read);
+  if (delta.grad_lse >= 0) body(delta.output.in(delta.grad_lse), Use::read);
+  body(delta.output.in(delta.delta), Use::write);
 }
 
 template <class Body>
 void each(const RankPlan& plan, const SinkGradient& gradient, const Body& body) {
   body(gradient.delta, Use::read);
-  Region lse = gradient.delta;
-  lse.buffer = gradient.lse;
-  body(lse, Use::read);
-  const Buffer& sinks = plan.buffer(gradient.grad_sinks);
-  body(Region{gradient.grad_sinks, sinks.tokens, sinks.heads, plan.batches(sinks)}, Use::write);
+  body(gradient.delta.in(gradient.lse), Use::read);
+  body(plan.whole(gradient.grad_sinks), Use::write);
 }
 
 template <class Body>

@@ -61,7 +61,7 @@ RankPlan plan_awaiting(const RankContext& context, const GatherRoutes& routes,
   int step = 0;
   for (const HeadRange& group : groups) {
     const int buffer = builder.add_key_value({LocalPosition(0), arriving + own}, group);
-    builder.pack({LocalPosition(0), own}, buffer, LocalPosition(arriving));
+    builder.copy_own(0, buffer, LocalPosition(0), {LocalPosition(arriving), own});
     for (const GatherMessage& sent : departures) {
       const LocalRange columns = sent.columns();
       builder.send(step + turn_of(me, sent.receiver, ranks) - 1, sent.receiver, me, buffer,
@@ -85,8 +85,6 @@ RankPlan plan_awaiting(const RankContext& context, const GatherRoutes& routes,
 // Every rank gets all columns of a group of heads and computes them in one block, in order of
 // global position, so the bits do not depend on the number of ranks.
 RankPlan plan_in_order(const RankContext& context, const std::vector<HeadRange>& groups) {
-  const int me = context.group_rank;
-  const int ranks = context.needs.size();
   const Gathering columns = gathering_of(context, context.group, &HeldSequence::columns);
   PlanBuilder builder(context);
   std::array<int, 2> buffers{-1, -1};  // groups take turns
@@ -94,15 +92,7 @@ RankPlan plan_in_order(const RankContext& context, const std::vector<HeadRange>&
     const int step = static_cast<int>(g);
     int& buffer = buffers[g % 2];
     buffer = builder.add_key_value(columns.all(), groups[g], buffer);
-    for (const Gathering::Message& message : columns.messages(me)) {
-      builder.pack(message.tokens, buffer, message.placed().begin, step);
-    }
-    for (int turn = 1; turn < ranks; ++turn) {
-      const int to = (me + turn) % ranks;
-      const int from = (me + ranks - turn) % ranks;
-      builder.send(step, to, me, buffer, columns.placed(me));
-      builder.receive(step, from, from, buffer, columns.placed(from));
-    }
+    builder.gather(step, buffer, columns);
     const HeadRange heads = builder.query_heads(groups[g]);
     builder.compute(step, PlanBuilder::kOwnRows, heads, {buffer, buffer, columns.pieces()});
     builder.complete(step, PlanBuilder::kOwnRows, heads);

@@ -64,43 +64,25 @@ class PassQ {
  private:
   RankPlan plan_gathered(const Gathering& gathering) {
     const LocalRange all = gathering.all();
-    RowBuffers gathered = passed_.for_all();
-    for (const Content content : with_rows_) {
-      gathered[content] = passed_.add_of_others(content, all);
-      for (const Gathering::Message& message : gathering.messages(me_)) {
-        builder_.copy_own(0, content, message.tokens.begin, gathered[content], message.placed());
-      }
-    }
-    for (int turn = 1; turn < ranks_; ++turn) {
-      const int to = (me_ + turn) % ranks_;
-      const int from = (me_ + ranks_ - turn) % ranks_;
-      for (const Content content : with_rows_) {
-        const bool same = content == Content::query;  // for all ranks
-        const int sent = same || rows_.count == 0 ? gathered.query : passed_.pack(0, content, to);
-        builder_.send(0, to, me_, sent, same ? gathering.placed(me_) : gathering.tokens(me_));
-        builder_.receive(0, from, from, gathered[content], gathering.placed(from));
-      }
-    }
+    RowBuffers gathered = passed_.gathered_scores(0, gathering);
+    gathered.query = passed_.add_of_others(Content::query, all);
+    builder_.gather(0, gathered.query, gathering);
     const Result computed = builder_.add_partial_results(all, heads_);
     const int rows = builder_.add_rows(gathered, gathering.positions(), computed, false);
     builder_.compute(1, rows, heads_, builder_.own_columns());
     builder_.complete(1, rows, heads_);
 
     std::vector<Result> parts(static_cast<std::size_t>(ranks_));
-    for (int turn = 0; turn < ranks_; ++turn) {
-      const int to = (me_ + turn) % ranks_;
-      const int from = (me_ + ranks_ - turn) % ranks_;
-      Result& part = parts[static_cast<std::size_t>(from)];
-      part = partial();
-      if (turn == 0) {
-        for (const Gathering::Message& message : gathering.messages(me_)) {
-          builder_.copy(2, computed, message.placed().begin, part, message.tokens);
-        }
-        continue;
-      }
-      builder_.send(2, to, to, computed, gathering.placed(to));
-      builder_.receive(2, from, me_, part, gathering.tokens(me_));
+    const auto part_of = [&](int rank) -> Result& { return parts[static_cast<std::size_t>(rank)]; };
+    part_of(me_) = partial();
+    for (const Gathering::Message& message : gathering.messages(me_)) {
+      builder_.copy(2, computed, message.placed().begin, part_of(me_), message.tokens);
     }
+    builder_.each_turn([&](int to, int from) {
+      part_of(from) = partial();
+      builder_.send(2, to, to, computed, gathering.placed(to));
+      builder_.receive(2, from, me_, part_of(from), gathering.tokens(me_));
+    });
     combine(2, std::move(parts));
     return builder_.finish();
   }
@@ -134,7 +116,7 @@ class PassQ {
       const int to = (me_ + hop) % ranks_;
       const int from = (me_ + ranks_ - hop) % ranks_;
       const auto turn = static_cast<std::size_t>(hop % 2);
-      if (any && sees(me_, to)) {
+      if (any && context_.needs.sees(me_, to)) {
         for (const Content content : with_rows_) {
           int& sent = packed[turn][content];
           sent = content == Content::query ? queries : passed_.pack(hop - 1, content, to, sent);
@@ -145,7 +127,7 @@ class PassQ {
         parts.held.push_back(part);
         make_room(hop, parts);
       }
-      if (!sees(from, me_) || heads_.count == 0) continue;
+      if (!context_.needs.sees(from, me_) || heads_.count == 0) continue;
       const PositionRanges theirs = positions(context_.group[static_cast<std::size_t>(from)]);
       const LocalRange tokens{LocalPosition(0), theirs.size()};
       for (const Content content : with_rows_) {
@@ -203,11 +185,10 @@ class PassQ {
 
   void combine_at_once(const Result& state) {
     std::vector<Result> parts(static_cast<std::size_t>(ranks_), state);
-    for (int turn = 1; turn < ranks_; ++turn) {
-      const int from = (me_ + ranks_ - turn) % ranks_;
-      send(1, (me_ + turn) % ranks_, state);
+    builder_.each_turn([&](int to, int from) {
+      send(1, to, state);
       parts[static_cast<std::size_t>(from)] = received(1, from);
-    }
+    });
     builder_.reduce(1, parts, builder_.own_results(heads_), true);
   }
 
@@ -242,10 +223,6 @@ class PassQ {
 
   [[nodiscard]] PositionRanges positions(int rank) const {
     return context_.input.operands.query.positions(rank, 1);
-  }
-  // True if rows of one rank of the group see columns of another.
-  [[nodiscard]] bool sees(int rank, int other) const {
-    return !context_.needs.of(rank, other).empty();
   }
   [[nodiscard]] Result partial(const Result* reuses = nullptr) {
     return builder_.add_partial_results(rows_, heads_, reuses);

@@ -135,50 +135,24 @@ class HeadExchange : private ExchangeOfHeads {
     }
     for (int turn = 0; turn < degree_; ++turn) {
       const int from = (me_ + degree_ - turn) % degree_;
-      take_rows(from);
-      if (!has_columns(me_)) take_columns(from);
+      for (const Content content : with_rows_) {
+        if (has_rows(content, me_)) continue;
+        take(builder_, gathered_in(), from, rows_in_[content], rows_);
+      }
+      if (!has_columns(me_)) take(builder_, gathered_in(), from, columns_in_, columns_);
     }
   }
 
   // Sends the rank's own tokens for the heads of another rank.
   void send_heads(int to, const HeadShare& share) {
-    const int origin = peer(me_);
     for (const Content content : with_rows_) {
       if (local().query_length == 0 || has_rows(content, to)) continue;
-      const LocalRange tokens{LocalPosition(0), local().query_length};
-      const int packed = add_rows(content, Role::out, to, tokens, share);
-      builder_.copy_own(gathered_in(), content, tokens.begin, packed, tokens);
-      builder_.send(gathered_in(), peer(to), origin, packed, rows_.tokens(me_));
+      const int packed = add_rows(content, Role::out, to, builder_.all_rows(), share);
+      send_own(builder_, gathered_in(), to, packed, rows_);
     }
     if (local().kv_length > 0 && !has_columns(to)) {
-      const LocalRange tokens{LocalPosition(0), local().kv_length};
-      const int packed = add_columns(Role::out, to, tokens, share, turn());
-      builder_.pack(tokens, packed, tokens.begin, gathered_in());
-      builder_.send(gathered_in(), peer(to), origin, packed, columns_.tokens(me_));
-    }
-  }
-
-  void take_rows(int from) {
-    for (const Content content : with_rows_) {
-      if (has_rows(content, me_)) continue;
-      const int buffer = rows_in_[content];
-      if (from != me_) {
-        builder_.receive(gathered_in(), peer(from), peer(from), buffer, rows_.placed(from));
-        continue;
-      }
-      for (const Gathering::Message& message : rows_.messages(me_)) {
-        builder_.copy_own(gathered_in(), content, message.tokens.begin, buffer, message.placed());
-      }
-    }
-  }
-
-  void take_columns(int from) {
-    if (from != me_) {
-      return builder_.receive(gathered_in(), peer(from), peer(from), columns_in_,
-                              columns_.placed(from));
-    }
-    for (const Gathering::Message& message : columns_.messages(me_)) {
-      builder_.pack(message.tokens, columns_in_, message.placed().begin, gathered_in());
+      const int packed = add_columns(Role::out, to, builder_.all_columns(), share, turn());
+      send_own(builder_, gathered_in(), to, packed, columns_);
     }
   }
 
@@ -209,15 +183,14 @@ class HeadExchange : private ExchangeOfHeads {
       const int from = (me_ + degree_ - turn) % degree_;
       const HeadShare* const share = share_of(from);
       if (share == nullptr || local().query_length == 0) continue;
-      const LocalRange own{LocalPosition(0), local().query_length};
       Result part;
       if (from == me_) {
         part = *computed_[set];
       } else {
         std::optional<Result>& received =
             received_.try_emplace({from, static_cast<int>(set)}).first->second;
-        received =
-            builder_.add_complete_results(own, share->heads, received ? &*received : nullptr);
+        received = builder_.add_complete_results(builder_.all_rows(), share->heads,
+                                                 received ? &*received : nullptr);
         part = *received;
       }
       for (const Gathering::Message& message : rows_.messages(me_)) {

@@ -3,11 +3,11 @@
 #include <algorithm>
 #include <array>
 #include <map>
-#include <string>
 #include <utility>
 #include <variant>
 
 #include "cost/cost.hpp"
+#include "task_labels.hpp"
 
 namespace annulus::ring::simulation {
 namespace {
@@ -35,6 +35,7 @@ class Writer {
       ends_[t] = {0, false, ++steps_};
     }
     for (task_ = 0; task_ < plan_.tasks.size(); ++task_) {
+      if (!script_.labels.empty()) script_.labels[task_] = trace_label(plan_, plan_.tasks[task_]);
       std::visit([&](const auto& work) { add(work); }, plan_.tasks[task_].work);
     }
     return std::move(script_);
@@ -71,47 +72,20 @@ class Writer {
     script_.steps.push_back({seconds * slowness_, needs, index_of(task_)});
   }
 
-  void label(TraceCategory category, std::string name) {
-    if (script_.labels.empty()) return;
-    script_.labels[task_] = {category, std::move(name), plan_.tasks[task_].step};
-  }
-
   void add(const Copy& copy) {
-    label(TraceCategory::other, "copy");
     const bool launched =
         task_ > 0 && after().empty() && std::holds_alternative<Copy>(plan_.tasks[task_ - 1].work);
     const double launch = launched ? 0 : prices_.model.launch_seconds;
     add_step(launch + seconds_of(plan_, copy, prices_), needs_of(after()));
   }
 
-  void add(const Reduce& reduce) {
-    label(TraceCategory::merge, "reduce");
-    add_step(seconds_of(plan_, reduce, prices_), needs_of(after()));
-  }
-
-  void add(const SinkGradient& gradient) {
-    label(TraceCategory::other, "sink gradient");
-    add_step(seconds_of(plan_, gradient, prices_), needs_of(after()));
-  }
-  void add(const Delta& delta) {
-    label(TraceCategory::other, "delta");
-    add_step(seconds_of(plan_, delta, prices_), needs_of(after()));
-  }
-
-  void add(const BackwardBlock& block) {
-    if (!script_.labels.empty()) {
-      label(TraceCategory::kernel,
-            plan_.implementations[static_cast<std::size_t>(block.implementation)] + " backward");
-    }
-    add_step(seconds_of(plan_, block, prices_), needs_of(after()));
+  template <class Work>
+  void add(const Work& work) {
+    add_step(seconds_of(plan_, work, prices_), needs_of(after()));
   }
 
   // A block begins at once and pauses where it needs columns that have not arrived.
   void add(const Block& block) {
-    if (!script_.labels.empty()) {
-      label(TraceCategory::kernel,
-            plan_.implementations[static_cast<std::size_t>(block.implementation)]);
-    }
     Slice needs = needs_of(after());
     double done = 0;
     for (const Arrival& arrival : block.arrivals) {
@@ -152,7 +126,6 @@ class Writer {
   }
 
   void add(const Exchange& exchange) {
-    if (!script_.labels.empty()) label(TraceCategory::transfer, contents_of(exchange));
     const PlanGroup& group = plan_.groups[static_cast<std::size_t>(exchange.group)];
     ExchangeScript script;
     script.needs = needs_of(after());
@@ -163,16 +136,6 @@ class Writer {
     script.task = index_of(task_);
     script.step = plan_.tasks[task_].step;
     script_.queues[queues_.at(exchange.group)].exchanges.push_back(script);
-  }
-
-  [[nodiscard]] std::string contents_of(const Exchange& exchange) const {
-    const auto& transfers = exchange.receives.empty() ? exchange.sends : exchange.receives;
-    if (transfers.empty()) return "nothing";
-    std::string text;
-    for (const Content content : plan_.buffer(transfers.front().buffer).contents) {
-      text += (text.empty() ? "" : "/") + std::string(name_of(content));
-    }
-    return text;
   }
 
   const RankPlan& plan_;

@@ -26,33 +26,6 @@
 namespace annulus::ring {
 namespace {
 
-using simulation::Event;
-using simulation::EventQueue;
-using simulation::ExchangeQueue;
-using simulation::ExchangeScript;
-using simulation::Flow;
-using simulation::kAbsent;
-using simulation::kAcross;
-using simulation::kInside;
-using simulation::kLanes;
-using simulation::kOutAcross;
-using simulation::kOutInside;
-using simulation::Lane;
-using simulation::LaneKind;
-using simulation::Links;
-using simulation::make_script;
-using simulation::Message;
-using simulation::Need;
-using simulation::Offers;
-using simulation::Progress;
-using simulation::QueueState;
-using simulation::RankState;
-using simulation::Script;
-using simulation::Slice;
-using simulation::StandIns;
-using simulation::Step;
-using simulation::What;
-
 std::int64_t nanoseconds(double seconds) {
   return std::llround(seconds * 1e9);
 }
@@ -69,9 +42,11 @@ double Stragglers::factor(int rank) const {
   return 1 + most * static_cast<double>(z >> 11U) * 0x1p-53;
 }
 
-class Simulation::Impl {
+namespace simulation {
+
+class Engine {
  public:
-  Impl(const Prices& prices, std::string plan, const Stragglers& stragglers)
+  Engine(const Prices& prices, std::string plan, const Stragglers& stragglers)
       : prices_(prices),
         plan_(std::move(plan)),
         traits_(transport_traits(prices.model.transport)),
@@ -594,6 +569,12 @@ class Simulation::Impl {
   double now_ = 0;
 };
 
+}  // namespace simulation
+
+class Simulation::Impl : public simulation::Engine {
+  using Engine::Engine;
+};
+
 Simulation::Simulation(const Prices& prices, std::string plan, const Stragglers& stragglers)
     : impl_(std::make_unique<Impl>(prices, std::move(plan), stragglers)) {}
 
@@ -623,7 +604,7 @@ std::vector<RankTimeline> simulate(const Plan& plan, const Prices& prices) {
 }
 
 double least_seconds(const RankPlan& rank, const Prices& prices) {
-  return least_seconds(make_script(rank, prices, 1, false));
+  return least_seconds(simulation::make_script(rank, prices, 1, false));
 }
 
 double predicted_seconds(const Plan& plan, const Prices& prices) {

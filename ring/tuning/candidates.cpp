@@ -111,7 +111,7 @@ std::vector<TunedCandidate> tuning_candidates(const PlanInput& input, const Open
   };
   add(defaults);
   for (const ConsideredVariant& one : variants_for(input, schedule)) {
-    if (one.obstacle.empty() && one.pointless.empty()) add(choice_of(one.variant, open));
+    if (one.is_open()) add(choice_of(one.variant, open));
   }
   // Adds variants of candidates that are fast enough.
   double best = std::numeric_limits<double>::infinity();

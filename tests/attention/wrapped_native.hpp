@@ -55,4 +55,14 @@ class WrappedNative final : public Implementation {
   mutable std::vector<std::unique_ptr<AttentionProblem>> kept_;
 };
 
+/// Adds the native kernel under another name to a registry.
+inline WrappedNative& add_native(
+    Registry& registry, std::string name, double speed = 1,
+    WrappedNative::Wrap wrap = [](std::unique_ptr<Kernel> native) { return native; }) {
+  auto made = std::make_unique<WrappedNative>(std::move(name), std::move(wrap), speed);
+  WrappedNative& added = *made;
+  registry.add(std::move(made));
+  return added;
+}
+
 }  // namespace annulus::test

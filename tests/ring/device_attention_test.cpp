@@ -98,7 +98,6 @@ TEST_F(DeviceAttention, Gradients) {
       const auto check = [&](ShardedCase one) {
         one.backward->truth = truths.at(problem++);
         one.transport = transport;
-        if (schedule == "local") one.schedule = schedule;
         if (schedule == "double_ring") {
           one.schedule = schedule;
           one.plan = PlanOptions::for_place(device().place());
@@ -150,7 +149,6 @@ TEST_F(DeviceAttention, TheSameBitsOnAnyNumberOfRanks) {
 
 TEST_F(DeviceAttention, CudnnTakesNoGradientOfTheLse) {
   ShardedCase one = case_of(std::int64_t{256} * test::session().size(), 4, 2, 64);
-  if (test::session().size() == 1) one.schedule = "local";
   one.backward = {"sdpa", "auto", {.grad_lse = true}};
   EXPECT_THAT(test::message_of<UserError>([&] { expect_verified(one); }),
               HasSubstr("sdpa: it takes no gradient of the LSE"));
@@ -163,7 +161,6 @@ TEST_F(DeviceAttention, GradientOfTheSinks) {
     for (const bool adds : {false, true}) {
       ShardedCase one = case_of(std::int64_t{600} * ranks + 21, 4, 2, 64);
       one.problem.sinks = shared ? Sinks({2}, {0.5F, 1}) : Sinks::random(4, 3, 1);
-      if (ranks == 1) one.schedule = "local";
       one.backward = {"auto", "auto", {.grad_lse = !adds, .adds = adds, .grad_sinks = true}};
       expect_verified(one);
     }
@@ -312,7 +309,6 @@ TEST_F(DeviceAttention, LittleMemoryForPartialResults) {
     ShardedCase one = case_of(std::int64_t{512} * test::session().size(), 8, 4, 64);
     one.plan = PlanOptions::for_place(device().place());
     one.plan->result_bytes = bytes;
-    if (test::session().size() == 1) one.schedule = "local";
     expect_verified(one);
   }
 }
@@ -328,7 +324,6 @@ TEST_F(DeviceAttention, ReplayedCallsSeeNewDataAndSetNothingUp) {
         one.problem.mask.set_kv_lengths({length, length / 3});
         one.problem.mask.set_query_lengths({length / 2, length});
       }
-      if (test::session().size() == 1) one.schedule = "local";
       CaseOnDevice call = on_device(one);
       const auto run = [&] {
         call.twins.upload();
@@ -365,7 +360,6 @@ TEST_F(DeviceAttention, ReplayedCallsSeeNewDataAndSetNothingUp) {
 // addresses are not, after contiguous tensors.
 TEST_F(DeviceAttention, TensorsThatLieOtherwise) {
   ShardedCase one = case_of(std::int64_t{256} * test::session().size(), 8, 2, 64);
-  if (test::session().size() == 1) one.schedule = "local";
   CaseOnDevice call = on_device(one);
   call.twins.upload();
   mesh_->world().barrier();
@@ -418,7 +412,6 @@ TEST_F(DeviceAttention, StronglyNegativeLse) {
   for (const bool causal : {true, false}) {
     ShardedCase one = case_of(std::int64_t{192} * ranks, 4, 2, 64);
     one.problem.mask.set_causal(causal);
-    if (ranks == 1) one.schedule = "local";
     one.layout.sequence = LayoutKind::contiguous;
     one.seed = 3;
     CaseOnDevice call = on_device(one);

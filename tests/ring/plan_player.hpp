@@ -72,7 +72,7 @@ class PlanPlayer : public PlayedTasks {
       for (const Content content : buffer.contents) {
         if (is_result(content)) {
           if (buffer.kind == BufferKind::caller && is_gradient(content) && adds_) {
-            each_cell({index, buffer.tokens, buffer.heads, rank.batches(buffer)},
+            each_cell(rank.whole(index),
                       [&](const Cell& cell) { results(r, index, content)[cell].insert(kBefore); });
           }
           continue;
@@ -283,15 +283,9 @@ class PlanPlayer : public PlayedTasks {
     ASSERT_EQ(from.contents, to.contents);
     EXPECT_EQ(from.columns, to.columns);
     ASSERT_EQ(from.heads, to.heads);
+    const Region into = plan_.ranks[r].whole(transfer.buffer).at(transfer.tokens);
     for (const Content content : to.contents) {
-      if (is_result(content)) {
-        move_results(results(sender.rank, message.buffer, content), message.tokens.begin,
-                     {transfer.buffer, transfer.tokens, to.heads, plan_.ranks[r].batches(to)},
-                     results(r, transfer.buffer, content));
-        continue;
-      }
-      move_tokens(sender.rank, message.buffer, message.tokens.begin, r,
-                  {transfer.buffer, transfer.tokens, to.heads, {}}, content);
+      move(sender.rank, message.buffer, message.tokens.begin, r, into, content);
     }
   }
 

@@ -48,14 +48,17 @@ class PlayedTasks : public PlayedPlan {
     }
   }
 
+  // Moves tokens, or results, from a buffer of one rank to a region of a rank's buffer.
+  void move(std::size_t from_rank, int from, LocalPosition from_begin, std::size_t r,
+            const Region& to, Content content) {
+    if (!is_result(content)) return move_tokens(from_rank, from, from_begin, r, to, content);
+    move_results(results(from_rank, from, content), from_begin, to, results(r, to.buffer, content));
+  }
+
   void run(std::size_t /*r*/, std::size_t /*t*/, const Exchange& /*exchange*/) {}
 
   void run(std::size_t r, std::size_t /*t*/, const Copy& copy) {
-    if (is_result(copy.content)) {
-      return move_results(results(r, copy.from, copy.content), copy.from_begin, copy.to,
-                          results(r, copy.to.buffer, copy.content));
-    }
-    move_tokens(r, copy.from, copy.from_begin, r, copy.to, copy.content);
+    move(r, copy.from, copy.from_begin, r, copy.to, copy.content);
   }
 
   void expect_within(const RankPlan& rank, const Result& result) {
@@ -187,10 +190,7 @@ class PlayedTasks : public PlayedPlan {
   static void each_part(const Result& result, const Body& body) {
     const std::array<int, 3> buffers = parts_of(result);
     for (std::size_t part = 0; part < buffers.size(); ++part) {
-      if (buffers[part] < 0) continue;
-      Region region = result.output;
-      region.buffer = buffers[part];
-      body(region, part);
+      if (buffers[part] >= 0) body(result.output.in(buffers[part]), part);
     }
   }
 
@@ -224,11 +224,9 @@ class PlayedTasks : public PlayedPlan {
     expect_tokens(r, gradient.delta.buffer, Content::delta, gradient.delta.tokens, heads, rows);
     expect_tokens(r, gradient.lse, Content::lse, gradient.delta.tokens, heads, rows);
     Results& into = results(r, gradient.grad_sinks, Content::grad_sinks);
-    const Buffer& sinks = rank.buffer(gradient.grad_sinks);
-    each_cell({gradient.grad_sinks, sinks.tokens, sinks.heads, rank.batches(sinks)},
-              [&](const Cell& cell) {
-                into[cell] = {BlockId{r, t}};
-              });
+    each_cell(rank.whole(gradient.grad_sinks), [&](const Cell& cell) {
+      into[cell] = {BlockId{r, t}};
+    });
   }
 
   void run(std::size_t r, std::size_t t, const BackwardBlock& block) {

@@ -52,11 +52,10 @@ class PickyKernel final : public Kernel {
   std::vector<Extents> prepared_;
 };
 
-std::unique_ptr<Implementation> picky(std::string name, Refuse refuse) {
-  return std::make_unique<test::WrappedNative>(
-      std::move(name), [refuse = std::move(refuse)](std::unique_ptr<Kernel> native) {
-        return std::make_unique<PickyKernel>(std::move(native), refuse);
-      });
+void add_picky(Registry& registry, std::string name, const Refuse& refuse) {
+  test::add_native(registry, std::move(name), 1, [refuse](std::unique_ptr<Kernel> native) {
+    return std::make_unique<PickyKernel>(std::move(native), refuse);
+  });
 }
 
 std::string nothing(const AttentionBlock& /*block*/, const SoftmaxState& /*result*/) {
@@ -74,10 +73,10 @@ class RefusalTest : public ShardedAttentionFixture {
  protected:
   RefusalTest() { problem_.shape = {1, 48, 48, 4, 2, 16, 8}; }
 
-  void register_two(Refuse first, Refuse second) {
+  void register_two(const Refuse& first, const Refuse& second) {
     registry_ = Registry();
-    registry_.add(picky("first", std::move(first)));
-    registry_.add(picky("second", std::move(second)));
+    add_picky(registry_, "first", first);
+    add_picky(registry_, "second", second);
   }
   [[nodiscard]] CaseShards expected() {
     const Registry standard = Registry::standard();
@@ -312,12 +311,12 @@ TEST_F(RefusalTest, APreparationThatHangsEndsInATimeout) {
   const bool hangs = mesh.rank() == mesh.size() - 1;
   bool hung = false;
   registry_ = Registry();
-  registry_.add(picky("slow", [&](const AttentionBlock& /*block*/, const SoftmaxState& /*result*/) {
+  add_picky(registry_, "slow", [&](const AttentionBlock& /*block*/, const SoftmaxState& /*state*/) {
     if (hangs && !std::exchange(hung, true)) {
       std::this_thread::sleep_for(2.5 * kComputingTimeouts * watchdog.timeout());
     }
     return std::string();
-  }));
+  });
   options_.implementation = "slow";
   const auto begin = Clock::now();
   EXPECT_THROW(ShardedAttention(problem_, operands(), mesh, registry_, device_, options_),

@@ -2,6 +2,7 @@
 
 #include <array>
 #include <cstdint>
+#include <deque>
 #include <string>
 
 #include <annulus/ring/planner.hpp>
@@ -17,25 +18,42 @@ inline constexpr std::array kSchedules{Schedule::ring,      Schedule::double_rin
                                        Schedule::hybrid,    Schedule::pass_q};
 
 inline AttentionProblem causal_problem(std::int64_t length, std::int64_t heads = 8,
-                                       std::int64_t kv_heads = 2) {
+                                       std::int64_t kv_heads = 2, std::int64_t dim = 64) {
   AttentionProblem problem;
-  problem.shape = {1, length, length, heads, kv_heads, 64, 64};
+  problem.shape = {1, length, length, heads, kv_heads, dim, dim};
   problem.dtype = DType::bfloat16;
   problem.mask.set_causal(true);
   return problem;
 }
 
 inline AttentionProblem unmasked_problem(std::int64_t length, std::int64_t heads = 8,
-                                         std::int64_t kv_heads = 2) {
-  AttentionProblem problem = causal_problem(length, heads, kv_heads);
+                                         std::int64_t kv_heads = 2, std::int64_t dim = 64) {
+  AttentionProblem problem = causal_problem(length, heads, kv_heads, dim);
   problem.mask = {};
   return problem;
 }
 
-inline ShardedOperands sequence_operands(const AttentionProblem& problem, int ranks,
-                                         LayoutKind layout) {
-  return shard_operands(problem, MeshShape({{"sp", ranks}}),
-                        {PartitionSpec::parse("-,sp"), PartitionSpec::parse("-,sp"), layout});
+/// Operands with these specs.
+inline ShardedOperands sharded_by(const AttentionProblem& problem, const MeshShape& mesh,
+                                  const std::string& query, const std::string& kv,
+                                  LayoutKind layout = LayoutKind::contiguous) {
+  return shard_operands(problem, mesh,
+                        {PartitionSpec::parse(query), PartitionSpec::parse(kv), layout});
+}
+
+/// The operands live as long as the program, so that inputs of plans may refer to them.
+inline const ShardedOperands& sequence_operands(const AttentionProblem& problem, int ranks,
+                                                LayoutKind layout) {
+  static std::deque<ShardedOperands> all;
+  return all.emplace_back(sharded_by(problem, MeshShape({{"sp", ranks}}), "-,sp", "-,sp", layout));
+}
+
+/// Calls body(input, variant) for every variant that is worth planning, with its options.
+template <class Body>
+void each_variant(const PlanInput& input, const Body& body) {
+  for (const ConsideredVariant& one : variants_for(input, "auto")) {
+    if (one.is_open()) body(with_variant(input, one.variant), one.variant);
+  }
 }
 
 /// Whatever was assumed or measured.

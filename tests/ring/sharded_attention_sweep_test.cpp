@@ -41,8 +41,7 @@ constexpr std::array kSchedules{"ring", "double_ring", "allgather", "ulysses", "
 
 // Small groups of heads, and two ranks in rings of heads and of columns where that is possible.
 PlanOptions small_groups(int ranks) {
-  PlanOptions plan;
-  plan.head_group_bytes = 1;
+  PlanOptions plan{.head_group_bytes = 1};
   if (ranks % 2 == 0) plan.inner_size = plan.ulysses_degree = 2;
   return plan;
 }

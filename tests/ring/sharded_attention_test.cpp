@@ -1,6 +1,5 @@
 #include <algorithm>
 #include <cmath>
-#include <memory>
 #include <string>
 
 #include <gmock/gmock.h>
@@ -242,13 +241,9 @@ TEST_F(ShardedAttentionTest, RanksThatWantDifferentThingsAllHearOfIt) {
 // CPUs with and without AMX, ranks with more and with fewer threads: all plan by the slowest.
 TEST_F(ShardedAttentionTest, RanksOfUnlikeCpusSharePrices) {
   const double rate = registry_.get("native").assumed_rate(class_of(problem_), Place::host());
-  const auto add = [&](const char* name, double speed) {
-    registry_.add(std::make_unique<test::WrappedNative>(
-        name, [](std::unique_ptr<Kernel> native) { return native; }, speed));
-  };
   // One of the two is faster on the first rank, the other one on all other ranks.
-  add("first", mesh_.rank() == 0 ? 8 : 2);
-  add("second", mesh_.rank() == 0 ? 1 : 4);
+  test::add_native(registry_, "first", mesh_.rank() == 0 ? 8 : 2);
+  test::add_native(registry_, "second", mesh_.rank() == 0 ? 1 : 4);
   options_.schedule = "auto";
   options_.runner.threads = mesh_.rank() == 0 ? 3 : 2;
   const double threads = mesh_.size() == 1 ? 3 : 2;

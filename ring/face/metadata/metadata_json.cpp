@@ -94,15 +94,21 @@ const std::string& text_of(const Json& json, const char* expected) {
   return json.get_ref<const std::string&>();
 }
 
+template <class Parse>
+auto known(const Parse& parse, const std::string& name) -> std::optional<decltype(parse(name))> {
+  try {
+    return parse(name);
+  } catch (const ArgumentError&) {
+    return std::nullopt;
+  }
+}
+
 // The value that a string names; throws Unexpected unless it is a string that parse() knows.
 template <class Parse>
 auto named(const Json& json, const Parse& parse, const char* expected) {
-  const std::string& text = text_of(json, expected);
-  try {
-    return parse(text);
-  } catch (const ArgumentError&) {
-    throw Unexpected{expected};
-  }
+  const auto value = known(parse, text_of(json, expected));
+  if (!value) throw Unexpected{expected};
+  return *value;
 }
 
 void read(const Reader& /*reader*/, const Json& json, bool& value) {
@@ -149,15 +155,6 @@ AxisNames axes_of(const Json& json) {
     if (axes.back().empty()) throw Unexpected{kExpected};
   }
   return axes;
-}
-
-template <class Parse>
-auto known(const Parse& parse, const std::string& name) -> std::optional<decltype(parse(name))> {
-  try {
-    return parse(name);
-  } catch (const ArgumentError&) {
-    return std::nullopt;
-  }
 }
 
 // The value of an environment variable need not be UTF-8.
@@ -351,13 +348,11 @@ ParsedMetadata parse_metadata(std::string_view text, const std::string& source) 
   }
   if (!json.is_object()) throw FileError(source, "is not a JSON object");
   ParsedMetadata parsed;
-  std::vector<UnknownKey> unknown;
   for (const auto& [key, value] : json.items()) {
-    const Reader reader{key, source, unknown};
+    const Reader reader{key, source, parsed.unknown};
     if (!set_field(reader, value, parsed.fields)) reader.add_unknown(key, known_keys());
   }
-  parsed.warnings = warnings_of(unknown, source);
-  parsed.unknown = std::move(unknown);
+  parsed.warnings = warnings_of(parsed.unknown, source);
   return parsed;
 }
 
@@ -405,10 +400,9 @@ ParsedMetadata metadata_from_environment() {
   }
   ParsedMetadata parsed;
   const std::string source = "the environment";
-  std::vector<UnknownKey> unknown;
   for (const auto& [name, text] : variables) {
     const std::string key = lower_case(name.substr(kPrefix.size()));
-    const Reader reader{key, source, unknown};
+    const Reader reader{key, source, parsed.unknown};
     try {
       if (set_field(reader, parse_variable(text), parsed.fields)) continue;
     } catch (const ArgumentError& error) {
@@ -416,8 +410,7 @@ ParsedMetadata metadata_from_environment() {
     }
     reader.add_unknown(name, known_keys());
   }
-  parsed.warnings = warnings_of(unknown, source);
-  parsed.unknown = std::move(unknown);
+  parsed.warnings = warnings_of(parsed.unknown, source);
   return parsed;
 }
 

@@ -85,7 +85,7 @@ class AllgatherBackward {
         builder_.receive({step, kGradientTurn}, from, me_, received, {token, run.count});
         token = token + run.count;
       }
-      builder_.add_to_own_columns(step, received, runs);
+      builder_.add_columns(step, received, runs, builder_.own_columns_gradients());
     }
   }
 
@@ -106,32 +106,27 @@ class AllgatherBackward {
 class AllgatherInOrder {
  public:
   explicit AllgatherInOrder(const RankContext& context)
-      : me_(context.group_rank),
-        ranks_(static_cast<int>(context.group.size())),
-        builder_(context),
-        scores_(builder_, true),
+      : builder_(context),
         groups_(gathered_heads(context, row_bytes_per_head())),
         rows_(gathering_of(context, context.group, &HeldSequence::rows)),
         columns_(gathering_of(context, context.group, &HeldSequence::columns)),
-        operands_(scores_.for_all()) {}
+        operands_(PassedRows(builder_, true).gathered_scores(kFirstStep, rows_)) {}
 
   RankPlan plan() {
-    gather_scores();
     int step = kFirstStep;
     for (const HeadRange& group : groups_) {
       const HeadRange heads = builder_.query_heads(group);
       Gathered& last = gathered_[static_cast<std::size_t>(step % 2)];
-      last.key_value = gather(step, {Content::key, Content::value},
-                              {builder_.own(Content::key), builder_.own(Content::value)}, group,
-                              columns_, last.key_value);
-      const BackwardRows& own = builder_.own_backward_rows();
-      const auto rows = [&](Content content, int from, int reuses) {
-        return gather(step, {content}, {from}, heads, rows_, reuses);
+      last.key_value = builder_.add_key_value(columns_.all(), group, last.key_value);
+      builder_.gather(step, last.key_value, columns_);
+      const auto gather_rows = [&](Content content, int& buffer) {
+        buffer = builder_.add_row_buffer(content, rows_.all(), heads, buffer);
+        builder_.gather(step, buffer, rows_);
       };
-      last.query = rows(Content::query, own.operands.query, last.query);
-      last.grad_output = rows(Content::grad_output, own.grad_output, last.grad_output);
-      last.lse = rows(Content::lse, own.lse, last.lse);
-      last.delta = rows(Content::delta, own.delta, last.delta);
+      gather_rows(Content::query, last.query);
+      gather_rows(Content::grad_output, last.grad_output);
+      gather_rows(Content::lse, last.lse);
+      gather_rows(Content::delta, last.delta);
       ++step;  // the next group is on its way while this one is computed
       builder_.compute(step, BackwardBuilder::kOwnRows, heads,
                        {last.key_value, last.key_value, columns_.pieces()}, {});
@@ -163,54 +158,7 @@ class AllgatherInOrder {
            (element * (problem.shape.head_dim + problem.shape.value_dim) + 2 * sum);
   }
 
-  // Adds an exchange in which all ranks of the group get the tokens of all, and returns their
-  // buffer; the rank's own are copied from these buffers, one for each content.
-  int gather(int step, const std::vector<Content>& contents, const std::vector<int>& from,
-             HeadRange heads, const Gathering& gathering, int reuses) {
-    const DType dtype = builder_.plan().buffer(from.front()).dtype;
-    const int buffer = builder_.add_exchange(contents, dtype, gathering.all(), heads, reuses);
-    for (const Gathering::Message& message : gathering.messages(me_)) {
-      for (std::size_t i = 0; i < contents.size(); ++i) {
-        builder_.copy(step, contents[i], from[i], message.tokens.begin, buffer, message.placed(),
-                      heads);
-      }
-    }
-    each_other([&](int to, int source) {
-      builder_.send(step, to, me_, buffer, gathering.placed(me_));
-      builder_.receive(step, source, source, buffer, gathering.placed(source));
-    });
-    return buffer;
-  }
-
-  // A rank gets the part of its own columns where a bias or a dense mask differs by rows.
-  void gather_scores() {
-    for (const Content content : scores_.contents()) {
-      if (content == Content::query) continue;
-      const int buffer = scores_.add_of_others(content, rows_.all());
-      operands_[content] = buffer;
-      for (const Gathering::Message& message : rows_.messages(me_)) {
-        builder_.copy_own(kFirstStep, content, message.tokens.begin, buffer, message.placed());
-      }
-      each_other([&](int to, int source) {
-        const int packed = scores_.pack(kFirstStep, content, to);
-        builder_.send(kFirstStep, to, me_, packed, rows_.tokens(me_));
-        builder_.receive(kFirstStep, source, source, buffer, rows_.placed(source));
-      });
-    }
-  }
-
-  // The ranks to send to and to receive from, one turn after the other.
-  template <class Turn>
-  void each_other(const Turn& take) const {
-    for (int turn = 1; turn < ranks_; ++turn) {
-      take((me_ + turn) % ranks_, (me_ + ranks_ - turn) % ranks_);
-    }
-  }
-
-  int me_;
-  int ranks_;
   BackwardBuilder builder_;
-  PassedRows scores_;
   std::vector<HeadRange> groups_;
   Gathering rows_, columns_;
   RowBuffers operands_;               // of all rows

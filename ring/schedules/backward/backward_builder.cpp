@@ -25,11 +25,6 @@ LocalRange part_of(const LocalRange& tokens, std::size_t i, std::size_t parts) {
   return {tokens.begin + cut(i), cut(i + 1) - cut(i)};
 }
 
-Region with_tokens(Region region, const LocalRange& tokens) {
-  region.tokens = tokens;
-  return region;
-}
-
 }  // namespace
 
 BackwardBuilder::BackwardBuilder(const RankContext& context)
@@ -51,17 +46,12 @@ BackwardBuilder::BackwardBuilder(const RankContext& context)
   if (request.grad_sinks) {
     const Sinks& sinks = context.input.problem.sinks.value();
     plan_.sinks_per_head = sinks.per_head();
-    plan_.buffers.push_back({BufferKind::caller,
-                             {Content::grad_sinks},
-                             kScoresDtype,
-                             {LocalPosition(0), 1},
-                             {0, sinks.shape().rank() == 1 ? 1 : plan_.local.heads},
-                             -1});
+    add_caller(Content::grad_sinks, kScoresDtype, {LocalPosition(0), 1},
+               {0, sinks.shape().rank() == 1 ? 1 : plan_.local.heads});
   }
   if (request.grad_bias) {
-    const Buffer& bias = plan_.buffer(own(Content::bias));
-    plan_.buffers.push_back(
-        {BufferKind::caller, {Content::grad_bias}, kScoresDtype, bias.tokens, bias.heads, -1});
+    const Buffer bias = plan_.buffer(own(Content::bias));
+    add_caller(Content::grad_bias, kScoresDtype, bias.tokens, bias.heads);
     bias_replicas_ = replicas_of_bias(context.input.operands, context.rank);
   }
 
@@ -71,7 +61,7 @@ BackwardBuilder::BackwardBuilder(const RankContext& context)
   const HeadRange heads{0, plan_.local.heads};
   const HeadRange kv_heads{0, plan_.local.kv_heads};
   BackwardRows rows{TaskBuilder::own_rows(), own(Content::grad_output), own(Content::lse), -1, -1};
-  rows.delta = add_local(Content::delta, partial_dtype(dtype), all_rows(), heads);
+  rows.delta = delta_ = add_local(Content::delta, partial_dtype(dtype), all_rows(), heads);
   if (row_replicas_.several()) {
     rows.grad_query = add_exchange({Content::grad_query}, gradient_dtype(), all_rows(), heads);
   } else {
@@ -129,7 +119,7 @@ void BackwardBuilder::add_sink_gradient(int delta) {
   const int complete = add_local(Content::grad_sinks, dtype, token, heads);
   std::vector<Region> terms;  // largest first
   for (std::int64_t i = parts.count; i-- > 0;) {
-    terms.push_back(with_tokens(whole(total.buffer), {LocalPosition(i), 1}));
+    terms.push_back(whole(total.buffer).at({LocalPosition(i), 1}));
   }
   sum(total.step, std::move(terms), whole(complete));
   put(total.step, Content::grad_sinks, whole(complete), token);
@@ -216,35 +206,37 @@ void BackwardBuilder::sum(int step, std::vector<Region> parts, const Region& int
   reduce(parts.size(), into);
 }
 
-void BackwardBuilder::add_to_own_columns(int step, int buffer, LocalPosition begin,
-                                         LocalRange columns) {
-  const Region part = with_tokens(whole(buffer), {begin, columns.count});
-  const auto add_to = [&](int own_buffer) {
-    Region into = with_tokens(whole(own_buffer), columns);
-    into.heads = part.heads;
-    sum(step, {into, part}, into);
+void BackwardBuilder::add_columns(int step, const Region& part, LocalRange columns,
+                                  const ColumnGradients& into) {
+  const auto add_to = [&](int buffer) {
+    const Region sums = part.in(buffer).at(columns);
+    sum(step, {sums, part}, sums);
   };
-  add_to(own_columns_.key);
-  if (own_columns_.value != own_columns_.key) add_to(own_columns_.value);
+  add_to(into.key);
+  if (into.value != into.key) add_to(into.value);
 }
 
-void BackwardBuilder::add_to_own_columns(int step, int buffer,
-                                         const std::vector<LocalRange>& runs) {
+void BackwardBuilder::add_columns(int step, int buffer, const std::vector<LocalRange>& runs,
+                                  const ColumnGradients& into) {
   LocalPosition token = plan_.buffer(buffer).tokens.begin;
   for (const LocalRange& run : runs) {
-    add_to_own_columns(step, buffer, token, run);
+    add_columns(step, whole(buffer).at({token, run.count}), run, into);
     token = token + run.count;
   }
 }
 
+bool BackwardBuilder::bias_moves() const {
+  return own(Content::grad_bias) >= 0 && std::ranges::count(sent_with_rows(), Content::bias) > 0;
+}
+
 void BackwardBuilder::add_to_own_bias(int step, const Region& part, LocalRange own_rows) {
-  const Region into{own_backward_rows().grad_bias, own_rows, part.heads, part.batches};
+  const Region into = part.in(own_backward_rows().grad_bias).at(own_rows);
   sum(step, {into, part}, into);
 }
 
 void BackwardBuilder::put(int step, Content content, const Region& complete,
                           LocalRange own_tokens) {
-  const Region into{own(content), own_tokens, complete.heads, complete.batches};
+  const Region into = complete.in(own(content)).at(own_tokens);
   if (into == complete) return;
   std::vector<Region> parts;
   if (context_.input.backward->adds) parts.push_back(into);
@@ -304,7 +296,7 @@ BackwardBuilder::Total BackwardBuilder::total_of(int step, const Replicas& repli
   for (std::size_t i = 0; i < count; ++i) {
     const int member = replicas.members[i];
     if (i == at) {
-      parts.push_back(with_tokens(whole(mine), own_part));
+      parts.push_back(whole(mine).at(own_part));
       continue;
     }
     const int received = add_exchange(contents, plan_.buffer(mine).dtype, own_part, heads);
@@ -315,7 +307,7 @@ BackwardBuilder::Total BackwardBuilder::total_of(int step, const Replicas& repli
     send(gather, member, me, total, own_part);
     receive(gather, member, member, total, their_part);
   }
-  sum(step + 1, std::move(parts), with_tokens(whole(total), own_part));
+  sum(step + 1, std::move(parts), whole(total).at(own_part));
   return {total, step + 2};
 }
 

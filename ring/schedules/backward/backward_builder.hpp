@@ -65,11 +65,15 @@ class BackwardBuilder : public TaskBuilder {
                const ColumnGradients& gradients);
   /// into := the sum of the parts, in their order; `into` may be the first of them.
   void sum(int step, std::vector<Region> parts, const Region& into);
-  /// Adds gradients of some of the rank's own columns, which begin at a token of a buffer.
-  void add_to_own_columns(int step, int buffer, LocalPosition begin, LocalRange columns);
-  /// The same for several runs of columns that are side by side in the buffer, from its first token
+  /// Adds a part of the gradients of these columns to `into`.
+  void add_columns(int step, const Region& part, LocalRange columns, const ColumnGradients& into);
+  /// The same for several runs of columns that are side by side in a buffer, from its first token
   /// on.
-  void add_to_own_columns(int step, int buffer, const std::vector<LocalRange>& runs);
+  void add_columns(int step, int buffer, const std::vector<LocalRange>& runs,
+                   const ColumnGradients& into);
+  /// True if the gradient of the bias is wanted and the bias has rows, which go with the queries.
+  /// Without rows, the gradient stays where it is computed and is summed over the ranks.
+  [[nodiscard]] bool bias_moves() const;
   /// Adds gradients of the bias of some of the rank's own rows.
   void add_to_own_bias(int step, const Region& part, LocalRange own_rows);
   /// To be called when no later step adds to them: sum the gradients of the rank's own rows, or

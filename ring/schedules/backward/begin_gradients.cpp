@@ -36,15 +36,10 @@ class Beginnings {
  private:
   static std::size_t index(const Region& region) { return static_cast<std::size_t>(region.buffer); }
 
-  [[nodiscard]] Region whole(int buffer) const {
-    const Buffer& held = plan_.buffer(buffer);
-    return {buffer, held.tokens, held.heads, plan_.batches(held)};
-  }
-
   void zero(int buffer, int step) {
     if (begun_[static_cast<std::size_t>(buffer)]) return;
     begun_[static_cast<std::size_t>(buffer)] = true;
-    plan_.tasks.push_back({Reduce{Reduction::sum, {}, {whole(buffer)}}, step, {}});
+    plan_.tasks.push_back({Reduce{Reduction::sum, {}, {plan_.whole(buffer)}}, step, {}});
   }
 
   RankPlan& plan_;

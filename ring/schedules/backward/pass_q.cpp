@@ -1,4 +1,3 @@
-#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <set>
@@ -32,11 +31,11 @@ class PassQBackward {
     for (int hop = 1; hop < ranks_; ++hop) {
       const int to = (me_ + hop) % ranks_;
       const int from = (me_ + ranks_ - hop) % ranks_;
-      if (sees(me_, to)) {
+      if (context_.needs.sees(me_, to)) {
         send_rows(hop, to);
         take_gradients(hop, to);
       }
-      if (sees(from, me_)) compute_hop(hop, from);
+      if (context_.needs.sees(from, me_)) compute_hop(hop, from);
     }
     builder_.finish_rows(added_in(ranks_ - 1));
     builder_.finish_columns(added_in(ranks_ - 1));
@@ -62,33 +61,23 @@ class PassQBackward {
     int query = -1, bias = -1;
   };
 
-  // True if rows of one rank of the group see columns of another.
-  [[nodiscard]] bool sees(int rank, int other) const {
-    return !context_.needs.of(rank, other).empty();
-  }
-  [[nodiscard]] PositionRanges positions(int member) const {
-    return context_.input.operands.query.positions(context_.group[static_cast<std::size_t>(member)],
-                                                   1);
-  }
-  [[nodiscard]] const Buffer& own_buffer(int buffer) const {
-    return builder_.plan().buffer(buffer);
+  [[nodiscard]] DType own_dtype(Content content) const {
+    return builder_.plan().buffer(builder_.own(content)).dtype;
   }
 
   // Adds buffers for queries with dO, and for LSE with delta, in the memory of `last`.
   void add(LocalRange rows, Rows& last) {
-    const BackwardRows& own = builder_.own_backward_rows();
-    const DType dtype = own_buffer(own.grad_output).dtype;
-    const DType lse = own_buffer(own.lse).dtype;
-    const DType delta = own_buffer(own.delta).dtype;
-    last.operands.query = builder_.add_exchange({Content::query, Content::grad_output}, dtype, rows,
-                                                heads_, last.operands.query);
-    if (lse == delta) {
+    last.operands.query =
+        builder_.add_exchange({Content::query, Content::grad_output},
+                              own_dtype(Content::grad_output), rows, heads_, last.operands.query);
+    const DType lse = own_dtype(Content::lse);
+    if (lse == own_dtype(Content::delta)) {
       last.lse = last.delta =
           builder_.add_exchange({Content::lse, Content::delta}, lse, rows, heads_, last.lse);
       return;
     }
-    last.lse = builder_.add_exchange({Content::lse}, lse, rows, heads_, last.lse);
-    last.delta = builder_.add_exchange({Content::delta}, delta, rows, heads_, last.delta);
+    last.lse = builder_.add_row_buffer(Content::lse, rows, heads_, last.lse);
+    last.delta = builder_.add_row_buffer(Content::delta, rows, heads_, last.delta);
   }
 
   // Rows that all ranks get are copied once. Of a bias or a mask, every rank may get another part.
@@ -96,14 +85,8 @@ class PassQBackward {
     const int step = sent_in(hop);
     if (queries_.operands.query < 0) {
       add(rows_, queries_);
-      const BackwardRows& own = builder_.own_backward_rows();
-      const auto copy = [&](Content content, int from, int buffer) {
-        builder_.copy(step, content, from, rows_.begin, buffer, rows_, heads_);
-      };
-      copy(Content::query, own.operands.query, queries_.operands.query);
-      copy(Content::grad_output, own.grad_output, queries_.operands.query);
-      copy(Content::lse, own.lse, queries_.lse);
-      copy(Content::delta, own.delta, queries_.delta);
+      builder_.copy_own(step, queries_.operands.query);
+      for (const int buffer : queries_.statistics()) builder_.copy_own(step, buffer);
     }
     builder_.send(step, to, me_, queries_.operands.query, rows_);
     for (const int buffer : queries_.statistics()) builder_.send(step, to, me_, buffer, rows_);
@@ -130,7 +113,8 @@ class PassQBackward {
   }
 
   void compute_hop(int hop, int from) {
-    const PositionRanges theirs = positions(from);
+    const int rank = context_.group[static_cast<std::size_t>(from)];
+    const PositionRanges theirs = context_.input.operands.query.positions(rank, 1);
     const LocalRange rows{LocalPosition(0), theirs.size()};
     Rows& arrived = arrived_[turn(hop)];
     receive_rows(hop, from, rows, arrived);
@@ -138,7 +122,7 @@ class PassQBackward {
     add_gradients(rows, computed);
     const int index = builder_.add_rows(
         {arrived.operands, arrived.operands.query, arrived.lse, arrived.delta, computed.query,
-         bias_moves() ? computed.bias : builder_.own_backward_rows().grad_bias},
+         builder_.bias_moves() ? computed.bias : builder_.own_backward_rows().grad_bias},
         theirs);
     builder_.compute(computed_in(hop), index, heads_, builder_.own_columns(),
                      builder_.own_columns_gradients());
@@ -156,23 +140,14 @@ class PassQBackward {
     }
     const Region into = builder_.whole(builder_.own_backward_rows().grad_query);
     builder_.sum(step, {into, builder_.whole(received.query)}, into);
-    if (bias_moves()) builder_.add_to_own_bias(step, builder_.whole(received.bias), rows_);
+    if (builder_.bias_moves()) builder_.add_to_own_bias(step, builder_.whole(received.bias), rows_);
   }
 
   void add_gradients(LocalRange rows, RowGradients& last) {
     last.query = builder_.add_exchange({Content::grad_query}, builder_.gradient_dtype(), rows,
                                        heads_, last.query);
-    if (!bias_moves()) return;
-    const DType dtype = own_buffer(builder_.own(Content::grad_bias)).dtype;
-    last.bias = builder_.add_exchange({Content::grad_bias}, dtype, rows,
-                                      builder_.heads_of(Content::grad_bias, heads_), last.bias);
-  }
-
-  // True if the gradient of the bias is wanted and the bias has rows, which go with the queries.
-  // Without rows, the gradient stays where it is computed and is summed over the ranks.
-  [[nodiscard]] bool bias_moves() const {
-    return builder_.own(Content::grad_bias) >= 0 &&
-           std::ranges::count(passed_.contents(), Content::bias) > 0;
+    if (!builder_.bias_moves()) return;
+    last.bias = builder_.add_row_buffer(Content::grad_bias, rows, heads_, last.bias);
   }
 
   // Hops use two sets of buffers in turn.

@@ -1,5 +1,3 @@
-#include <vector>
-
 #include "schedules/backward/ring_gradients.hpp"
 #include "schedules/schedules.hpp"
 
@@ -13,14 +11,10 @@ RankPlan plan_rings(const RankContext& context, int inner) {
   RingGradients ring(
       context, builder, context.needs, {context.needs.size(), inner}, context.group_rank,
       [](int member) { return member; }, kv_heads);
-  ring.add(
-      0, {kv_heads, builder.own_columns()}, builder.own_columns_gradients(),
-      [&](int step, const PlacedColumns& columns, const ColumnGradients& gradients) {
-        builder.compute(step, BackwardBuilder::kOwnRows, heads, columns, gradients);
-      },
-      [&](int step, int buffer, const std::vector<LocalRange>& runs) {
-        builder.add_to_own_columns(step, buffer, runs);
-      });
+  ring.add(0, {kv_heads, builder.own_columns()}, builder.own_columns_gradients(),
+           [&](int step, const PlacedColumns& columns, const ColumnGradients& gradients) {
+             builder.compute(step, BackwardBuilder::kOwnRows, heads, columns, gradients);
+           });
   builder.finish_rows(ring.last_step(0));
   builder.finish_columns(ring.last_step(0));
   return builder.finish();

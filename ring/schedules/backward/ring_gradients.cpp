@@ -64,13 +64,13 @@ RingGradients::RingGradients(const RankContext& context, BackwardBuilder& builde
       rounds_(context, builder, traffic_, me, group_rank_, kv_heads.count) {}
 
 void RingGradients::add(int first_step, const RingShare& share, const ColumnGradients& own,
-                        const Compute& compute, const AddOwn& add_own) {
+                        const Compute& compute) {
   first_step_ = first_step;
   rounds_.add(first_step, share, [&](int step, int hop, const PlacedColumns& columns) {
     if (hop == 0) return compute(step, columns, own);
     compute_hop(step, hop, columns, compute);
   });
-  bring_home(add_own);
+  bring_home(own);
 }
 
 // The columns of `origin` that `member` needs, as runs of the owner's columns.
@@ -177,9 +177,7 @@ int RingGradients::add_up(int step, int origin, int before, int hop, int part,
   std::int64_t token = 0;
   for (const LocalRange& run : cut(theirs, mine)) {
     const auto region = [&](int buffer, LocalPosition at) {
-      Region found = builder_.whole(buffer);
-      found.tokens = {at, run.count};
-      return found;
+      return builder_.whole(buffer).at({at, run.count});
     };
     std::vector<Region> parts;
     if (const auto at = token_of(theirs, run.begin)) parts.push_back(region(received, *at));
@@ -194,15 +192,16 @@ int RingGradients::add_up(int step, int origin, int before, int hop, int part,
 }
 
 // Receives the gradients of the member's own columns: one part for every hop, or their sum.
-void RingGradients::bring_home(const AddOwn& add_own) {
+void RingGradients::bring_home(const ColumnGradients& own) {
   if (direct_) {
-    for (int hop = 1; hop < order_.members; ++hop) take_home(hop, needed_in(me_, hop), add_own);
+    for (int hop = 1; hop < order_.members; ++hop) take_home(hop, needed_in(me_, hop), own);
   } else if (const int last = needed_before(me_, order_.members); last > 0) {
-    take_home(last, summed(me_, last), add_own);
+    take_home(last, summed(me_, last), own);
   }
 }
 
-void RingGradients::take_home(int hop, const std::vector<LocalRange>& runs, const AddOwn& add_own) {
+void RingGradients::take_home(int hop, const std::vector<LocalRange>& runs,
+                              const ColumnGradients& own) {
   if (runs.empty()) return;
   int& received = last_of(Role::home);
   const LocalRange tokens{LocalPosition(0), size_of_runs(runs)};
@@ -210,7 +209,7 @@ void RingGradients::take_home(int hop, const std::vector<LocalRange>& runs, cons
                      : builder_.add_column_gradients(tokens, kv_heads_, received).key;
   const int step = first_step_ + hop + 1;
   receive(step, order_.receiver(me_, hop), me_, received);
-  add_own(step, received, runs);
+  builder_.add_columns(step, received, runs, own);
 }
 
 }  // namespace annulus::ring

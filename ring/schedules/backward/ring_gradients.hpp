@@ -27,8 +27,6 @@ class RingGradients {
   /// Plans the computation of some columns, whose gradients are added to these buffers.
   using Compute =
       std::function<void(int step, const PlacedColumns& columns, const ColumnGradients& gradients)>;
-  /// Adds gradients of the member's own columns: runs of columns that are side by side in a buffer.
-  using AddOwn = std::function<void(int step, int buffer, const std::vector<LocalRange>& runs)>;
 
   /// `needs` are the members', of which this rank is `me`; `group_rank` maps a member to the plan's
   /// group. All references must outlive the object.
@@ -36,10 +34,10 @@ class RingGradients {
                 RingOrder order, int me, std::function<int(int member)> group_rank,
                 HeadRange kv_heads);
 
-  /// Plans the round, from this step on. The gradients that the rank's own rows contribute to its
-  /// own columns are added to `own`.
+  /// Plans the round, from this step on. The gradients of the member's own columns are added to
+  /// `own`.
   void add(int first_step, const RingShare& share, const ColumnGradients& own,
-           const Compute& compute, const AddOwn& add_own);
+           const Compute& compute);
   /// The step after which all gradients are home.
   [[nodiscard]] int last_step(int first_step) const { return first_step + order_.members; }
 
@@ -60,8 +58,8 @@ class RingGradients {
   void receive(int step, int member, int origin, int buffer);
   int add_up(int step, int origin, int before, int hop, int part,
              const std::vector<LocalRange>& mine);
-  void bring_home(const AddOwn& add_own);
-  void take_home(int hop, const std::vector<LocalRange>& runs, const AddOwn& add_own);
+  void bring_home(const ColumnGradients& own);
+  void take_home(int hop, const std::vector<LocalRange>& runs, const ColumnGradients& own);
 
   BackwardBuilder& builder_;
   const KvNeeds& needs_;

@@ -1,4 +1,3 @@
-#include <algorithm>
 #include <cstddef>
 #include <map>
 #include <utility>
@@ -77,13 +76,6 @@ class HeadExchangeBackward : private ExchangeOfHeads {
   }
   [[nodiscard]] bool has_heads(int rank) const { return share_of(rank).heads.count > 0; }
 
-  // True if the gradient of the bias is wanted and the bias has rows, which go with the queries.
-  // Without rows, the gradient stays where it is computed and is summed over the ranks.
-  [[nodiscard]] bool bias_moves() const {
-    return builder_.own(Content::grad_bias) >= 0 &&
-           std::ranges::count(contents_, Content::bias) > 0;
-  }
-
   // True if no two ranks have gradients of the same key/value head.
   [[nodiscard]] bool columns_complete() const {
     if (builder_.has_column_replicas()) return false;
@@ -97,11 +89,6 @@ class HeadExchangeBackward : private ExchangeOfHeads {
     return columns_complete() && builder_.complete_dtype() == builder_.input().problem.dtype;
   }
 
-  // The rank's own rows of a content.
-  [[nodiscard]] int source(Content content) const {
-    return content == Content::delta ? builder_.own_backward_rows().delta : builder_.own(content);
-  }
-
   void gather() {
     for (int turn = 1; turn < degree_; ++turn) {
       const int to = (me_ + turn) % degree_;
@@ -110,48 +97,26 @@ class HeadExchangeBackward : private ExchangeOfHeads {
       const LocalRange rows = builder_.all_rows();
       for (const Content content : contents_) {
         if (rows.count == 0) break;
-        const int packed = add_rows(content, rows, share.heads);
-        builder_.copy(kGather, content, source(content), rows.begin, packed, rows,
-                      builder_.plan().buffer(packed).heads);
-        builder_.send(kGather, peer(to), peer(me_), packed, rows_.tokens(me_));
+        const int packed = builder_.add_row_buffer(content, rows, share.heads);
+        send_own(builder_, kGather, to, packed, rows_);
       }
       if (const LocalRange columns = builder_.all_columns(); columns.count > 0) {
         const int packed = builder_.add_key_value(columns, share.kv_heads);
-        builder_.pack(columns, packed, columns.begin, kGather);
-        builder_.send(kGather, peer(to), peer(me_), packed, columns_.tokens(me_));
+        send_own(builder_, kGather, to, packed, columns_);
       }
     }
     if (!has_heads(me_)) return;
     for (const Content content : contents_) {
-      buffers_[content] = add_rows(content, rows_.all(), share_of(me_).heads);
+      buffers_[content] = builder_.add_row_buffer(content, rows_.all(), share_of(me_).heads);
     }
     key_value_ = builder_.add_key_value(columns_.all(), share_of(me_).kv_heads);
     for (int turn = 0; turn < degree_; ++turn) {
       const int from = (me_ + degree_ - turn) % degree_;
-      if (from != me_) {
-        for (const Content content : contents_) {
-          builder_.receive(kGather, peer(from), peer(from), buffers_[content], rows_.placed(from));
-        }
-        builder_.receive(kGather, peer(from), peer(from), key_value_, columns_.placed(from));
-        continue;
-      }
       for (const Content content : contents_) {
-        const int to = buffers_[content];
-        for (const Gathering::Message& message : rows_.messages(me_)) {
-          builder_.copy(kGather, content, source(content), message.tokens.begin, to,
-                        message.placed(), builder_.plan().buffer(to).heads);
-        }
+        take(builder_, kGather, from, buffers_[content], rows_);
       }
-      for (const Gathering::Message& message : columns_.messages(me_)) {
-        builder_.pack(message.tokens, key_value_, message.placed().begin, kGather);
-      }
+      take(builder_, kGather, from, key_value_, columns_);
     }
-  }
-
-  // A buffer for rows of some heads.
-  int add_rows(Content content, LocalRange rows, HeadRange heads) {
-    const DType dtype = builder_.plan().buffer(source(content)).dtype;
-    return builder_.add_exchange({content}, dtype, rows, builder_.heads_of(content, heads));
   }
 
   void compute() {
@@ -165,10 +130,8 @@ class HeadExchangeBackward : private ExchangeOfHeads {
                                         rows_.all(), share.heads);
     const ColumnGradients columns = builder_.add_column_gradients(columns_.all(), share.kv_heads);
     grad_columns_ = columns.key;
-    if (bias_moves()) {
-      const DType dtype = builder_.plan().buffer(builder_.own(Content::grad_bias)).dtype;
-      grad_bias_ = builder_.add_exchange({Content::grad_bias}, dtype, rows_.all(),
-                                         builder_.heads_of(Content::grad_bias, share.heads));
+    if (builder_.bias_moves()) {
+      grad_bias_ = builder_.add_row_buffer(Content::grad_bias, rows_.all(), share.heads);
     }
     const int rows = builder_.add_rows(
         {{buffer(Content::query), buffer(Content::bias), buffer(Content::dense_mask)},
@@ -176,7 +139,7 @@ class HeadExchangeBackward : private ExchangeOfHeads {
          buffer(Content::lse),
          buffer(Content::delta),
          grad_query_,
-         bias_moves() ? grad_bias_ : builder_.own_backward_rows().grad_bias},
+         builder_.bias_moves() ? grad_bias_ : builder_.own_backward_rows().grad_bias},
         rows_.positions());
     const auto add = [&](int step, const PlacedColumns& placed, const ColumnGradients& gradients) {
       for (const HeadShare& part : head_shares_[static_cast<std::size_t>(me_)]) {
@@ -190,29 +153,13 @@ class HeadExchangeBackward : private ExchangeOfHeads {
       RingGradients ring(
           context_, builder_, needs_, {rings_, rings_}, outer_,
           [this](int of) { return member(of); }, share.kv_heads);
-      ring.add(computed_from(), {share.kv_heads, held, key_value_}, columns, add,
-               [this](int step, int received, const std::vector<LocalRange>& runs) {
-                 add_to_gathered(step, received, runs);
-               });
+      ring.add(computed_from(), {share.kv_heads, held, key_value_}, columns, add);
     }
     grad_query_ = rounded(grad_query_);
     if (columns_are_final()) {
       grad_columns_ = sent_columns_ = rounded(grad_columns_);
     } else {
       sent_columns_ = builder_.for_wire(computed_until(), grad_columns_);
-    }
-  }
-
-  // Adds gradients that have come home in the ring to the gathered columns'.
-  void add_to_gathered(int step, int buffer, const std::vector<LocalRange>& runs) {
-    Region part = builder_.whole(buffer);
-    LocalPosition token = part.tokens.begin;
-    for (const LocalRange& run : runs) {
-      part.tokens = {token, run.count};
-      Region into = builder_.whole(grad_columns_);
-      into.tokens = run;
-      builder_.sum(step, {into, part}, into);
-      token = token + run.count;
     }
   }
 
@@ -264,11 +211,10 @@ class HeadExchangeBackward : private ExchangeOfHeads {
                                    : taken(from, {Content::grad_query}, builder_.complete_dtype(),
                                            own, share_of(from).heads, rows_);
     each_run(from, rows_, [&](LocalRange tokens, LocalRange own_tokens) {
-      Region complete = builder_.whole(buffer);
-      complete.tokens = tokens;
-      builder_.put(scattered_in(), Content::grad_query, complete, own_tokens);
+      builder_.put(scattered_in(), Content::grad_query, builder_.whole(buffer).at(tokens),
+                   own_tokens);
     });
-    if (bias_moves()) take_bias(from);
+    if (builder_.bias_moves()) take_bias(from);
   }
 
   // Takes a rank's gradients of the bias; the parts of all heads are summed if they share the bias.
@@ -280,9 +226,7 @@ class HeadExchangeBackward : private ExchangeOfHeads {
                                    builder_.plan().buffer(builder_.own(Content::grad_bias)).dtype,
                                    builder_.all_rows(), heads, rows_);
     each_run(from, rows_, [&](LocalRange tokens, LocalRange own_tokens) {
-      Region part = builder_.whole(buffer);
-      part.tokens = tokens;
-      builder_.add_to_own_bias(scattered_in(), part, own_tokens);
+      builder_.add_to_own_bias(scattered_in(), builder_.whole(buffer).at(tokens), own_tokens);
     });
   }
 
@@ -295,13 +239,13 @@ class HeadExchangeBackward : private ExchangeOfHeads {
                            ? grad_columns_
                            : taken(from, contents, dtype, own, share_of(from).kv_heads, columns_);
     each_run(from, columns_, [&](LocalRange tokens, LocalRange own_tokens) {
+      const Region part = builder_.whole(buffer).at(tokens);
       if (!columns_complete()) {
-        return builder_.add_to_own_columns(scattered_in(), buffer, tokens.begin, own_tokens);
+        return builder_.add_columns(scattered_in(), part, own_tokens,
+                                    builder_.own_columns_gradients());
       }
-      Region complete = builder_.whole(buffer);
-      complete.tokens = tokens;
       for (const Content content : contents) {
-        builder_.put(scattered_in(), content, complete, own_tokens);
+        builder_.put(scattered_in(), content, part, own_tokens);
       }
     });
   }

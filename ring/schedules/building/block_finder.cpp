@@ -31,6 +31,16 @@ bool is_preferred(const PlanInput& input, const Implementation& candidate) {
 
 }  // namespace
 
+std::vector<PlacedPiece> side_by_side(const PositionRanges& columns) {
+  std::vector<PlacedPiece> placed;
+  std::int64_t token = 0;
+  for (const PositionRange& range : columns.ranges()) {
+    placed.push_back({{{LocalPosition(token), range.length}, range}, token});
+    token += range.length;
+  }
+  return placed;
+}
+
 std::string obstacle_of(const Implementation& candidate, const PlanInput& input,
                         const RankPlan& plan, const Tile& block) {
   const BatchRange batches = plan.global(block.batches);

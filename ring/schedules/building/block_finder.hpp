@@ -16,6 +16,9 @@ struct PlacedPiece {
   std::int64_t token = 0;
 };
 
+/// Columns at these positions that lie side by side from token 0 on.
+[[nodiscard]] std::vector<PlacedPiece> side_by_side(const PositionRanges& columns);
+
 /// Finds the blocks of a rank's rows against some columns, and the implementations that compute
 /// them. A tile goes to the candidate that is predicted to be fastest, or is cut into parts if that
 /// is faster. A tile is cut by batches, by ranges of positions, by documents, or by pieces of

@@ -5,6 +5,7 @@
 
 #include "schedules/building/gathering.hpp"
 #include "schedules/building/kv_needs.hpp"
+#include "schedules/building/task_builder.hpp"
 #include "schedules/schedules.hpp"
 
 namespace annulus::ring {
@@ -26,6 +27,17 @@ class ExchangeOfHeads {
   // Group ranks of a partner in the exchange, and of a member of the rank's ring.
   [[nodiscard]] int peer(int inner) const { return outer_ * degree_ + inner; }
   [[nodiscard]] int member(int ring) const { return ring * degree_ + me_; }
+
+  // Sends a partner the rank's own tokens of a buffer, after they are copied into it.
+  void send_own(TaskBuilder& builder, int step, int to, int buffer, const Gathering& gathering) {
+    builder.copy_own(step, buffer);
+    builder.send(step, peer(to), peer(me_), buffer, gathering.tokens(me_));
+  }
+  // Brings the tokens of a partner, or the rank's own, to their places in a buffer.
+  void take(TaskBuilder& builder, int step, int from, int buffer, const Gathering& gathering) {
+    if (from == me_) return builder.copy_own(step, buffer, gathering, me_);
+    builder.receive(step, peer(from), peer(from), buffer, gathering.placed(from));
+  }
 
   const RankContext& context_;
   int degree_;

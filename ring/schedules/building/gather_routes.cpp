@@ -37,8 +37,7 @@ std::vector<GatherMessage> GatherRoutes::to(int receiver) const {
   std::vector<GatherMessage> messages;
   for (int origin = 0; origin < needs_.size(); ++origin) {
     if (origin == receiver) continue;
-    std::vector<GatherMessage> more = between(origin, receiver);
-    std::move(more.begin(), more.end(), std::back_inserter(messages));
+    std::ranges::move(between(origin, receiver), std::back_inserter(messages));
   }
   sort_by_position(messages);
   return messages;
@@ -52,13 +51,12 @@ std::vector<GatherMessage> GatherRoutes::from(int sender) const {
     std::vector<GatherMessage> sent = between(sender, receiver);
     if (nodes_.node_of(receiver) == nodes_.node_of(sender)) {
       for (const int origin : origins) {
-        std::vector<GatherMessage> more = between(origin, receiver);
-        std::move(more.begin(), more.end(), std::back_inserter(sent));
+        std::ranges::move(between(origin, receiver), std::back_inserter(sent));
       }
     }
     std::erase_if(sent, [&](const GatherMessage& message) { return message.source != sender; });
     sort_by_position(sent);
-    std::move(sent.begin(), sent.end(), std::back_inserter(messages));
+    std::ranges::move(sent, std::back_inserter(messages));
   }
   return messages;
 }

@@ -69,16 +69,6 @@ std::vector<LocalRange> Gathering::placed(int member) const {
   return runs;
 }
 
-std::vector<PlacedPiece> Gathering::pieces() const {
-  std::vector<PlacedPiece> pieces;
-  std::int64_t at = 0;
-  for (const PositionRange& range : positions_.ranges()) {
-    pieces.push_back({{{LocalPosition(at), range.length}, range}, at});
-    at += range.length;
-  }
-  return pieces;
-}
-
 Gathering gathering_of(const RankContext& context, std::span<const int> ranks,
                        PositionRanges HeldSequence::*sequence) {
   std::vector<PositionRanges> shards;

@@ -28,7 +28,7 @@ class Gathering {
   /// The positions of the buffer's tokens.
   [[nodiscard]] const PositionRanges& positions() const noexcept { return positions_; }
   /// The same as columns.
-  [[nodiscard]] std::vector<PlacedPiece> pieces() const;
+  [[nodiscard]] std::vector<PlacedPiece> pieces() const { return side_by_side(positions_); }
   /// All tokens of the buffer.
   [[nodiscard]] LocalRange all() const { return {LocalPosition(0), size()}; }
   /// The messages of a member, in order of its tokens.

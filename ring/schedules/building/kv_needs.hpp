@@ -59,6 +59,8 @@ class KvNeeds {
   /// narrowest gaps between runs are filled with columns that no row of the receiver sees. The
   /// result lives until forget_some().
   [[nodiscard]] std::span<const ColumnPiece> of(int receiver, int origin) const;
+  /// True if there are such columns.
+  [[nodiscard]] bool sees(int receiver, int origin) const { return !of(receiver, origin).empty(); }
   /// Adds to `runs` the columns of `origin` that any of the members `first`, `first` + 1, … needs:
   /// sorted runs that neither touch nor overlap. Looks at few of the members, unless the mask is
   /// irregular.

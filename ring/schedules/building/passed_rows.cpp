@@ -5,9 +5,9 @@
 namespace annulus::ring {
 
 int PassedRows::pack(int step, Content content, int to, int reuses) {
-  const LocalRange rows = builder_.all_rows();
-  const int packed = builder_.add_row_buffer(content, rows, heads(), reuses, columns_of(to));
-  builder_.copy_own(step, content, rows.begin, packed, rows);
+  const int packed =
+      builder_.add_row_buffer(content, builder_.all_rows(), heads(), reuses, columns_of(to));
+  builder_.copy_own(step, packed);
   return packed;
 }
 
@@ -24,7 +24,24 @@ RowBuffers PassedRows::for_all() {
   for (const Content content : {Content::bias, Content::dense_mask}) {
     if (buffers[content] < 0) continue;
     buffers[content] = add_of_others(content, one);
-    builder_.copy_own(0, content, one.begin, buffers[content], one);
+    builder_.copy_own(0, buffers[content]);
+  }
+  return buffers;
+}
+
+RowBuffers PassedRows::gathered_scores(int step, const Gathering& rows) {
+  const int me = builder_.context().group_rank;
+  RowBuffers buffers = for_all();
+  for (const Content content : contents_) {
+    if (content == Content::query) continue;
+    buffers[content] = add_of_others(content, rows.all());
+    builder_.copy_own(step, buffers[content], rows, me);
+    builder_.each_turn([&](int to, int from) {
+      if (builder_.all_rows().count > 0) {
+        builder_.send(step, to, me, pack(step, content, to), rows.tokens(me));
+      }
+      builder_.receive(step, from, from, buffers[content], rows.placed(from));
+    });
   }
   return buffers;
 }

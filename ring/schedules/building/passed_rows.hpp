@@ -3,6 +3,7 @@
 #include <optional>
 #include <vector>
 
+#include "schedules/building/gathering.hpp"
 #include "schedules/building/task_builder.hpp"
 
 namespace annulus::ring {
@@ -27,6 +28,9 @@ class PassedRows {
   /// If one of the two does, the other one is cut as well, since kernels want both for the same
   /// columns.
   [[nodiscard]] RowBuffers for_all();
+  /// The same, with buffers of all ranks' rows of a bias or a mask that comes with the rows. These
+  /// rows are exchanged in a step, all for the columns of the rank that gets them.
+  [[nodiscard]] RowBuffers gathered_scores(int step, const Gathering& rows);
 
  private:
   [[nodiscard]] HeadRange heads() const { return {0, builder_.plan().local.heads}; }

@@ -19,10 +19,6 @@
 namespace annulus::ring {
 namespace {
 
-bool covers(const LocalRange& whole, const LocalRange& part) {
-  return whole.begin <= part.begin && part.end() <= whole.end();
-}
-
 template <class Range>
 bool covers(const Range& whole, const Range& part) {
   return whole.begin <= part.begin && part.end() <= whole.end();

@@ -38,12 +38,12 @@ TaskBuilder::TaskBuilder(const RankContext& context)
 
 void TaskBuilder::add_caller(Content content, DType dtype) {
   const bool rows = has_query_heads(content);
-  plan_.buffers.push_back({BufferKind::caller,
-                           {content},
-                           dtype,
-                           rows ? all_rows() : all_columns(),
-                           {0, rows ? plan_.local.heads : plan_.local.kv_heads},
-                           -1});
+  add_caller(content, dtype, rows ? all_rows() : all_columns(),
+             {0, rows ? plan_.local.heads : plan_.local.kv_heads});
+}
+
+void TaskBuilder::add_caller(Content content, DType dtype, LocalRange tokens, HeadRange heads) {
+  plan_.buffers.push_back({BufferKind::caller, {content}, dtype, tokens, heads, -1});
 }
 
 void TaskBuilder::add_caller_scores() {
@@ -51,21 +51,11 @@ void TaskBuilder::add_caller_scores() {
                        std::optional<Extents>& shape) {
     if (!sharding) return;
     shape = sharding->local_shape(context_.rank);
-    plan_.buffers.push_back({BufferKind::caller,
-                             {content},
-                             dtype,
-                             {LocalPosition(0), (*shape)[2]},
-                             {0, (*shape)[1]},
-                             -1});
+    add_caller(content, dtype, {LocalPosition(0), (*shape)[2]}, {0, (*shape)[1]});
   };
   const ShardedOperands& operands = context_.input.operands;
   add(Content::bias, DType::float32, operands.bias, plan_.bias);
   add(Content::dense_mask, DType::boolean, operands.dense_mask, plan_.dense_mask);
-}
-
-Region TaskBuilder::whole(int buffer) const {
-  const Buffer& held = plan_.buffer(buffer);
-  return {buffer, held.tokens, held.heads, plan_.batches(held)};
 }
 
 // Axes of size 1 do not make a new group, so the exchanges of the same ranks keep one order.
@@ -104,16 +94,8 @@ int TaskBuilder::add_key_value(LocalRange tokens, HeadRange kv_heads, int reuses
 
 int TaskBuilder::add_packed(LocalRange tokens, HeadRange kv_heads) {
   const int packed = add_key_value(tokens, kv_heads);
-  pack(tokens, packed, tokens.begin);
+  copy_own(0, packed);
   return packed;
-}
-
-// Packing comes first, since kernels that occupy all multiprocessors would delay the first transfer
-// by more than the packing takes.
-void TaskBuilder::pack(LocalRange tokens, int buffer, LocalPosition to, int step) {
-  const HeadRange heads = plan_.buffer(buffer).heads;
-  copy(step, Content::key, own(Content::key), tokens.begin, buffer, {to, tokens.count}, heads);
-  copy(step, Content::value, own(Content::value), tokens.begin, buffer, {to, tokens.count}, heads);
 }
 
 std::vector<Content> TaskBuilder::sent_with_rows() const {
@@ -133,15 +115,37 @@ HeadRange TaskBuilder::heads_of(Content content, HeadRange heads) const {
 
 int TaskBuilder::add_row_buffer(Content content, LocalRange rows, HeadRange heads, int reuses,
                                 std::optional<PositionRanges> columns) {
-  const DType dtype = plan_.buffer(plan_.caller_buffer(content)).dtype;
+  const DType dtype = plan_.buffer(own(content)).dtype;
   const int index = add_exchange({content}, dtype, rows, heads_of(content, heads), reuses);
   if (content != Content::query) plan_.buffers.back().columns = std::move(columns);
   return index;
 }
 
-void TaskBuilder::copy_own(int step, Content content, LocalPosition begin, int to,
-                           LocalRange to_rows) {
-  copy(step, content, plan_.caller_buffer(content), begin, to, to_rows, plan_.buffer(to).heads);
+void TaskBuilder::copy_own(int step, int buffer, LocalPosition begin, LocalRange tokens) {
+  const Buffer& to = plan_.buffer(buffer);
+  for (const Content content : to.contents) {
+    copy(step, content, own(content), begin, buffer, tokens, to.heads);
+  }
+}
+
+void TaskBuilder::copy_own(int step, int buffer) {
+  const LocalRange tokens = plan_.buffer(buffer).tokens;
+  copy_own(step, buffer, tokens.begin, tokens);
+}
+
+void TaskBuilder::copy_own(int step, int buffer, const Gathering& gathering, int member) {
+  for (const Gathering::Message& message : gathering.messages(member)) {
+    copy_own(step, buffer, message.tokens.begin, message.placed());
+  }
+}
+
+void TaskBuilder::gather(int step, int buffer, const Gathering& gathering) {
+  const int me = context_.group_rank;
+  copy_own(step, buffer, gathering, me);
+  each_turn([&](int to, int from) {
+    send(step, to, me, buffer, gathering.placed(me));
+    receive(step, from, from, buffer, gathering.placed(from));
+  });
 }
 
 void TaskBuilder::copy(int step, Content content, int from, LocalPosition from_begin, int to,
@@ -155,14 +159,8 @@ RowBuffers TaskBuilder::own_rows() const {
 }
 
 PlacedColumns TaskBuilder::own_columns() const {
-  PlacedColumns placed{own(Content::key), own(Content::value), {}};
-  std::int64_t token = 0;
-  const PositionRanges columns = context_.input.operands.key.positions(context_.rank, 1);
-  for (const PositionRange& chunk : columns.ranges()) {
-    placed.pieces.push_back({{{LocalPosition(token), chunk.length}, chunk}, token});
-    token += chunk.length;
-  }
-  return placed;
+  return {own(Content::key), own(Content::value),
+          side_by_side(context_.input.operands.key.positions(context_.rank, 1))};
 }
 
 HeadRange TaskBuilder::query_heads(HeadRange kv_heads) const {
@@ -202,7 +200,8 @@ void TaskBuilder::receive(Slot slot, int peer, int origin, int buffer,
 
 namespace {
 
-// The order within a step: copies, exchanges, computation.
+// The order within a step: copies, exchanges, computation. Copies come first, since kernels that
+// occupy all multiprocessors would delay the first transfer by more than the copies take.
 int place_in_step(const Task& task) {
   if (std::holds_alternative<Copy>(task.work)) return 0;
   return std::holds_alternative<Exchange>(task.work) ? 1 : 2;

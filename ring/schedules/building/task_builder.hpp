@@ -8,6 +8,7 @@
 #include <annulus/ring/plan.hpp>
 
 #include "schedules/building/block_finder.hpp"
+#include "schedules/building/gathering.hpp"
 #include "schedules/schedules.hpp"
 
 namespace annulus::ring {
@@ -55,10 +56,13 @@ class TaskBuilder {
   /// All tokens of the rank's queries, and of its keys.
   [[nodiscard]] LocalRange all_rows() const { return {LocalPosition(0), plan_.local.query_length}; }
   [[nodiscard]] LocalRange all_columns() const { return {LocalPosition(0), plan_.local.kv_length}; }
-  /// The caller's tensor of this content; −1 if there is none.
-  [[nodiscard]] int own(Content content) const { return plan_.caller_buffer(content); }
+  /// The rank's own tensor of this content: the caller's, or the delta of a backward pass; −1 if
+  /// there is none.
+  [[nodiscard]] int own(Content content) const {
+    return content == Content::delta ? delta_ : plan_.caller_buffer(content);
+  }
   /// All of a buffer.
-  [[nodiscard]] Region whole(int buffer) const;
+  [[nodiscard]] Region whole(int buffer) const { return plan_.whole(buffer); }
 
   /// Index of the group of ranks that differ from this one only along `axes`. Group 0 lies along
   /// the key/value sequence. All ranks must add the same groups in the same order.
@@ -73,8 +77,6 @@ class TaskBuilder {
   int add_packed(LocalRange tokens, HeadRange kv_heads);
   /// Index of a new buffer that is not exchanged.
   int add_local(Content content, DType dtype, LocalRange tokens, HeadRange heads, int reuses = -1);
-  /// Copies the rank's own `tokens` into a buffer for keys and values, from token `to` on.
-  void pack(LocalRange tokens, int buffer, LocalPosition to, int step = 0);
   /// The contents of rows that are sent: queries, and a bias and a mask whose rows differ.
   [[nodiscard]] std::vector<Content> sent_with_rows() const;
   /// The heads of such a content that query heads read: the same heads, or the only one of a bias
@@ -84,8 +86,24 @@ class TaskBuilder {
   /// it is a bias or a mask.
   int add_row_buffer(Content content, LocalRange rows, HeadRange heads, int reuses = -1,
                      std::optional<PositionRanges> columns = {});
-  /// Copies the rank's own rows from `begin` on into such a buffer, for its heads.
-  void copy_own(int step, Content content, LocalPosition begin, int to, LocalRange to_rows);
+  /// Copies the rank's own tokens into an exchange buffer, all contents and heads that it has: from
+  /// token `begin` on to `tokens` of the buffer.
+  void copy_own(int step, int buffer, LocalPosition begin, LocalRange tokens);
+  /// The same for all tokens of the buffer.
+  void copy_own(int step, int buffer);
+  /// The same for the rank as a member of a gathering, whose tokens the buffer has.
+  void copy_own(int step, int buffer, const Gathering& gathering, int member);
+  /// Fills a buffer with the tokens of all members of group 0: copies the rank's own tokens, and
+  /// exchanges them for those of the others.
+  void gather(int step, int buffer, const Gathering& gathering);
+  /// Calls body(to, from) with the members of group 0 to send to and to receive from, one turn
+  /// after the other.
+  template <class Body>
+  void each_turn(const Body& body) const {
+    const int ranks = static_cast<int>(context_.group.size());
+    const int me = context_.group_rank;
+    for (int turn = 1; turn < ranks; ++turn) body((me + turn) % ranks, (me + ranks - turn) % ranks);
+  }
   /// Copies all batches of a content from the tokens of a buffer that begin at `from_begin`.
   void copy(int step, Content content, int from, LocalPosition from_begin, int to,
             LocalRange to_tokens, HeadRange heads);
@@ -113,6 +131,8 @@ class TaskBuilder {
 
   /// Adds a tensor of the caller: rows or columns of a content, all heads.
   void add_caller(Content content, DType dtype);
+  /// Adds a tensor of other tokens or heads.
+  void add_caller(Content content, DType dtype, LocalRange tokens, HeadRange heads);
   /// Adds the caller's bias and dense mask, if the problem has them.
   void add_caller_scores();
   template <class Work>
@@ -124,6 +144,7 @@ class TaskBuilder {
 
   const RankContext& context_;
   RankPlan plan_;
+  int delta_ = -1;
 
  private:
   void order_messages(Exchange& exchange) const;

@@ -53,10 +53,9 @@ class SpoiledVerification : public ::testing::Test {
 
   Verification verify_spoiled(const SpoilResult& result, const SpoilGradients& gradients) {
     context_.registry() = Registry();
-    context_.registry().add(
-        std::make_unique<test::WrappedNative>("spoiled", [=](std::unique_ptr<Kernel> native) {
-          return std::make_unique<SpoiledKernel>(std::move(native), result, gradients);
-        }));
+    test::add_native(context_.registry(), "spoiled", 1, [=](std::unique_ptr<Kernel> native) {
+      return std::make_unique<SpoiledKernel>(std::move(native), result, gradients);
+    });
     return verify_sharded(case_, context_);
   }
   Verification verify() { return verify_spoiled({}, {}); }

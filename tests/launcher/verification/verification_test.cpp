@@ -2,8 +2,6 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
-#include <memory>
-#include <utility>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -49,11 +47,9 @@ TEST_F(VerifySharded, FailsAKernelThatKeepsTheValuesOfThePlan) {
   case_.problem.dropout.emplace(0.3, 5);
   case_.backward.emplace();
   const auto failure = [&](bool keeps) {
-    auto native = std::make_unique<test::WrappedNative>(
-        "kept", [](std::unique_ptr<Kernel> kernel) { return kernel; });
-    if (keeps) native->keep_problem();
     context_.registry() = Registry();
-    context_.registry().add(std::move(native));
+    test::WrappedNative& native = test::add_native(context_.registry(), "kept");
+    if (keeps) native.keep_problem();
     return verify_sharded(case_, context_).failure();
   };
   for (const CallArguments& arguments :

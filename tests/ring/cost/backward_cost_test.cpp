@@ -30,8 +30,7 @@ PlanInput backward_input(const AttentionProblem& problem, const ShardedOperands&
 // Each content is summed by a launch of its own, which touches no other content of the buffers.
 TEST(BackwardCosts, SumsMoveTheBytesOfTheirContents) {
   const AttentionProblem problem = unmasked_problem(kLength, 8, 2);
-  const ShardedOperands operands = sequence_operands(problem, 2, LayoutKind::contiguous);
-  PlanInput input = backward_input(problem, operands);
+  PlanInput input = backward_input(problem, sequence_operands(problem, 2, LayoutKind::contiguous));
   input.prices.model.merge_bytes_per_second = 1;
   input.prices.model.launch_seconds = 0;
   const RankPlan plan = make_rank_plan(input, Schedule::ring, 0);
@@ -85,8 +84,7 @@ TEST(BackwardCosts, ATileOfKeysServesAllQueryHeads) {
 // Rates include the adding of gradients. Memory limits only very fast kernels.
 TEST(BackwardCosts, GradientsAreAddedWhileTheKernelComputes) {
   const AttentionProblem problem = unmasked_problem(8192, 8, 8);
-  const ShardedOperands operands = sequence_operands(problem, 2, LayoutKind::contiguous);
-  PlanInput input = backward_input(problem, operands);
+  PlanInput input = backward_input(problem, sequence_operands(problem, 2, LayoutKind::contiguous));
   const RankPlan plan = make_rank_plan(input, Schedule::ring, 0);
   const BackwardBlock& block = own_block(plan);
   KernelCost& kernel = input.prices.kernels.at("flash_attn2");

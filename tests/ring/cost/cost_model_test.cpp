@@ -251,20 +251,9 @@ CostModel measured_model() {
 TEST(CostModel, JsonKeepsEveryBit) {
   for (const CostModel& model :
        {CostModel::cpu_core(), CostModel::hopper_nvlink(), measured_model()}) {
-    const CostModel again = parse_cost_model(to_json(model), "model.json");
-    EXPECT_EQ(again.source, model.source);
-    EXPECT_EQ(again.read_bytes_per_second, model.read_bytes_per_second);
-    EXPECT_EQ(again.device, model.device);
-    EXPECT_EQ(again.kernels, model.kernels);
-    EXPECT_EQ(again.merge_bytes_per_second, model.merge_bytes_per_second);
-    EXPECT_EQ(again.transports, model.transports);
-    EXPECT_EQ(again.transport, model.transport);
-    EXPECT_EQ(again.transfer_share, model.transfer_share);
-    EXPECT_EQ(again.network, model.network);
-    EXPECT_EQ(again.node_bytes_per_second, model.node_bytes_per_second);
-    EXPECT_EQ(again.launch_seconds, model.launch_seconds);
-    EXPECT_EQ(again.threads, model.device == Place::Kind::host ? model.threads : 0);
-    EXPECT_EQ(again.assumed, model.assumed);
+    CostModel expected = model;
+    if (model.device == Place::Kind::cuda) expected.threads = 0;
+    EXPECT_EQ(parse_cost_model(to_json(model), "model.json"), expected);
   }
 }
 

@@ -209,8 +209,7 @@ TEST(Prices, DecideWhoComputesABlock) {
     const PlanInput input =
         gpu_input(problem, operands, PlanOptions::for_place(Place::cuda(0)), model);
     const RankPlan plan = make_rank_plan(input, Schedule::local, 0);
-    const Block& block = *plan.all<Block>().at(0);
-    EXPECT_EQ(plan.implementations.at(static_cast<std::size_t>(block.implementation)),
+    EXPECT_EQ(plan.implementation_of(*plan.all<Block>().at(0)),
               dtype == DType::bfloat16 ? "native" : "sdpa");
   }
 }
@@ -230,8 +229,7 @@ TEST(Prices, DecideWhoComputesGradients) {
     const double seconds = predicted_seconds(make_plan(input, Schedule::ring), input.prices);
     const RankPlan plan = make_rank_plan(input, Schedule::ring, 1);
     for (const BackwardBlock* block : plan.all<BackwardBlock>()) {
-      EXPECT_EQ(plan.implementations.at(static_cast<std::size_t>(block->implementation)),
-                other_is_faster ? "other" : "native");
+      EXPECT_EQ(plan.implementation_of(*block), other_is_faster ? "other" : "native");
     }
     // 2 (3 D + 2 Dv) operations per pair and head, at the rate of the backward pass, and the
     // gradients' memory.

@@ -24,8 +24,7 @@ TEST_F(DeviceCapture, ACallCanBeCaptured) {
   AttentionOptions options = causal_ring();
   for (const int calls_before : {1, 2, 3}) {
     SCOPED_TRACE(calls_before);
-    Layer layer(*context_, options, 3);
-    layer.upload(stream_);
+    Layer layer(*context_, options, 3, stream_);
     for (int i = 0; i < calls_before; ++i) layer.run(stream_);
     CapturedCalls graph(layer, stream_);
     for (int round = 0; round < 3; ++round) {
@@ -42,8 +41,7 @@ TEST_F(DeviceCapture, ACallCanBeCaptured) {
 // Other strides and another mask take other kernels, memory and exchanges.
 TEST_F(DeviceCapture, AGraphComputesWhatWasCapturedWhateverComesLater) {
   AttentionOptions options = causal_ring();
-  Layer layer(*context_, options, 3);
-  layer.upload(stream_);
+  Layer layer(*context_, options, 3, stream_);
   layer.run(stream_);
   auto graph = std::make_unique<CapturedCalls>(layer, stream_);
   const auto expect_captured = [&] {
@@ -64,8 +62,7 @@ TEST_F(DeviceCapture, AGraphComputesWhatWasCapturedWhateverComesLater) {
     expect_captured();
   }
   // Memory for another set of buffers, which must not be that of the graph.
-  Layer next(*context_, options, 7);
-  next.upload(stream_);
+  Layer next(*context_, options, 7, stream_);
   next.run(stream_);
   next.expect_right(stream_, options.mask);
   expect_captured();
@@ -118,15 +115,13 @@ TEST_F(DeviceCapture, WaitingIncludesLaunchedGraphs) {
 // The object is destroyed, and another one takes what memory there is.
 TEST_F(DeviceCapture, AGraphOutlivesItsObject) {
   AttentionOptions options = causal_ring();
-  Layer layer(*context_, options, 3);
-  layer.upload(stream_);
+  Layer layer(*context_, options, 3, stream_);
   auto captured = std::make_unique<Attention>(*context_, options);
   layer.run(*captured, stream_);
   auto graph = std::make_unique<CapturedCalls>(stream_, [&] { layer.run(*captured, stream_); });
   captured.reset();
   for (int round = 0; round < 3; ++round) {
-    Layer next(*context_, options, 7);
-    next.upload(stream_);
+    Layer next(*context_, options, 7, stream_);
     next.run(stream_);
     next.expect_right(stream_, options.mask);
     layer.spoil(stream_);
@@ -176,8 +171,7 @@ TEST_F(DeviceCapture, CallsOnForkedStreamsOfOneCaptureTakeTurns) {
 // Over every transport: what fails in a capture has sent nothing.
 TEST_F(DeviceCapture, WhatCannotBeDoneWhileCapturingSpoilsNothing) {
   AttentionOptions options = causal_ring();
-  Layer layer(*context_, options, 3);
-  layer.upload(stream_);
+  Layer layer(*context_, options, 3, stream_);
   layer.run(stream_);
   check_cuda(cudaStreamSynchronize(stream_), "cudaStreamSynchronize");
   const auto capture = [&](const auto& body) {
@@ -211,8 +205,7 @@ TEST_F(DeviceCapture, AllRanksRefuseToCaptureKernelsThatWait) {
       !context_->registry().get(options.implementation).available(context_->place())) {
     GTEST_SKIP() << "needs flash_attn2 and a GPU for each of several ranks";
   }
-  Layer layer(*context_, options, 3);
-  layer.upload(stream_);
+  Layer layer(*context_, options, 3, stream_);
   layer.run(stream_);
   EXPECT_EQ(capture_in_vain([&] { EXPECT_THROW(layer.run(stream_), UnsupportedError); }),
             cudaSuccess);
@@ -224,8 +217,7 @@ TEST_F(DeviceCapture, AStreamOfAnotherDeviceIsRefused) {
   check_cuda(cudaGetDeviceCount(&devices), "cudaGetDeviceCount");
   if (devices < 2) GTEST_SKIP() << "needs two GPUs that one process sees";
   AttentionOptions options = causal_ring();
-  Layer layer(*context_, options, 3);
-  layer.upload(stream_);
+  Layer layer(*context_, options, 3, stream_);
   layer.run(stream_);
   const int mine = context_->place().device;
   cudaStream_t other = nullptr;
@@ -238,8 +230,7 @@ TEST_F(DeviceCapture, AStreamOfAnotherDeviceIsRefused) {
 
 TEST_F(DeviceCapture, AFirstCallCannotBeCaptured) {
   AttentionOptions options = causal_ring();
-  Layer layer(*context_, options, 3);
-  layer.upload(stream_);
+  Layer layer(*context_, options, 3, stream_);
   EXPECT_EQ(capture_in_vain([&] {
               EXPECT_THAT(test::message_of<UnsupportedError>([&] { layer.run(stream_); }),
                           HasSubstr("a first call cannot be captured"));

@@ -72,6 +72,12 @@ class Layer {
                  static_cast<std::int64_t>(wide.size()));
   }
 
+  // Uploads its values, too.
+  Layer(Context& context, const AttentionOptions& options, float level, cudaStream_t stream)
+      : Layer(context, options, level) {
+    upload(stream);
+  }
+
   // From page-locked or ordinary memory, in the stream's order.
   void upload(cudaStream_t stream) {
     check_cuda(cudaMemcpyAsync(value_.data(), values_.data(), value_.bytes(),

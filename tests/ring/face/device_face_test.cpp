@@ -180,13 +180,11 @@ TEST_F(DeviceFace, ObjectsMayEndWhileTheirCallsAreUnderWay) {
 // waits for a rank that is late, and must go on waiting.
 TEST_F(DeviceFace, AnExceptionOfTheCallerSpoilsNoOtherObject) {
   AttentionOptions options = causal_ring();
-  Layer other(*context_, options, 3);
-  other.upload(stream_);
+  Layer other(*context_, options, 3, stream_);
   other.run(stream_);
   other.expect_right(stream_, options.mask);
   other.spoil(stream_);
-  Layer next(*context_, options, 7);
-  next.upload(stream_);
+  Layer next(*context_, options, 7, stream_);
   const auto leave = [&] {
     Attention ended(*context_, options);
     next.run(ended, stream_);
@@ -212,8 +210,7 @@ TEST_F(DeviceFace, AnExceptionOfTheCallerSpoilsNoOtherObject) {
 // Tensors with other strides, one call right after the other.
 TEST_F(DeviceFace, TensorsMayLieOtherwiseWhileCallsAreUnderWay) {
   const AttentionOptions options = causal();
-  Layer layer(*context_, options, 4);
-  layer.upload(stream_);
+  Layer layer(*context_, options, 4, stream_);
   for (int round = 0; round < 4; ++round) {
     layer.spoil(stream_);
     delay(stream_);
@@ -225,8 +222,7 @@ TEST_F(DeviceFace, TensorsMayLieOtherwiseWhileCallsAreUnderWay) {
 
 TEST_F(DeviceFace, MasksAreReplacedFromCallToCall) {
   AttentionOptions options = causal();
-  Layer layer(*context_, options, 2);
-  layer.upload(stream_);
+  Layer layer(*context_, options, 2, stream_);
   for (const std::int32_t length : {700, 1536, 1}) {
     Mask mask;
     mask.set_causal(true);
@@ -354,8 +350,7 @@ TEST_F(DeviceFace, ALostRankDoesNotBlockTheCallersOwnSynchronisation) {
     Context context(test::session().world(), more);
     AttentionOptions options = causal();
     options.schedule = "ring";
-    Layer layer(context, options, 2);
-    layer.upload(stream_);
+    Layer layer(context, options, 2, stream_);
     for (int call = 0; call < 3; ++call) layer.run(stream_);
     layer.expect_right(stream_, options.mask);
     context.mesh().world().barrier();

@@ -82,10 +82,8 @@ TEST_F(BackwardFace, GradientsAreThoseOfTheOracle) {
 
 // Kernels that plans assume to be ten times as fast as native ones.
 TEST_F(BackwardFace, KernelsWhoseBitsVaryAreForThoseWhoDoNotAskForTheSameBits) {
-  auto unordered = std::make_unique<test::WrappedNative>(
-      "unordered", [](std::unique_ptr<Kernel> native) { return native; }, 10);
-  unordered->declaration().backward->repeats_bits = false;
-  context_.registry().add(std::move(unordered));
+  test::add_native(context_.registry(), "unordered", 10).declaration().backward->repeats_bits =
+      false;
   AttentionOptions options = causal(67);
   const auto computed_by = [&] {
     Attention attention(context_, options);
@@ -104,10 +102,8 @@ TEST_F(BackwardFace, KernelsWhoseBitsVaryAreForThoseWhoDoNotAskForTheSameBits) {
 }
 
 TEST_F(BackwardFace, KernelsMayTakeNoGradientOfTheLse) {
-  auto without = std::make_unique<test::WrappedNative>(
-      "without", [](std::unique_ptr<Kernel> native) { return native; }, 10);
-  without->declaration().backward->takes_grad_lse = false;
-  context_.registry().add(std::move(without));
+  test::add_native(context_.registry(), "without", 10).declaration().backward->takes_grad_lse =
+      false;
   const AttentionOptions options = causal(67);
   Attention attention(context_, options);
   for (const bool grad_lse : {false, true}) {
@@ -125,10 +121,7 @@ TEST_F(BackwardFace, KernelsMayTakeNoGradientOfTheLse) {
 
 // One rounding more than in an unsharded call, of which reports tell.
 TEST_F(BackwardFace, SumsOfRoundedGradientsAreKnown) {
-  auto rounding = std::make_unique<test::WrappedNative>(
-      "rounding", [](std::unique_ptr<Kernel> native) { return native; }, 10);
-  rounding->declaration().backward->rounds = true;
-  context_.registry().add(std::move(rounding));
+  test::add_native(context_.registry(), "rounding", 10).declaration().backward->rounds = true;
   AttentionOptions options = causal(67);
   for (const char* name : {"rounding", "native"}) {
     options.backward.implementation = name;
@@ -156,12 +149,9 @@ TEST_F(BackwardFace, KernelsAreToldWhetherBitsMustRepeat) {
     std::set<bool>& asked;
   };
   std::set<bool> asked;
-  context_.registry().add(std::make_unique<test::WrappedNative>(
-      "recording",
-      [&](std::unique_ptr<Kernel> native) {
-        return std::make_unique<Recording>(std::move(native), asked);
-      },
-      10));
+  test::add_native(context_.registry(), "recording", 10, [&](std::unique_ptr<Kernel> native) {
+    return std::make_unique<Recording>(std::move(native), asked);
+  });
   AttentionOptions options = causal(67);
   for (const bool repeats : {false, true}) {
     asked.clear();
@@ -183,8 +173,8 @@ TEST_F(BackwardFace, WhatAKernelRefusesWhenItIsPreparedAnotherComputes) {
       throw InternalError("only for gradients");
     }
   };
-  context_.registry().add(std::make_unique<test::WrappedNative>(
-      "refusing", [](const std::unique_ptr<Kernel>&) { return std::make_unique<Refusing>(); }, 10));
+  test::add_native(context_.registry(), "refusing", 10,
+                   [](const std::unique_ptr<Kernel>&) { return std::make_unique<Refusing>(); });
   AttentionOptions options = causal(67);
   options.implementation = "native";
   options.backward.implementation = "auto";
@@ -203,6 +193,29 @@ TEST_F(BackwardFace, Modifiers) {
   expect_right_gradients(attention, options, 3);
 }
 
+// Computes the gradients, written and then added: also a gradient of another input, of whose
+// values the rank has all.
+void expect_gradients_beside(Attention& attention, const AttentionOptions& options,
+                             BackwardShards& shards, BackwardTensors tensors,
+                             float* BackwardTensors::*other, const OracleGradient& true_other,
+                             const OracleGradients& truth) {
+  for (const bool accumulate : {false, true}) {
+    const float before = accumulate ? kBefore : 0;
+    std::vector<float> found(true_other.values.size(), accumulate ? kBefore : NAN);
+    tensors.grad_lse = shards.grad_lse.data();
+    tensors.*other = found.data();
+    tensors.accumulate = accumulate;
+    shards.clear(accumulate ? kBefore : NAN);
+    attention.backward(tensors);
+    expect_gradients(attention, options, shards, truth, before);
+    for (std::size_t i = 0; i < found.size(); ++i) {
+      ASSERT_NEAR(found[i] - before, true_other.values[i],
+                  2e-5 * (true_other.magnitudes[i] + before))
+          << "entry " << i;
+    }
+  }
+}
+
 // By head and shared by all heads, written and added.
 TEST_F(BackwardFace, GradientOfTheSinks) {
   AttentionOptions options = causal(53);
@@ -214,22 +227,9 @@ TEST_F(BackwardFace, GradientOfTheSinks) {
     const Extents shape = attention.sinks_shape();
     EXPECT_EQ(shape, shared ? Extents({2}) : Extents({4, 2}));
     const OracleGradients truth = true_gradients(options, 3, true);
-    for (const bool accumulate : {false, true}) {
-      const float before = accumulate ? kBefore : 0;
-      std::vector<float> grad_sinks(static_cast<std::size_t>(shape.product()),
-                                    accumulate ? kBefore : NAN);
-      BackwardTensors tensors = shards.backward();
-      tensors.grad_lse = shards.grad_lse.data();
-      tensors.grad_sinks = grad_sinks.data();
-      tensors.accumulate = accumulate;
-      shards.clear(accumulate ? kBefore : NAN);
-      attention.backward(tensors);
-      expect_gradients(attention, options, shards, 3, true, before);
-      for (std::size_t i = 0; i < grad_sinks.size(); ++i) {
-        EXPECT_NEAR(grad_sinks[i] - before, truth.sinks.values[i],
-                    2e-5 * (truth.sinks.magnitudes[i] + before));
-      }
-    }
+    ASSERT_EQ(truth.sinks.values.size(), static_cast<std::size_t>(shape.product()));
+    expect_gradients_beside(attention, options, shards, shards.backward(),
+                            &BackwardTensors::grad_sinks, truth.sinks, truth);
   }
 }
 
@@ -251,23 +251,11 @@ TEST_F(BackwardFace, GradientOfTheBias) {
   AttentionTensors forward = shards.tensors(true);
   forward.bias = bias.data();
   attention.run(forward);
-  for (const bool accumulate : {false, true}) {
-    const float before = accumulate ? kBefore : 0;
-    std::vector<float> grad_bias(bias.size(), accumulate ? kBefore : NAN);
-    BackwardTensors tensors = shards.backward();
-    tensors.bias = bias.data();
-    tensors.grad_lse = shards.grad_lse.data();
-    tensors.grad_bias = grad_bias.data();
-    tensors.accumulate = accumulate;
-    shards.clear(accumulate ? kBefore : NAN);
-    attention.backward(tensors);
-    expect_gradients(attention, options, shards, truth, before);
-    for (std::size_t i = 0; i < grad_bias.size(); ++i) {
-      ASSERT_NEAR(grad_bias[i] - before, truth.bias.values[i],
-                  2e-5 * (truth.bias.magnitudes[i] + before))
-          << "entry " << i;
-    }
-  }
+  BackwardTensors tensors = shards.backward();
+  tensors.bias = bias.data();
+  ASSERT_EQ(truth.bias.values.size(), bias.size());
+  expect_gradients_beside(attention, options, shards, tensors, &BackwardTensors::grad_bias,
+                          truth.bias, truth);
 }
 
 // Padding may hold anything.
@@ -348,10 +336,7 @@ TEST_F(BackwardFace, FollowsTheMask) {
 }
 
 TEST_F(BackwardFace, SaysWhyThereAreNoGradients) {
-  auto forward_only = std::make_unique<test::WrappedNative>(
-      "forward_only", [](std::unique_ptr<Kernel> native) { return native; });
-  forward_only->declaration().backward.reset();
-  context_.registry().add(std::move(forward_only));
+  test::add_native(context_.registry(), "forward_only").declaration().backward.reset();
   const auto message = [&](const auto& change) {
     AttentionOptions options = causal(29);
     change(options);

@@ -3,9 +3,7 @@
 #include <cstdint>
 #include <functional>
 #include <limits>
-#include <memory>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include <gmock/gmock.h>
@@ -36,9 +34,7 @@ void expect_right_calls(Context& context, const AttentionOptions& options,
     SCOPED_TRACE("call " + std::to_string(seed - 3));
     const AttentionOptions called = values.applied(options);
     BackwardShards shards(attention, seed);
-    AttentionTensors tensors = shards.tensors(true);
-    tensors.call_values = values.views();
-    attention.run(tensors);
+    attention.run(shards.tensors(true, values.views()));
     expect_right(attention, called, shards, seed, true);
     if (backward) {
       BackwardTensors gradients = shards.backward();
@@ -179,9 +175,7 @@ TEST_F(CallValues, BatchesOfTheRank) {
   for (const Numbers& lengths : {Numbers{9, 33}, Numbers{37, 2}}) {
     const Values values{.kv_lengths = mine(lengths), .offsets = mine({4, -7})};
     Shards shards(attention, lengths[0]);
-    AttentionTensors tensors = shards.tensors(true);
-    tensors.call_values = values.views();
-    attention.run(tensors);
+    attention.run(shards.tensors(true, values.views()));
     AttentionOptions called = options;
     called.shape.batch = batches;
     expect_right(attention, values.applied(called), shards, lengths[0], true);
@@ -219,9 +213,7 @@ TEST_F(CallValues, SetMaskOfOtherValuesPlansNothingAndAsksNobody) {
   {
     const Values values{.kv_lengths = {8, 9}};
     Shards shards(attention, 4);
-    AttentionTensors tensors = shards.tensors(true);
-    tensors.call_values = values.views();
-    attention.run(tensors);
+    attention.run(shards.tensors(true, values.views()));
     expect_right(attention, values.applied(options), shards, 4, true);
   }
   expect_right_now(5);
@@ -323,10 +315,7 @@ TEST_F(CallValues, WrongOnesAreErrors) {
 }
 
 TEST_F(CallValues, ProblemsThatCannotHaveThemAreRefused) {
-  auto fixed = std::make_unique<test::WrappedNative>(
-      "fixed", [](std::unique_ptr<Kernel> native) { return native; });
-  fixed->declaration().features = FeatureSet::all();
-  context_.registry().add(std::move(fixed));
+  test::add_native(context_.registry(), "fixed").declaration().features = FeatureSet::all();
   const auto message = [&](const std::function<void(AttentionOptions&)>& change) {
     AttentionOptions options = causal(37);
     change(options);

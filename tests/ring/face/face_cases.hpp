@@ -12,18 +12,12 @@
 #include <annulus/attention/oracle.hpp>
 #include <annulus/attention/oracle_gradients.hpp>
 
-#include "tests/support/test_world.hpp"
+#include "tests/support/host_context.hpp"
 
 /// Problems for the public interface.
 namespace annulus {
 
-inline ContextOptions on_host() {
-  ContextOptions options;
-  options.place = Place::host();
-  options.timeout = 30;
-  options.threads = 1;
-  return options;
-}
+using test::on_host;
 
 inline MPI_Comm world() {
   return test::session().world();
@@ -69,8 +63,11 @@ struct Shards {
       }
     }
   }
-  [[nodiscard]] AttentionTensors tensors(bool with_lse) {
-    return {query.data(), key.data(), value.data(), output.data(), with_lse ? lse.data() : nullptr};
+  [[nodiscard]] AttentionTensors tensors(bool with_lse, const ring::CallValues& values = {}) {
+    AttentionTensors made{query.data(), key.data(), value.data(), output.data()};
+    if (with_lse) made.lse = lse.data();
+    made.call_values = values;
+    return made;
   }
 
   std::vector<float> query, key, value, output, lse;

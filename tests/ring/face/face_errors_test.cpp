@@ -30,12 +30,6 @@ TEST_F(Face, ErrorsAreTheSameOnAllRanks) {
   options.shape.kv_heads = 3;
   EXPECT_THROW(Attention(context_, options), UserError);
   options = causal(64);
-  options.schedule = "sideways";
-  EXPECT_THROW(Attention(context_, options), UserError);
-  options = causal(64);
-  options.implementation = "nobody";
-  EXPECT_THROW(Attention(context_, options), UserError);
-  options = causal(64);
   Attention attention(context_, options);
   Shards shards(attention, 1);
   AttentionTensors tensors = shards.tensors(true);

@@ -16,9 +16,6 @@
 namespace annulus::ring {
 namespace {
 
-constexpr std::array kBackward{Schedule::ring,    Schedule::double_ring, Schedule::allgather,
-                               Schedule::ulysses, Schedule::hybrid,      Schedule::pass_q};
-
 PlanInput backward_input(const AttentionProblem& problem, const ShardedOperands& operands,
                          const PlanOptions& options = {}, const BackwardRequest& request = {}) {
   static const Registry registry = Registry::standard();
@@ -27,9 +24,8 @@ PlanInput backward_input(const AttentionProblem& problem, const ShardedOperands&
 }
 
 AttentionProblem small_problem(std::int64_t length, std::int64_t heads, std::int64_t kv_heads) {
-  AttentionProblem problem = causal_problem(length, heads, kv_heads);
+  AttentionProblem problem = causal_problem(length, heads, kv_heads, 2);
   problem.shape.batch = 2;
-  problem.shape.head_dim = problem.shape.value_dim = 2;
   return problem;
 }
 
@@ -80,7 +76,7 @@ TEST(BackwardPlan, EveryGradientHoldsEveryVisiblePairOnce) {
       for (const auto& [heads, kv_heads] : {std::pair{8, 2}, {4, 4}, {6, 3}}) {
         const AttentionProblem problem = small_problem(29, heads, kv_heads);
         const ShardedOperands operands = sequence_operands(problem, ranks, layout);
-        for (const Schedule schedule : kBackward) {
+        for (const Schedule schedule : kSchedules) {
           SCOPED_TRACE(testing::Message()
                        << name_of(schedule) << " of " << ranks << " ranks, " << heads << "/"
                        << kv_heads << ", " << annulus::name_of(layout));
@@ -95,11 +91,9 @@ TEST(BackwardPlan, EveryGradientHoldsEveryVisiblePairOnce) {
 // Where bits must not depend on the ranks, a rank has one block for its rows, and one for its
 // columns, of each group of heads.
 TEST(BackwardPlan, BlocksInGlobalOrderComputeOneSide) {
-  AttentionProblem problem = causal_problem(512, 4, 2);
-  problem.shape.head_dim = problem.shape.value_dim = 2;
+  AttentionProblem problem = causal_problem(512, 4, 2, 2);
   problem.reproducible = Reproducible::world;
-  const ShardedOperands operands = sequence_operands(problem, 2, LayoutKind::contiguous);
-  PlanInput input = backward_input(problem, operands);
+  PlanInput input = backward_input(problem, sequence_operands(problem, 2, LayoutKind::contiguous));
   input.options.gather_bytes = 1;
   expect_plays(input, Schedule::allgather, 0);
   const Plan plan = make_plan(input, Schedule::allgather);
@@ -139,12 +133,11 @@ TEST(BackwardPlan, MasksThatHideHops) {
     for (const int ranks : {2, 3, 4, 8}) {
       for (const LayoutKind layout : {LayoutKind::contiguous, LayoutKind::zigzag}) {
         const ShardedOperands operands = sequence_operands(problem, ranks, layout);
-        for (const Schedule schedule : kBackward) {
+        for (const Schedule schedule : kSchedules) {
           for (const bool direct : {false, true}) {
             SCOPED_TRACE(testing::Message() << to_string(mask) << ", " << name_of(schedule)
                                             << " of " << ranks << " ranks, " << direct);
-            PlanOptions options;
-            options.direct = direct;
+            PlanOptions options{.direct = direct};
             options.gather_bytes = 1;  // a head at a time
             options.prefetch_bytes = direct ? std::int64_t{1} << 30 : 0;
             expect_plays(backward_input(problem, operands, options, {direct, direct}), schedule,
@@ -165,8 +158,7 @@ TEST(BackwardPlan, EmptyHopsMoveNothing) {
   problem.mask.set_window(15, 0);  // the rank itself and its left neighbour
   const ShardedOperands operands = sequence_operands(problem, 4, LayoutKind::contiguous);
   for (const bool direct : {false, true}) {
-    PlanOptions options;
-    options.direct = direct;
+    const PlanOptions options{.direct = direct};
     const Plan plan = make_plan(backward_input(problem, operands, options), Schedule::ring);
     // 15 columns of K and V to the right neighbour, and their gradients in float32 back.
     const std::int64_t columns = 15 * 2 * 4 * (2 + 2);
@@ -177,6 +169,19 @@ TEST(BackwardPlan, EmptyHopsMoveNothing) {
   }
 }
 
+// Bytes that a rank sends to some ranks, of gradients of keys and values.
+template <class To>
+std::int64_t bytes_of_gradients(const RankPlan& rank, const To& to) {
+  std::int64_t bytes = 0;
+  for (const Exchange* exchange : rank.all<Exchange>()) {
+    for (const Transfer& send : exchange->sends) {
+      const bool gradients = rank.buffer(send.buffer).contents.front() == Content::grad_key;
+      if (gradients && to(send.peer)) bytes += send.bytes;
+    }
+  }
+  return bytes;
+}
+
 // In a double ring the sum over a row crosses to the next row, whether or not columns go straight
 // to their readers.
 TEST(BackwardPlan, SumsOfARowCrossOnce) {
@@ -184,18 +189,11 @@ TEST(BackwardPlan, SumsOfARowCrossOnce) {
   problem.mask = {};
   const ShardedOperands operands = sequence_operands(problem, 8, LayoutKind::contiguous);
   for (const bool direct : {false, true}) {
-    PlanOptions options;
-    options.direct = direct;
-    options.inner_size = 4;
+    const PlanOptions options{.direct = direct, .inner_size = 4};
     const Plan plan = make_plan(backward_input(problem, operands, options), Schedule::double_ring);
     std::int64_t crossing = 0;
     for (const RankPlan& rank : plan.ranks) {
-      for (const Exchange* exchange : rank.all<Exchange>()) {
-        for (const Transfer& send : exchange->sends) {
-          const bool gradients = rank.buffer(send.buffer).contents.front() == Content::grad_key;
-          if (gradients && send.peer / 4 != rank.rank / 4) crossing += send.bytes;
-        }
-      }
+      crossing += bytes_of_gradients(rank, [&](int peer) { return peer / 4 != rank.rank / 4; });
     }
     // Gradients of 64 columns, in float32, to the other row and back.
     EXPECT_EQ(crossing, 2 * (64 * 2 * 4 * (2 + 2)) * 4);
@@ -224,31 +222,32 @@ TEST(BackwardPlan, KeysAndValuesComeBeforeGradients) {
   }
 }
 
-ShardedOperands operands_on(const AttentionProblem& problem, const std::string& mesh,
-                            const std::string& query, const std::string& kv) {
-  return shard_operands(
-      problem, MeshShape::parse(mesh, 8),
-      {PartitionSpec::parse(query), PartitionSpec::parse(kv), LayoutKind::zigzag});
+struct Sharded {
+  std::string mesh, query, kv;
+  std::size_t groups = 0;  // along which gradients of queries, keys and values move
+};
+
+std::vector<Sharded> replicated() {
+  return {{"sp=4,x=2", "-,sp+x", "-,sp", 2},  // keys replicated along x
+          {"sp=8", "-,-", "-,sp", 1},         // rows replicated
+          {"sp=8", "-,sp", "-,-", 2},         // keys replicated
+          {"dp=2,sp=2,tp=2", "dp,sp,tp", "dp,sp,tp", 1},
+          {"sp=2,tp=4", "-,sp,tp", "-,sp,tp", 2},  // two ranks share a key/value head
+          {"sp=2,x=4", "-,sp", "-,sp", 1}};        // all replicated along x: nothing to add
+}
+
+ShardedOperands operands_on(const AttentionProblem& problem, const Sharded& one) {
+  return sharded_by(problem, MeshShape::parse(one.mesh, 8), one.query, one.kv, LayoutKind::zigzag);
 }
 
 // Ranks that hold the same part of an operand add its gradients up, along groups of their own.
 TEST(BackwardPlan, GradientsOfReplicatedOperandsAreAddedUp) {
-  struct Case {
-    std::string mesh, query, kv;
-    std::size_t groups;
-  };
+  std::vector<Sharded> cases = replicated();
+  cases.push_back({"sp=4,x=2", "-,x", "-,sp", 2});  // each along the other's axis
   unsigned seed = 200;
-  for (const Case& one : {
-           Case{"sp=4,x=2", "-,sp+x", "-,sp", 2},  // keys replicated along x
-           Case{"sp=4,x=2", "-,x", "-,sp", 2},     // each along the other's axis
-           Case{"sp=8", "-,-", "-,sp", 1},         // rows replicated
-           Case{"sp=8", "-,sp", "-,-", 2},         // keys replicated
-           Case{"dp=2,sp=2,tp=2", "dp,sp,tp", "dp,sp,tp", 1},
-           Case{"sp=2,tp=4", "-,sp,tp", "-,sp,tp", 2},  // two ranks share a key/value head
-           Case{"sp=2,x=4", "-,sp", "-,sp", 1},         // all replicated along x: nothing to add
-       }) {
+  for (const Sharded& one : cases) {
     const AttentionProblem problem = small_problem(29, 4, 2);
-    const ShardedOperands operands = operands_on(problem, one.mesh, one.query, one.kv);
+    const ShardedOperands operands = operands_on(problem, one);
     for (const Schedule schedule : {Schedule::ring, Schedule::allgather}) {
       for (const bool adds : {false, true}) {
         SCOPED_TRACE(testing::Message() << one.mesh << " " << one.query << " " << one.kv << ", "
@@ -269,7 +268,7 @@ TEST(BackwardPlan, UlyssesAddsUpSharedHeads) {
   unsigned seed = 300;
   for (const std::string mesh : {"sp=8,tp=1", "sp=4,tp=2", "sp=2,tp=4"}) {
     const AttentionProblem problem = small_problem(29, 8, 2);
-    const ShardedOperands operands = operands_on(problem, mesh, "-,sp,tp", "-,sp,tp");
+    const ShardedOperands operands = operands_on(problem, {mesh, "-,sp,tp", "-,sp,tp"});
     for (const bool adds : {false, true}) {
       SCOPED_TRACE(mesh);
       for (const Schedule schedule : {Schedule::ulysses, Schedule::hybrid}) {
@@ -282,18 +281,14 @@ TEST(BackwardPlan, UlyssesAddsUpSharedHeads) {
 
 // Gradients of sinks are sums over all ranks that have rows of their heads.
 TEST(BackwardPlan, GradientsOfSinksHoldEveryRowOnce) {
-  struct Case {
-    std::string mesh, query, kv;
-  };
+  std::vector<Sharded> cases = replicated();
+  cases.push_back({"sp=8", "-,sp", "-,sp"});
+  cases.push_back({"tp=4,x=2", "-,-,tp", "-,-,tp"});
   unsigned seed = 400;
-  for (const Case& one :
-       {Case{"sp=8", "-,sp", "-,sp"}, Case{"sp=8", "-,-", "-,sp"}, Case{"sp=8", "-,sp", "-,-"},
-        Case{"sp=4,x=2", "-,sp+x", "-,sp"}, Case{"dp=2,sp=2,tp=2", "dp,sp,tp", "dp,sp,tp"},
-        Case{"sp=2,tp=4", "-,sp,tp", "-,sp,tp"}, Case{"sp=2,x=4", "-,sp", "-,sp"},
-        Case{"tp=4,x=2", "-,-,tp", "-,-,tp"}}) {
+  for (const Sharded& one : cases) {
     for (const std::int64_t length : {3, 29}) {  // also fewer rows than ranks
       AttentionProblem problem = small_problem(length, 4, 2);
-      const ShardedOperands operands = operands_on(problem, one.mesh, one.query, one.kv);
+      const ShardedOperands operands = operands_on(problem, one);
       for (const bool shared : {false, true}) {
         problem.sinks = shared ? Sinks({2}, {0, 1}) : Sinks::random(4, 3, 1);
         for (const bool adds : {false, true}) {
@@ -312,7 +307,7 @@ TEST(BackwardPlan, GradientsOfSinksHoldEveryRowOnce) {
     return made;
   }();
   const ShardedOperands operands = sequence_operands(problem, 4, LayoutKind::zigzag);
-  for (const Schedule schedule : kBackward) {
+  for (const Schedule schedule : kSchedules) {
     const PlanInput input = backward_input(problem, operands, {}, {false, false, true});
     expect_plays(input, schedule, ++seed);
     // The sum goes to one rank, and from there to all others: 4 bytes of 8 heads, 3 times.
@@ -329,24 +324,14 @@ TEST(BackwardPlan, GradientsOfSinksHoldEveryRowOnce) {
 // Rows of a bias go with the queries; over what it is broadcast, its gradient is a sum over ranks.
 TEST(BackwardPlan, GradientsOfABiasHoldEveryPairOnce) {
   constexpr std::int64_t kLength = 19;
-  struct Case {
-    std::string mesh, query, kv;
-  };
-  const std::vector<Case> cases{
-      {"sp=4,x=2", "-,sp", "-,sp"},    // all replicated along x: nothing to add
-      {"sp=4,x=2", "-,sp+x", "-,sp"},  // keys replicated along x
-      {"sp=8", "-,-", "-,sp"},         // rows replicated
-      {"sp=8", "-,sp", "-,-"},         // keys replicated
-      {"dp=2,sp=2,tp=2", "dp,sp,tp", "dp,sp,tp"},
-      {"sp=2,tp=4", "-,sp,tp", "-,sp,tp"}};  // two ranks share a key/value head
   unsigned seed = 500;
   for (int broadcast = 0; broadcast < 8; ++broadcast) {
     AttentionProblem problem = small_problem(kLength, 4, 2);
     problem.bias = Extents{(broadcast & 1) != 0 ? 1 : 2, (broadcast & 2) != 0 ? 1 : 4,
                            (broadcast & 4) != 0 ? 1 : kLength, kLength};
-    for (const Case& one : cases) {
-      const ShardedOperands operands = operands_on(problem, one.mesh, one.query, one.kv);
-      for (const Schedule schedule : kBackward) {
+    for (const Sharded& one : replicated()) {
+      const ShardedOperands operands = operands_on(problem, one);
+      for (const Schedule schedule : kSchedules) {
         const bool of_heads = schedule == Schedule::ulysses || schedule == Schedule::hybrid;
         if (of_heads && one.query != one.kv) continue;  // which exchanges heads of both
         const bool adds = seed % 2 == 0;
@@ -367,8 +352,7 @@ TEST(BackwardPlan, GradientsOfOwnRowsOfABiasStay) {
   problem.bias = Extents{1, 4, 64, 64};
   const ShardedOperands operands = sequence_operands(problem, 4, LayoutKind::zigzag);
   for (const Schedule schedule : {Schedule::ring, Schedule::allgather, Schedule::double_ring}) {
-    PlanOptions options;
-    options.inner_size = 2;
+    const PlanOptions options{.inner_size = 2};
     const Plan with = make_plan(
         backward_input(problem, operands, options, {false, false, false, true}), schedule);
     const Plan without = make_plan(backward_input(problem, operands, options), schedule);
@@ -384,9 +368,8 @@ TEST(BackwardPlan, GradientsOfOwnRowsOfABiasStay) {
 // A reduction takes 32 parts.
 TEST(BackwardPlan, MoreReplicasThanAReductionTakes) {
   AttentionProblem problem = small_problem(40, 1, 1);
-  const ShardedOperands operands = shard_operands(
-      problem, MeshShape({{"sp", 40}}),
-      {PartitionSpec::parse("-,sp"), PartitionSpec::parse("-,-"), LayoutKind::zigzag});
+  const ShardedOperands operands =
+      sharded_by(problem, MeshShape({{"sp", 40}}), "-,sp", "-,-", LayoutKind::zigzag);
   expect_plays(backward_input(problem, operands), Schedule::ring, 1);
 }
 
@@ -428,9 +411,7 @@ TEST(BackwardPlan, PassQSendsRowsAndTheirGradients) {
 }
 
 PlanOptions rounding() {
-  PlanOptions options;
-  options.grad_wire = DType::bfloat16;
-  return options;
+  return {.grad_wire = DType::bfloat16};
 }
 
 // Where gradients of keys and values go straight to their owners, they may go in half the bytes.
@@ -458,15 +439,7 @@ TEST(BackwardPlan, PartsOfGradientsAreRoundedOnceOnTheirWay) {
             EXPECT_EQ(rounded.adds_rounded_gradients(), ranks > 1 && !complete);
             EXPECT_FALSE(whole.adds_rounded_gradients());
             const auto sent = [](const RankPlan& plan) {
-              std::int64_t bytes = 0;
-              for (const Exchange* exchange : plan.all<Exchange>()) {
-                for (const Transfer& send : exchange->sends) {
-                  if (plan.buffer(send.buffer).contents.front() == Content::grad_key) {
-                    bytes += send.bytes;
-                  }
-                }
-              }
-              return bytes;
+              return bytes_of_gradients(plan, [](int /*peer*/) { return true; });
             };
             EXPECT_EQ(sent(rounded), complete ? sent(whole) : sent(whole) / 2);
           }
@@ -509,7 +482,7 @@ TEST(BackwardPlan, RoundingSumsOnTheirWayIsRefused) {
 
 TEST(BackwardPlan, PartlyReplicatedRowsAreRefused) {
   const AttentionProblem problem = small_problem(32, 4, 4);
-  const ShardedOperands operands = operands_on(problem, "a=2,b=4", "-,a", "-,a+b");
+  const ShardedOperands operands = operands_on(problem, {"a=2,b=4", "-,a", "-,a+b"});
   EXPECT_THROW(
       static_cast<void>(make_rank_plan(backward_input(problem, operands), Schedule::ring, 0)),
       UnsupportedError);

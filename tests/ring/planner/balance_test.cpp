@@ -307,8 +307,7 @@ TEST(Balance, KeysLieLikeRowsOnTheSameAxesOnly) {
   mask.set_causal(true);
   const AttentionProblem problem = problem_of(4096, mask);
   const auto operands = [&](const AttentionProblem& of, const char* query, const char* kv) {
-    return shard_operands(
-        of, mesh, {PartitionSpec::parse(query), PartitionSpec::parse(kv), LayoutKind::balanced});
+    return sharded_by(of, mesh, query, kv, LayoutKind::balanced);
   };
   const ShardedOperands alike = operands(problem, "-,a+b", "-,a+b");
   EXPECT_EQ(alike.query.distribution(1), alike.key.distribution(1));
@@ -349,19 +348,12 @@ TEST(Balance, RefusesWhatItCannotAssign) {
               HasSubstr("fewer than 268435456 positions"));
   // The sharding refuses batches that do not divide.
   const MeshShape mesh({{"dp", 2}, {"sp", 2}});
-  EXPECT_THROW((void)shard_operands(problem, mesh,
-                                    {PartitionSpec::parse("dp,sp"), PartitionSpec::parse("dp,sp"),
-                                     LayoutKind::balanced}),
+  EXPECT_THROW((void)sharded_by(problem, mesh, "dp,sp", "dp,sp", LayoutKind::balanced),
                IndivisibleError);
-  EXPECT_THROW((void)shard_operands(problem, mesh,
-                                    {PartitionSpec::parse("-,x"), PartitionSpec::parse("-,x"),
-                                     LayoutKind::balanced}),
+  EXPECT_THROW((void)sharded_by(problem, mesh, "-,x", "-,x", LayoutKind::balanced),
                UnknownAxisError);
   // Even if the specs differ, too.
-  EXPECT_THROW((void)shard_operands(problem, mesh,
-                                    {PartitionSpec::parse("x,sp"), PartitionSpec::parse("-,sp"),
-                                     LayoutKind::contiguous}),
-               UnknownAxisError);
+  EXPECT_THROW((void)sharded_by(problem, mesh, "x,sp", "-,sp"), UnknownAxisError);
 }
 
 LayoutKind default_kind(const AttentionProblem& problem, const MeshShape& mesh,
@@ -472,9 +464,7 @@ TEST(Messages, BringAllThatIsSeen) {
       const ShardedOperands operands = scattered(problem, ranks, 1, seed);
       for (const Schedule schedule : {Schedule::ring, Schedule::allgather}) {
         for (const bool direct : {false, true}) {
-          PlanOptions options;
-          options.direct = direct;
-          PlanInput input = native_input(problem, operands, options);
+          PlanInput input = native_input(problem, operands, {.direct = direct});
           expect_valid(make_plan(input, schedule), operands, seed);
           // On two nodes.
           for (int r = 0; r < ranks; ++r) input.prices.node_of_rank.push_back(r * 2 / ranks);

@@ -39,10 +39,9 @@ TEST(PlanModifiers, SinksJoinEveryRowOnce) {
           problem.sinks = Sinks({4, 1}, {1, 2, 3, 4});
           const ShardedOperands operands =
               sequence_operands(problem, ranks, LayoutKind::contiguous);
-          PlanOptions options;
-          options.gather_bytes = few ? 1 : std::int64_t{1} << 30;
-          options.result_bytes = few ? 0 : std::int64_t{1} << 30;
-          options.lse_dtype = DType::float32;
+          const PlanOptions options{.gather_bytes = few ? 1 : std::int64_t{1} << 30,
+                                    .result_bytes = few ? 0 : std::int64_t{1} << 30,
+                                    .lse_dtype = DType::float32};
           for (const PlanInput& input :
                {native_input(problem, operands, options), gpu_input(problem, operands, options),
                 flash_input(problem, operands, options)}) {
@@ -76,9 +75,8 @@ TEST(PlanModifiers, EveryRowOfAnUnnormalisedOutputIsCompletedOnce) {
           if (few) problem.sinks = Sinks({1}, {1});
           const ShardedOperands operands =
               sequence_operands(problem, ranks, LayoutKind::contiguous);
-          PlanOptions options;
-          options.gather_bytes = few ? 1 : std::int64_t{1} << 30;
-          options.result_bytes = few ? 0 : std::int64_t{1} << 30;
+          PlanOptions options{.gather_bytes = few ? 1 : std::int64_t{1} << 30,
+                              .result_bytes = few ? 0 : std::int64_t{1} << 30};
           if (few) options.lse_dtype = DType::float32;
           // Blocks that continue states, or round results, must not complete rows either.
           expect_valid(make_plan(native_input(problem, operands, options), schedule), operands);
@@ -117,13 +115,11 @@ TEST(PlanModifiers, SaysThatTheOutputIsUnnormalised) {
 
 // A reduction has room for the sinks beside the maximum number of results.
 TEST(PlanModifiers, SinksFitBesideManyResults) {
-  AttentionProblem problem = causal_problem(37, 1, 1);
-  problem.mask = Mask();
+  AttentionProblem problem = unmasked_problem(37, 1, 1);
   problem.sinks = Sinks({1}, {1});
   const ShardedOperands operands =
       sequence_operands(problem, kMaximumParts - 1, LayoutKind::contiguous);
-  PlanOptions options;
-  options.result_bytes = std::int64_t{1} << 30;
+  const PlanOptions options{.result_bytes = std::int64_t{1} << 30};
   const Plan plan = make_plan(native_input(problem, operands, options), Schedule::ring);
   expect_valid(plan, operands);
   std::size_t most = 0;
@@ -155,8 +151,7 @@ TEST(PlanModifiers, RowsOfBiasAndMaskGoWhereTheQueriesGo) {
                        << ranks << " ranks, " << name_of(layout) << ", " << name_of(schedule)
                        << ", " << mask_and_modifiers_text(problem));
           const ShardedOperands operands = sequence_operands(problem, ranks, layout);
-          PlanOptions options;
-          options.head_group_bytes = 1;
+          PlanOptions options{.head_group_bytes = 1};
           if (ranks % 2 == 0) options.ulysses_degree = 2;
           expect_valid(make_plan(native_input(problem, operands, options), schedule), operands);
           if (HasFatalFailure()) return;
@@ -206,8 +201,7 @@ TEST(PlanModifiers, RowsOfABiasAreHeldAsTheyAreNeeded) {
   constexpr std::int64_t kHeads = 32;
   constexpr std::int64_t kRanks = 4;
   constexpr std::int64_t kPart = kHeads * (kLength / kRanks) * kLength * 4;
-  AttentionProblem problem = causal_problem(kLength, kHeads, 8);
-  problem.mask = Mask();
+  AttentionProblem problem = unmasked_problem(kLength, kHeads, 8);
   const auto plan_of = [&](Schedule schedule) {
     const ShardedOperands operands = sequence_operands(problem, kRanks, LayoutKind::contiguous);
     return make_rank_plan(native_input(problem, operands), schedule, 1);

@@ -42,10 +42,9 @@ TEST(Plan, EveryVisiblePairIsComputedOnceUnderEveryLayoutScheduleAndMask) {
                          << ranks << " ranks, " << name_of(layout) << ", " << name_of(schedule)
                          << ", mask " << to_string(m) << (few ? ", few heads at a time" : ""));
             const ShardedOperands operands = sequence_operands(problem, ranks, layout);
-            PlanOptions options;
-            options.gather_bytes = few ? 1 : std::int64_t{1} << 30;
-            options.result_bytes = few ? 1 : 0;
-            options.head_group_bytes = few ? 1 : std::int64_t{1} << 30;
+            PlanOptions options{.gather_bytes = few ? 1 : std::int64_t{1} << 30,
+                                .result_bytes = few ? 1 : 0,
+                                .head_group_bytes = few ? 1 : std::int64_t{1} << 30};
             if (ranks % 2 == 0) options.inner_size = options.ulysses_degree = few ? 2 : ranks / 2;
             const unsigned seed = static_cast<unsigned>(ranks * 10 + mask);
             expect_valid(make_plan(native_input(problem, operands, options), schedule), operands,
@@ -119,9 +118,9 @@ TEST(Plan, RandomProblemsAreComputedCompletely) {
       for (const RankPlan& rank : make_plan(mixed, schedule).ranks) {
         for (const Block* block : rank.all<Block>()) {
           if (++taken % 2 == 0) continue;
-          refuse(mixed, {{rank.implementations[static_cast<std::size_t>(block->implementation)],
-                          block->row_positions, block->column_positions,
-                          rank.global(block->batches), block->heads.count, block->full, "busy"}});
+          refuse(mixed,
+                 {{rank.implementation_of(*block), block->row_positions, block->column_positions,
+                   rank.global(block->batches), block->heads.count, block->full, "busy"}});
         }
       }
       expect_valid(make_plan(mixed, schedule), operands, static_cast<unsigned>(index));
@@ -194,8 +193,7 @@ TEST(Plan, WindowBoundsWhatTravels) {
 TEST(Plan, RingNeverHoldsMoreThanTwoReceiveBuffersOfTheLocalSize) {
   for (const LayoutKind layout :
        {LayoutKind::contiguous, LayoutKind::zigzag, LayoutKind::striped}) {
-    AttentionProblem problem = causal_problem(1003);
-    problem.mask = Mask();
+    AttentionProblem problem = unmasked_problem(1003);
     const Plan plan = sequence_plan(problem, 5, layout, Schedule::ring);
     for (const RankPlan& rank : plan.ranks) {
       int receive = 0;
@@ -297,8 +295,7 @@ TEST(Plan, StatesAreContinuedWithoutMerging) {
   for (const bool causal : {true, false}) {
     AttentionProblem problem = causal_problem(1024, 8, 2);
     problem.mask.set_causal(causal);
-    const ShardedOperands operands = sequence_operands(problem, 4, LayoutKind::zigzag);
-    const PlanInput input = flash_input(problem, operands);
+    const PlanInput input = flash_input(problem, sequence_operands(problem, 4, LayoutKind::zigzag));
     for (const RankPlan& rank : make_plan(input, Schedule::ring).ranks) {
       const std::vector<const Block*> blocks = rank.all<Block>();
       EXPECT_FALSE(blocks.front()->state.has_value());
@@ -320,8 +317,7 @@ TEST(Plan, StatesAreContinuedWithoutMerging) {
 // Under a causal mask, a rank's first chunk is complete before its last one is: each is rounded by
 // the block that completes it, and only the second one has a state in float32.
 TEST(Plan, RowsAreRoundedWhereTheyAreComplete) {
-  AttentionProblem problem = causal_problem(1 << 13, 64, 8);
-  problem.shape.head_dim = problem.shape.value_dim = 128;
+  AttentionProblem problem = causal_problem(1 << 13, 64, 8, 128);
   for (const int ranks : {2, 4}) {
     const ShardedOperands operands = sequence_operands(problem, ranks, LayoutKind::zigzag);
     const Plan plan = make_plan(flash_input(problem, operands), Schedule::ring);

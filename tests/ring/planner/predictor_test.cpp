@@ -30,13 +30,6 @@ void put_on_nodes(PlanInput& input, int ranks, int ranks_per_node) {
   }
 }
 
-AttentionProblem long_problem(std::int64_t length, std::int64_t heads, std::int64_t kv_heads) {
-  AttentionProblem problem = causal_problem(length, heads, kv_heads);
-  problem.shape.head_dim = problem.shape.value_dim = 128;
-  problem.dtype = DType::bfloat16;
-  return problem;
-}
-
 struct Laid {
   LayoutKind layout;
   bool causal;
@@ -51,10 +44,9 @@ TEST(Predictor, SomeNodesStandForAllOfThem) {
     for (const Laid& laid :
          {Laid{LayoutKind::zigzag, true}, Laid{LayoutKind::striped, true},
           Laid{LayoutKind::contiguous, false}, Laid{LayoutKind::contiguous, true}}) {
-      AttentionProblem problem = long_problem(length, 64, 8);
+      AttentionProblem problem = causal_problem(length, 64, 8, 128);
       problem.mask.set_causal(laid.causal);
-      const ShardedOperands operands = sequence_operands(problem, kRanks, laid.layout);
-      PlanInput input = flash_input(problem, operands);
+      PlanInput input = flash_input(problem, sequence_operands(problem, kRanks, laid.layout));
       put_on_nodes(input, kRanks, 8);
       const std::vector<int> some = simulated_ranks(input, 0);
       ASSERT_EQ(some.size(), 24U);
@@ -62,24 +54,20 @@ TEST(Predictor, SomeNodesStandForAllOfThem) {
       Predictor whole(input);
       ASSERT_EQ(whole.ranks().size(), static_cast<std::size_t>(kRanks));
       const double best = choose_schedule(input, "auto").seconds;
-      for (const ConsideredVariant& one : variants_for(input, "auto")) {
-        if (!one.obstacle.empty() || !one.pointless.empty()) continue;
-        PlanInput with = input;
-        with.options = with_variant(input.options, one.variant);
-        const double all = whole.run(with, one.variant)->seconds;
+      each_variant(input, [&](const PlanInput& with, const ScheduleVariant& variant) {
+        const double all = whole.run(with, variant)->seconds;
         const double tolerance = all <= 1.1 * best ? 0.03 : 0.1;
-        EXPECT_NEAR(sample.run(with, one.variant)->seconds, all, tolerance * all)
-            << variant_text(one.variant) << " " << length << " " << name_of(laid.layout)
-            << laid.causal << ", best " << best;
-      }
+        EXPECT_NEAR(sample.run(with, variant)->seconds, all, tolerance * all)
+            << variant_text(variant) << " " << length << " " << name_of(laid.layout) << laid.causal
+            << ", best " << best;
+      });
     }
   }
 }
 
 TEST(Predictor, GivesUpAtTheLimit) {
-  const AttentionProblem problem = long_problem(1 << 15, 8, 8);
-  const ShardedOperands operands = sequence_operands(problem, 8, LayoutKind::zigzag);
-  const PlanInput input = flash_input(problem, operands);
+  const AttentionProblem problem = causal_problem(1 << 15, 8, 8, 128);
+  const PlanInput input = flash_input(problem, sequence_operands(problem, 8, LayoutKind::zigzag));
   const ScheduleVariant ring{Schedule::ring};
   Predictor predictor(input);
   const double seconds = predictor.run(input, ring)->seconds;
@@ -105,7 +93,7 @@ TEST(Predictor, EqualPlansAreMadeOnce) {
         Case{MeshShape({{"dp", 2}, {"sp", 4}, {"tp", 4}}), 8},
         Case{MeshShape({{"tp", 16}, {"sp", 2}}), 8}}) {
     for (const bool backward : {false, true}) {
-      AttentionProblem problem = long_problem(1 << 14, 32, 8);
+      AttentionProblem problem = causal_problem(1 << 14, 32, 8, 128);
       problem.shape.batch = 2;
       problem.mask.set_kv_lengths({1 << 14, 1 << 12});
       const ShardedOperands operands =
@@ -118,25 +106,16 @@ TEST(Predictor, EqualPlansAreMadeOnce) {
       const std::vector<std::size_t> alike = KvGroups(input).alike(input.prices, all);
       shared += all.size() - std::set<std::size_t>(alike.begin(), alike.end()).size();
       Predictor predictor(input);
-      for (const ConsideredVariant& one : variants_for(input, "auto")) {
-        if (!one.obstacle.empty() || !one.pointless.empty()) continue;
-        PlanInput with = input;
-        with.options = with_variant(input.options, one.variant);
-        const PredictedRun run = *predictor.run(with, one.variant);
-        const Plan plan = make_plan(with, one.variant.schedule);
-        double received = 0;
-        for (const RankPlan& rank : plan.ranks) {
-          for (const Exchange* exchange : rank.all<Exchange>()) {
-            for (const Transfer& transfer : exchange->receives) {
-              received += static_cast<double>(transfer.bytes);
-            }
-          }
-        }
-        EXPECT_EQ(run.seconds, predicted_seconds(plan, with.prices))
-            << to_string(mesh) << " " << variant_text(one.variant) << backward;
-        EXPECT_EQ(run.received_bytes, received) << to_string(mesh) << variant_text(one.variant);
+      SCOPED_TRACE(to_string(mesh) + (backward ? " backward" : ""));
+      each_variant(input, [&](const PlanInput& with, const ScheduleVariant& variant) {
+        const PredictedRun run = *predictor.run(with, variant);
+        const Plan plan = make_plan(with, variant.schedule);
+        std::int64_t received = 0;
+        for (const RankPlan& rank : plan.ranks) received += rank.bytes_received();
+        EXPECT_EQ(run.seconds, predicted_seconds(plan, with.prices)) << variant_text(variant);
+        EXPECT_EQ(run.received_bytes, static_cast<double>(received)) << variant_text(variant);
         ++compared;
-      }
+      });
     }
   }
   EXPECT_GT(shared, 0U);
@@ -173,26 +152,28 @@ TEST(Predictor, PruningNeverChangesTheChoice) {
     const int per_node = any(std::vector{1, 2, 4, 8, 32});
     const std::int64_t heads = any(std::vector{4, 8, 12, 32});
     const std::int64_t length = any(std::vector{1 << 10, 1 << 13, 1 << 16, 1 << 19});
-    AttentionProblem problem = long_problem(length, heads, any(std::vector{1, 2, 4}));
+    AttentionProblem problem = causal_problem(length, heads, any(std::vector{1, 2, 4}), 128);
     problem.shape.query_length = any(std::vector<std::int64_t>{length, length, length / 64, 16});
     problem.mask.set_causal(any(std::vector{true, false}));
     if (any(std::vector{0, 1, 2}) == 0) problem.mask.set_window(length / 16, -1);
     const LayoutKind layout =
         any(std::vector{LayoutKind::contiguous, LayoutKind::zigzag, LayoutKind::striped});
     const ShardedOperands operands = sequence_operands(problem, ranks, layout);
-    PlanInput input = flash_input(problem, operands);
-    if (ranks > per_node && ranks % per_node == 0) put_on_nodes(input, ranks, per_node);
+    const bool host = i % 8 == 7;
+    PlanInput input = host ? native_input(problem, operands) : flash_input(problem, operands);
+    if (!host && ranks > per_node && ranks % per_node == 0) put_on_nodes(input, ranks, per_node);
     if (any(std::vector{true, false})) input.prices.model.network = CostCurve::transfer(1e-6, 5e9);
+    if (host) {  // messages that take no time, or longer than everything else
+      const double latency = i % 16 == 7 ? 1e-9 : 1;
+      input.prices.model.transports.at("mpi") = CostCurve::transfer(latency, 3e9);
+    }
     Predictor predictor(input);
     std::vector<PlayedVariant> all;
-    for (const ConsideredVariant& one : variants_for(input, "auto")) {
-      if (!one.obstacle.empty() || !one.pointless.empty()) continue;
-      PlanInput with = input;
-      with.options = with_variant(input.options, one.variant);
-      const PredictedRun run = *predictor.run(with, one.variant);
-      EXPECT_LE(predictor.least(with, one.variant).seconds, run.seconds * (1 + 1e-9));
-      all.push_back({one.variant, run.seconds, run.buffer_bytes});
-    }
+    each_variant(input, [&](const PlanInput& with, const ScheduleVariant& variant) {
+      const PredictedRun run = *predictor.run(with, variant);
+      EXPECT_LE(predictor.least(with, variant).seconds, run.seconds * (1 + 1e-9));
+      all.push_back({variant, run.seconds, run.buffer_bytes});
+    });
     const PlayedVariant best = best_of(all);
     const ScheduleChoice choice = choose_schedule(input, "auto");
     EXPECT_EQ(variant_text(choice), variant_text(best.variant))
@@ -214,26 +195,22 @@ TEST(Predictor, SamplesOfManyRanksOnlyRuleOutWhatLoses) {
   for (int i = 0; i < 3; ++i) {
     const int ranks = 8 * any(std::vector{33, 34, 40});
     const std::int64_t length = ranks * any(std::vector<std::int64_t>{1 << 10, 1 << 12, 1 << 14});
-    AttentionProblem problem = long_problem(length, any(std::vector{16, 64}), 8);
+    AttentionProblem problem = causal_problem(length, any(std::vector{16, 64}), 8, 128);
     problem.mask.set_causal(any(std::vector{true, true, false}));
     if (i % 3 == 2) problem.mask.set_window(length / 16, -1);
     if (i % 3 == 1) problem.shape.query_length = 8 * ranks;
     const LayoutKind layout = any(std::vector{LayoutKind::contiguous, LayoutKind::zigzag});
-    const ShardedOperands operands = sequence_operands(problem, ranks, layout);
-    PlanInput input = flash_input(problem, operands);
+    PlanInput input = flash_input(problem, sequence_operands(problem, ranks, layout));
     put_on_nodes(input, ranks, 8);
     const std::string what =
         fmt::format("{} {} {} {}", i, to_string(problem.shape), name_of(layout), ranks);
     SCOPED_TRACE(what);
     std::vector<PlayedVariant> all;
-    for (const ConsideredVariant& one : variants_for(input, "auto")) {
-      if (!one.obstacle.empty() || !one.pointless.empty()) continue;
-      PlanInput with = input;
-      with.options = with_variant(input.options, one.variant);
+    each_variant(input, [&](const PlanInput& with, const ScheduleVariant& variant) {
       Predictor predictor(with, simulated_ranks(with, ranks));
-      const PredictedRun run = *predictor.run(with, one.variant);
-      all.push_back({one.variant, run.seconds, run.buffer_bytes});
-    }
+      const PredictedRun run = *predictor.run(with, variant);
+      all.push_back({variant, run.seconds, run.buffer_bytes});
+    });
     const PlayedVariant best = best_of(all);
     const ScheduleChoice choice = choose_schedule(input, "auto");
     EXPECT_EQ(variant_text(choice), variant_text(best.variant));

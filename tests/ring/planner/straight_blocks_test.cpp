@@ -25,9 +25,8 @@ constexpr int kRanks = 4;
 std::size_t expect_straight(const AttentionProblem& problem, LayoutKind layout, Schedule schedule) {
   SCOPED_TRACE(testing::Message() << name_of(layout) << ", " << name_of(schedule) << ", mask "
                                   << to_string(problem.mask));
-  const ShardedOperands operands = sequence_operands(problem, kRanks, layout);
   // Small problems would be faster as they are: the other kernel must be slower still.
-  PlanInput input = gpu_input(problem, operands);
+  PlanInput input = gpu_input(problem, sequence_operands(problem, kRanks, layout));
   set_rate(input.prices, "native", 1e6);
   const Plan plan = make_plan(input, schedule);
   std::size_t most = 0;
@@ -35,14 +34,14 @@ std::size_t expect_straight(const AttentionProblem& problem, LayoutKind layout, 
     const std::vector<const Block*> blocks = rank.all<Block>();
     most = std::max(most, blocks.size());
     for (const Block* block : blocks) {
-      EXPECT_EQ(rank.implementations.at(static_cast<std::size_t>(block->implementation)), "sdpa");
+      EXPECT_EQ(rank.implementation_of(*block), "sdpa");
       EXPECT_EQ(local_mask(problem.mask, rank.first_batch + block->batches.begin,
                            block->batches.count, block->row_positions, block->column_positions)
                     .obstacle,
                 "");
     }
   }
-  expect_valid(plan, operands);
+  expect_valid(plan, input.operands);
   return most;
 }
 
@@ -83,14 +82,13 @@ TEST(StraightBlocks, CudnnComputesGradientsOfShards) {
                               bool grad_lse) {
     AttentionProblem problem = causal_problem(256, 4, 2);
     problem.reproducible = reproducible;
-    const ShardedOperands operands = sequence_operands(problem, kRanks, layout);
-    PlanInput input = gpu_input(problem, operands);
+    PlanInput input = gpu_input(problem, sequence_operands(problem, kRanks, layout));
     set_rate(input.prices, "native", 1e6);
     input.backward = BackwardRequest{.grad_lse = grad_lse};
     std::set<std::string> names;
     for (const RankPlan& rank : make_plan(input, schedule).ranks) {
       for (const BackwardBlock* block : rank.all<BackwardBlock>()) {
-        names.insert(rank.implementations.at(static_cast<std::size_t>(block->implementation)));
+        names.insert(rank.implementation_of(*block));
       }
     }
     return names;
@@ -142,8 +140,7 @@ TEST(StraightBlocks, AreCutOnlyWhereThatIsFaster) {
   AttentionProblem problem = causal_problem(256, 4, 2);
   const auto row = documents_of(32, 256);
   problem.mask.set_segments(1, row, row);
-  const ShardedOperands operands = sequence_operands(problem, 1, LayoutKind::contiguous);
-  PlanInput input = gpu_input(problem, operands);
+  PlanInput input = gpu_input(problem, sequence_operands(problem, 1, LayoutKind::contiguous));
   for (const auto& [latency, blocks] : {std::pair{1e-9, 8U}, std::pair{1.0, 1U}}) {
     for (auto& [name, cost] : input.prices.kernels) cost.call_latency = latency;
     EXPECT_EQ(make_rank_plan(input, Schedule::local, 0).all<Block>().size(), blocks);

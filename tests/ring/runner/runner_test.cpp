@@ -75,13 +75,11 @@ TEST_F(GradientsOverRanks, ExchangesOfAGroupGoOnWhileARankWaitsForAnotherGroup) 
   problem.mask.set_segments(2, rows, columns);
   problem.bias = Extents{1, 1, 1, problem.shape.kv_length};
   one.sharded.plan->gather_bytes = 1;  // a head at a time
-  context(MeshShape::parse(one.mesh, ranks()))
-      .registry()
-      .add(std::make_unique<test::WrappedNative>(
-          "slow", [](std::unique_ptr<Kernel> native) -> std::unique_ptr<Kernel> {
-            if (test::session().rank() != 3) return native;
-            return std::make_unique<Slow>(std::move(native));
-          }));
+  test::add_native(context(MeshShape::parse(one.mesh, ranks())).registry(), "slow", 1,
+                   [](std::unique_ptr<Kernel> native) -> std::unique_ptr<Kernel> {
+                     if (test::session().rank() != 3) return native;
+                     return std::make_unique<Slow>(std::move(native));
+                   });
   expect_verified(one, "slow");
 }
 

@@ -81,11 +81,9 @@ TEST(Simulate, UsesTheCurveOfTheTransportInUse) {
 // long as two of these blocks.
 TEST(Simulate, TransfersOfGpusRunAheadWhereMemoryAllows) {
   const auto blocks = [](const std::string& transport, bool direct, bool prefetch) {
-    PlanOptions options;
-    options.direct = direct;
-    options.prefetch_bytes = prefetch ? std::int64_t{1} << 30 : 0;
     Plan plan =
-        sequence_plan(problem_of(4096, false), 4, LayoutKind::contiguous, Schedule::ring, options);
+        sequence_plan(problem_of(4096, false), 4, LayoutKind::contiguous, Schedule::ring,
+                      {.direct = direct, .prefetch_bytes = prefetch ? std::int64_t{1} << 30 : 0});
     const Block& block = *plan.ranks[0].all<Block>().at(1);
     const double flops =
         2.0 * static_cast<double>(block.pairs) * static_cast<double>(block.heads.count) * 128;
@@ -108,10 +106,8 @@ TEST(Simulate, TransfersOfGpusRunAheadWhereMemoryAllows) {
 
 // A one-sided receiver need not wait until its peer can receive, too.
 TEST(Simulate, WhoTakesDoesNotWaitForTheOtherSideToReceive) {
-  PlanOptions options;
-  options.direct = true;
-  Plan plan =
-      sequence_plan(problem_of(4096, false), 4, LayoutKind::contiguous, Schedule::ring, options);
+  Plan plan = sequence_plan(problem_of(4096, false), 4, LayoutKind::contiguous, Schedule::ring,
+                            {.direct = true});
   Block& first = first_block(plan.ranks[1]);
   const double flops =
       2.0 * static_cast<double>(first.pairs) * static_cast<double>(first.heads.count) * 128;
@@ -219,8 +215,7 @@ double seconds_alone(const AttentionProblem& problem, double flops) {
 
 // Two tiles of the 132 that a GPU computes at once; a CPU rank is busy with any block.
 TEST(Simulate, AFewHeadsKeepPartOfAGpuBusy) {
-  AttentionProblem problem = causal_problem(256, 1, 1);
-  problem.mask.set_causal(false);
+  AttentionProblem problem = unmasked_problem(256, 1, 1);
   const Plan plan = sequence_plan(problem, 1, LayoutKind::contiguous, Schedule::local);
   Prices prices = plain_prices("peer", 1e9, CostCurve::constant(1));
   const double full = predicted_seconds(plan, prices);

@@ -146,11 +146,8 @@ TEST(SimulationEvents, MessagesInsideANodePassThoseAcross) {
 
 // Every rank gets two messages from the other node, one after the other, whatever the hop.
 TEST(SimulationEvents, ARingOverTwoNodesIsBoundByTheirNetwork) {
-  PlanOptions options;
-  options.direct = true;
-  options.prefetch_bytes = std::int64_t{1} << 30;
-  AttentionProblem problem = causal_problem(4096);
-  problem.mask.set_causal(false);
+  const PlanOptions options{.direct = true, .prefetch_bytes = std::int64_t{1} << 30};
+  AttentionProblem problem = unmasked_problem(4096);
   const Plan plan = sequence_plan(problem, 4, LayoutKind::contiguous, Schedule::ring, options);
   const double hop =
       static_cast<double>(plan.ranks[0].all<Exchange>()[0]->receives.at(0).bytes) / kRate;
@@ -179,9 +176,8 @@ std::vector<Played> all_schedules() {
 }
 
 AttentionProblem full_problem(std::int64_t rows, std::int64_t columns) {
-  AttentionProblem problem = causal_problem(columns, 8, 8);
+  AttentionProblem problem = unmasked_problem(columns, 8, 8);
   problem.shape.query_length = rows;
-  problem.mask.set_causal(false);
   return problem;
 }
 
@@ -249,8 +245,7 @@ TEST(SimulationEvents, HeadsGoOutAndResultsComeBack) {
 TEST(SimulationEvents, GroupsOfHeadsOverlap) {
   const AttentionProblem problem = full_problem(4096, 4096);
   const ShardedOperands operands = sequence_operands(problem, 4, LayoutKind::contiguous);
-  PlanOptions options;
-  options.head_group_bytes = 1;
+  const PlanOptions options{.head_group_bytes = 1};
   const Plan plan = make_plan(native_input(problem, operands, options), Schedule::ulysses);
   ASSERT_EQ(plan.ranks[0].all<Block>().size(), 2U);
   Prices prices = link_prices("peer", plan.ranks[0].work() * 4 * 64 / 2);  // a second each
@@ -282,10 +277,8 @@ TEST(SimulationEvents, ADoubleRingSparesTheNetwork) {
   prices.model.transports.at("peer") = CostCurve::transfer(1e-15, 1000 * kRate);
   prices.node_of_rank = {0, 0, 0, 0, 1, 1, 1, 1};
   const auto finish = [&](Schedule schedule, bool direct) {
-    PlanOptions options;
-    options.direct = direct;
-    options.inner_size = 4;
-    options.prefetch_bytes = std::int64_t{1} << 30;
+    const PlanOptions options{
+        .direct = direct, .prefetch_bytes = std::int64_t{1} << 30, .inner_size = 4};
     return predicted_seconds(make_plan(native_input(problem, operands, options), schedule), prices);
   };
   const double shard = 1024.0 * 8 * (64 + 64) * 2 / kRate;
@@ -297,10 +290,8 @@ TEST(SimulationEvents, ADoubleRingSparesTheNetwork) {
 }
 
 TEST(SimulationEvents, TransportsOnMultiprocessorsSlowKernelsDown) {
-  PlanOptions options;
-  options.prefetch_bytes = std::int64_t{1} << 30;
-  AttentionProblem problem = causal_problem(4096);
-  problem.mask.set_causal(false);
+  const PlanOptions options{.prefetch_bytes = std::int64_t{1} << 30};
+  AttentionProblem problem = unmasked_problem(4096);
   const Plan plan = sequence_plan(problem, 2, LayoutKind::contiguous, Schedule::ring, options);
   const Block& block = *plan.ranks[0].all<Block>().at(0);
   const double flops = plan.ranks[0].flops(block);  // blocks of a second
@@ -317,10 +308,8 @@ TEST(SimulationEvents, TransportsOnMultiprocessorsSlowKernelsDown) {
 }
 
 TEST(SimulationEvents, CompositeSlowsKernelsDownOnlyBetweenNodes) {
-  PlanOptions options;
-  options.prefetch_bytes = std::int64_t{1} << 30;
-  AttentionProblem problem = causal_problem(4096);
-  problem.mask.set_causal(false);
+  const PlanOptions options{.prefetch_bytes = std::int64_t{1} << 30};
+  AttentionProblem problem = unmasked_problem(4096);
   const Plan plan = sequence_plan(problem, 2, LayoutKind::contiguous, Schedule::ring, options);
   const double flops = plan.ranks[0].flops(*plan.ranks[0].all<Block>().at(0));
   Prices prices = link_prices("peer", flops);
@@ -478,10 +467,8 @@ TEST(SimulationEvents, MessagesOfAnExchangeCostWhatTheModelSays) {
 
 // The rank that sends a gradient goes on fetching keys while its neighbour is slow to take it.
 TEST(SimulationEvents, ASlowGradientDelaysNoPrefetch) {
-  AttentionProblem problem = causal_problem(4096, 8, 8);
-  problem.mask = {};
-  const ShardedOperands operands = sequence_operands(problem, 8, LayoutKind::contiguous);
-  PlanInput input = native_input(problem, operands);
+  AttentionProblem problem = unmasked_problem(4096, 8, 8);
+  PlanInput input = native_input(problem, sequence_operands(problem, 8, LayoutKind::contiguous));
   input.backward = BackwardRequest{};
   Plan plan = make_plan(input, Schedule::ring);
   const auto first_gradient = [&](int rank, std::vector<Transfer> Exchange::*side) {
@@ -541,13 +528,10 @@ TEST(SimulationEvents, CopiesThatFollowEachOtherAreLaunchedOnce) {
 
 // Whole nodes stand for the others, so that the network is shared as in the whole mesh.
 TEST(Planner, SomeNodesPredictTheWholeMesh) {
-  AttentionProblem problem = causal_problem(1 << 15);
-  problem.mask.set_causal(false);
+  AttentionProblem problem = unmasked_problem(1 << 15);
   const ShardedOperands operands = sequence_operands(problem, 32, LayoutKind::contiguous);
   for (const bool direct : {false, true}) {
-    PlanOptions options;
-    options.direct = direct;
-    PlanInput input = native_input(problem, operands, options);
+    PlanInput input = native_input(problem, operands, {.direct = direct});
     input.prices = link_prices("nccl", 1e13);
     for (int rank = 0; rank < 32; ++rank) input.prices.node_of_rank.push_back(rank / 4);
     const std::vector<int> sample = simulated_ranks(input, 0, 15);

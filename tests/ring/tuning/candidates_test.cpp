@@ -65,7 +65,7 @@ TEST(TuningCandidates, AreTheVariantsOfThePlanner) {
   const PlanInput input = call.input();
   std::set<std::string> considered, candidates;
   for (const ConsideredVariant& one : variants_for(input, "auto")) {
-    if (one.obstacle.empty() && one.pointless.empty()) considered.insert(variant_text(one.variant));
+    if (one.is_open()) considered.insert(variant_text(one.variant));
   }
   for (const TunedCandidate& one : candidates_of(call)) {
     candidates.insert(variant_text(
@@ -190,7 +190,7 @@ TEST(Choice, PrefersAnImplementation) {
     const RankPlan plan =
         make_rank_plan(with_choice(input, {.implementation = name}), Schedule::ring, 1);
     for (const Block* block : plan.all<Block>()) {
-      EXPECT_EQ(plan.implementations[static_cast<std::size_t>(block->implementation)], name);
+      EXPECT_EQ(plan.implementation_of(*block), name);
     }
   }
 }

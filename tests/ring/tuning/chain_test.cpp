@@ -76,12 +76,10 @@ class TuningChainTest : public ShardedAttentionFixture {
   }
 
   void add(std::string name, double speed, int milliseconds, const std::shared_ptr<Fails>& fails) {
-    registry_.add(std::make_unique<test::WrappedNative>(
-        std::move(name),
-        [milliseconds, fails](std::unique_ptr<Kernel> native) {
+    test::add_native(
+        registry_, std::move(name), speed, [milliseconds, fails](std::unique_ptr<Kernel> native) {
           return std::make_unique<TrickyKernel>(std::move(native), milliseconds, fails);
-        },
-        speed));
+        });
   }
   [[nodiscard]] bool leads() const { return mesh_.rank() == 0; }
   // Makes attention, and expects the same decision on all ranks.

@@ -8,22 +8,16 @@
 #include <annulus/annulus.hpp>
 #include <annulus/core/error.hpp>
 
-#include "tests/support/test_world.hpp"
+#include "tests/support/host_context.hpp"
 
 namespace annulus {
 namespace {
 
 class OverlayTest : public ::testing::Test {
  protected:
-  OverlayTest() : context_(test::session().world(), on_host()) {
+  OverlayTest() : context_(test::session().world(), test::on_host()) {
     options_.shape = {1, 64, 64, 8, 8, 16, 16};
     options_.dtype = DType::float32;
-  }
-  static ContextOptions on_host() {
-    ContextOptions options;
-    options.place = Place::host();
-    options.threads = 1;
-    return options;
   }
   [[nodiscard]] std::string schedule() {
     const Attention attention(context_, options_);

@@ -16,15 +16,12 @@ namespace annulus::ring {
 /// A call on `ranks` ranks along the sequence, of kernels that are assumed to be fast or slow.
 struct PlannedCall {
   explicit PlannedCall(int ranks,
-                       std::vector<std::pair<std::string, double>> kernels = {{"quick", 1},
-                                                                              {"slow", 0.8}})
+                       const std::vector<std::pair<std::string, double>>& kernels = {{"quick", 1},
+                                                                                     {"slow", 0.8}})
       : mesh({{"sp", ranks}}) {
     problem.shape = {1, 4096, 4096, 8, 4, 64, 64};
     layout.query = layout.kv = PartitionSpec::parse("-,sp");
-    for (auto& [name, speed] : kernels) {
-      registry.add(std::make_unique<test::WrappedNative>(
-          name, [](std::unique_ptr<Kernel> native) { return native; }, speed));
-    }
+    for (const auto& [name, speed] : kernels) test::add_native(registry, name, speed);
   }
 
   [[nodiscard]] PlanInput input() {

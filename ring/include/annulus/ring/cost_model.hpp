@@ -85,6 +85,7 @@ struct CostModel {
   /// The assumed model for ranks on this kind of device.
   static CostModel for_device(Place::Kind device);
   static CostModel for_place(Place place) { return for_device(place.kind); }
+  bool operator==(const CostModel&) const = default;
 
   /// Throws ArgumentError("cost model", …) unless the model is for ranks at this kind of place.
   void check_place(Place place) const;

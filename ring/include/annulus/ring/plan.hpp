@@ -74,7 +74,7 @@ struct PlanOptions {
   int inner_size = 0;
   /// The candidate that gets every block that it accepts, even if others are predicted to be
   /// faster. "": each block goes to the candidate with the shortest predicted time.
-  std::string preferred;
+  std::string preferred = {};
   /// For ulysses and hybrid: heads are exchanged in groups, each of at least this many bytes of
   /// queries, so that transfers overlap the computation. 0: kDefaultHeadGroupBytes.
   std::int64_t head_group_bytes = 0;
@@ -185,6 +185,11 @@ struct Region {
   LocalRange tokens;
   HeadRange heads;
   BatchRange batches;
+
+  /// The same part of another buffer.
+  [[nodiscard]] Region in(int other) const { return {other, tokens, heads, batches}; }
+  /// Other tokens of the same buffer.
+  [[nodiscard]] Region at(const LocalRange& other) const { return {buffer, other, heads, batches}; }
   bool operator==(const Region&) const = default;
 };
 
@@ -377,6 +382,12 @@ struct RankPlan {
   }
   [[nodiscard]] const Buffer& buffer(int index) const {
     return buffers[static_cast<std::size_t>(index)];
+  }
+  /// All of a buffer.
+  [[nodiscard]] Region whole(int buffer) const;
+  /// The name of the implementation that computes a tile.
+  [[nodiscard]] const std::string& implementation_of(const Tile& tile) const {
+    return implementations[static_cast<std::size_t>(tile.implementation)];
   }
   /// The first buffer of the chain that shares memory with this one.
   [[nodiscard]] int memory_of(int buffer) const;

@@ -76,12 +76,15 @@ void refuse(PlanInput& input, std::vector<Refusal> refusals);
 
 /// The options that plans of this variant are made with.
 [[nodiscard]] PlanOptions with_variant(PlanOptions options, const ScheduleVariant& variant);
+/// The same input with these options.
+[[nodiscard]] PlanInput with_variant(PlanInput input, const ScheduleVariant& variant);
 
 /// A variant that `auto` looks at.
 struct ConsideredVariant {
   ScheduleVariant variant;
   std::string obstacle;   ///< why it cannot run; empty if it can
   std::string pointless;  ///< why it is not worth planning, though it can run; empty if it is
+  [[nodiscard]] bool is_open() const { return obstacle.empty() && pointless.empty(); }
 };
 
 /// The variants that `name` ("auto" or a schedule) leaves open, in a fixed order. For `auto`,

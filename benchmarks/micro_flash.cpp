@@ -139,7 +139,7 @@ Case plain_case(const BackwardShape& s, bool causal, std::int64_t window = -1) {
   return one;
 }
 
-// Plain, the same bits every time (which wide heads have anyway), and with a soft cap.
+// Times a plain pass, one with a soft cap, and one that repeats its bits, as wide heads always do.
 void measure_plain(Bench& bench, const BackwardShape& s, bool causal, std::int64_t window = -1) {
   std::vector<Case> cases(3, plain_case(s, causal, window));
   cases[1].name += ", soft cap 50";
@@ -402,9 +402,9 @@ void float32_backward(Bench& bench) {
   }
 }
 
-// Times what a ring of two ranks (zigzag, causal) could gain by computing all hops in one launch,
-// if all blocks had already arrived: a rank's rows with all keys, compared with one launch for its
-// own block and one for the other rank's, with the rows that see it.
+// Times how much a ring of two ranks (zigzag, causal) could gain by one launch for all hops, if all
+// blocks had already arrived. One launch takes a rank's rows with all keys. It is compared with
+// two: one for the rank's own block, and one for the other rank's with the rows that see it.
 void hops(Bench& bench) {
   for (const auto& [length, heads, kv_heads] :
        {std::tuple{8192, 64, 8}, std::tuple{8192, 32, 32}, std::tuple{32768, 64, 8}}) {

@@ -35,7 +35,7 @@ struct Case {
   PositionRanges rows, columns;
   DType output = DType::bfloat16;
   bool continues_state = false;
-  // Of a backward pass:
+  // For backward passes:
   bool repeats_bits = false;
   bool wants_bias = false;       ///< the bias's gradient
   const char* kernel = nullptr;  ///< null: the flash kernel

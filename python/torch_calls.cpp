@@ -40,7 +40,7 @@ std::int64_t open_object(std::int64_t attention) {
   return reinterpret_cast<std::int64_t>(
       new Object{reinterpret_cast<annulus_attention*>(attention)});
 }
-/// The number of nodes and calls that still need the object.
+/// The number of autograd nodes and calls that still need the object.
 std::int64_t uses_of(std::int64_t object) {
   return object_of(object).nodes + object_of(object).calls;
 }
@@ -58,7 +58,7 @@ struct Use : torch::CustomClassHolder {
 constexpr std::int64_t kClosed = -1;
 constexpr std::int64_t kInCall = -2;
 
-/// Raises the exception of Python that belongs to the status, to kClosed or to kInCall.
+/// Raises the Python exception for a status of the library, or for kClosed or kInCall.
 [[noreturn]] void raise_status(std::int64_t status) {
   static const auto raise_error = c10::Dispatcher::singleton()
                                       .findSchemaOrThrow("annulus::raise_error", "")
@@ -71,7 +71,7 @@ void check(annulus_status status) {
   if (status != ANNULUS_SUCCESS) raise_status(status);
 }
 
-/// A call of an object, or of none, while it lasts. The object is not closed meanwhile.
+/// A call under way, of an object or of none. The object is not closed while the call lasts.
 class Call {
  public:
   explicit Call(Object* object) : object_(object), outer_(innermost_) {
@@ -298,11 +298,11 @@ Arguments of_backward(const torch::jit::Stack& stack) {
 /// The attention objects that Python found for earlier calls.
 class Known {
  public:
-  /// A call of no object if Python has to find or make it.
+  /// The call has no object if Python must first find or make the object.
   [[nodiscard]] Call call(const Arguments& arguments) {
     if (!arguments.only_sinks()) return Call(nullptr);
     const std::string key = arguments.key();
-    const std::scoped_lock lock(mutex_);  // no object is forgotten before its call is counted
+    const std::scoped_lock lock(mutex_);  // the call is counted before its object can be forgotten
     const auto found = objects_.find(key);
     return Call(found == objects_.end() ? nullptr : found->second);
   }
@@ -330,7 +330,7 @@ void forget(std::int64_t object) {
   known().forget(object_of(object));
 }
 
-/// Waits for calls under way on other threads. Within one on this thread, it is refused.
+/// Waits for calls under way on other threads. It is refused within a call on this thread.
 void close_object(std::int64_t object) {
   Object& closed = object_of(object);
   if (Call::is_within(closed)) raise_status(kInCall);

@@ -13,7 +13,7 @@ namespace annulus::ring {
 /// The contents of an exchange's messages: "key/value"; "nothing" if there are none.
 [[nodiscard]] std::string contents_of(const RankPlan& plan, const Exchange& exchange);
 
-/// The label of a task, in a real run and in a simulated one; without the messages.
+/// The label of a task in real and simulated runs, without the task's messages.
 [[nodiscard]] TraceLabel trace_label(const RankPlan& plan, const Task& task);
 
 }  // namespace annulus::ring

@@ -405,7 +405,7 @@ class Comparison:
     def __init__(self, bounds, names):
         self.bounds = bounds
         self.difference = self.norm = 0.0
-        self.shares = dict.fromkeys(names, 0.0)  # the largest ones of a row's bound
+        self.shares = dict.fromkeys(names, 0.0)  # by name: the largest share of a row's bound
 
     def add_share(self, name, errors, allowed):
         self.shares[name] = max(self.shares[name], largest_share(errors, allowed))

@@ -63,7 +63,7 @@ void SdpaBackward::run(const BackwardBlock& block, const Gradients& gradients, S
 void SdpaBackward::check(const BackwardBlock& block, const Gradients& gradients) const {
   const BlockChecks checks("cuDNN attention, backward", problem_);
   checks.check(block, gradients);
-  checks.require(!is_wanted(gradients.bias), "there is no gradient of a bias");
+  checks.require(!is_wanted(gradients.bias), "the gradient of a bias is not computed");
 }
 
 const SdpaKept& SdpaBackward::find(const AttentionBlock& block) {

@@ -58,8 +58,8 @@ class SdpaBlocks {
   SdpaBlocks(const AttentionProblem& problem, Device& device)
       : problem_(problem), device_(device) {}
 
-  /// The data for the block, made if it is new. `shape` is a descriptor without the mask. Throws
-  /// UnsupportedError for a block that cuDNN cannot take.
+  /// The data for the block, made when the block is new. `shape` is a descriptor without the mask.
+  /// Throws UnsupportedError for a block that cuDNN cannot take.
   const SdpaKept& find(const SdpaDescriptor& shape, const AttentionBlock& block);
 
  private:

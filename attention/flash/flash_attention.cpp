@@ -224,7 +224,7 @@ void FlashAttention::run(const AttentionBlock& block, const SoftmaxState& result
   const BlockChecks checks("flash attention", problem_);
   checks.check(block, result);
   checks.require(block.arrived_from == nullptr || problem_.dtype != DType::float32,
-                 "columns of float32 that arrive");
+                 "columns of float32 must have arrived before the call");
   if (block.query.elements() == 0) return;
   if (block.key.elements() == 0) {
     if (!block.state) return cuda::reset(result, stream);

@@ -12,7 +12,7 @@ void BlockChecks::require(bool fits, const char* what) const {
 
 void BlockChecks::require_unit_strides(std::initializer_list<ConstTensorView> tensors) const {
   for (const ConstTensorView& tensor : tensors) {
-    require(tensor.size(3) == 1 || tensor.stride(3) == 1, "head dimension has a stride");
+    require(tensor.size(3) == 1 || tensor.stride(3) == 1, "the head dimension is strided");
   }
 }
 
@@ -57,8 +57,8 @@ void BlockChecks::check(const AttentionBlock& block, const SoftmaxState& result)
   if (!block.state) return;
   require(block.state->output.shape() == output.shape() &&
               block.state->output.dtype() == DType::float32,
-          "output of other columns", block.state->output);
-  require(block.state->lse.shape() == lse.shape(), "LSE of other columns", block.state->lse);
+          "output of the state", block.state->output);
+  require(block.state->lse.shape() == lse.shape(), "LSE of the state", block.state->lse);
 }
 
 void BlockChecks::check(const BackwardBlock& block, const Gradients& gradients) const {
@@ -82,7 +82,7 @@ void BlockChecks::check(const BackwardBlock& block, const Gradients& gradients) 
   check_gradient("gradient of key", gradients.key, block.key);
   check_gradient("gradient of value", gradients.value, block.value);
   if (gradients.bias.rank() == 0) return;
-  require(block.scores.bias.has_value(), "there is no bias to have a gradient");
+  require(block.scores.bias.has_value(), "a gradient of the bias is wanted, but there is no bias");
   check_gradient("gradient of bias", gradients.bias, *block.scores.bias);
 }
 

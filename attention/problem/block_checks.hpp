@@ -6,10 +6,10 @@
 
 namespace annulus {
 
-/// Checks of blocks that only a defect of the caller fails. They throw InternalError.
+/// Checks of blocks. They throw InternalError, since only a defect of the caller makes one fail.
 class BlockChecks {
  public:
-  /// Errors begin with `who`, "native attention".
+  /// Errors begin with `who`, such as "native attention".
   BlockChecks(const char* who, const AttentionProblem& problem) : who_(who), problem_(problem) {}
 
   /// A block of the forward pass and its result, whose output is float32 or of the problem's dtype
@@ -23,7 +23,7 @@ class BlockChecks {
 
  private:
   void check_operands(const AttentionBlock& block) const;
-  // `tensor` is what does not fit.
+  // The error names `tensor`.
   void require(bool fits, const char* name, const ConstTensorView& tensor) const;
 
   const char* who_;

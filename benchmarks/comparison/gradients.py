@@ -53,7 +53,7 @@ def errors(found: Sequence[np.ndarray], exact: Sequence[np.ndarray]) -> list[flo
 
 def words_of_run(annulus: str, device: str, dtype: str, case: Case,
                  path: Callable[[str], str]) -> list[str]:
-    """annulus run on the operands and for their gradients, in the files that `path` names."""
+    """annulus run, which reads operands and writes output and gradients. `path` names the files."""
     words = [annulus, "run", "--device", device, "--dtype", dtype]
     for name in ("output", *OPERANDS, *(f"grad_{name}" for name in OPERANDS[:3])):
         words += [f"--{name.replace('_', '-')}", path(name)]

@@ -14,13 +14,13 @@ namespace annulus::launcher {
 [[nodiscard]] ExitCode bench_command(const CommandContext& context);
 /// annulus bench --hops.
 [[nodiscard]] ExitCode bench_hops(const CommandContext& context);
-/// annulus bench --scaling: times the problem on the first 1, 2, 4, … and on all ranks of the job,
-/// strong and weak. The other ranks wait.
+/// annulus bench --scaling: measures strong and weak scaling on the first 1, 2, 4, … ranks of the
+/// job and on all of them. The other ranks wait.
 [[nodiscard]] ExitCode bench_scaling(const CommandContext& context);
 /// annulus bench --calibrate: measures a cost model on the ranks of this job and writes it for
-/// --cost-model, complete or not at all: merges, reads, hops by each transport, and calls and rates
-/// by rows for each implementation that computes the problem. An existing file of the same machine
-/// keeps its classes of other problems; one of another machine is an error.
+/// --cost-model, complete or not at all. It measures merges, reads and hops by each transport, and
+/// calls and rates by rows for each implementation that computes the problem. An existing file of
+/// the same machine keeps its classes of other problems; a file of another machine is an error.
 [[nodiscard]] ExitCode calibrate(const CommandContext& context);
 [[nodiscard]] ExitCode plan_command(const CommandContext& context);
 [[nodiscard]] ExitCode info_command(const CommandContext& context);

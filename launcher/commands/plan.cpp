@@ -77,9 +77,9 @@ class LayoutFigures {
   /// To be called once.
   [[nodiscard]] std::vector<ring::RankTimeline> simulate() { return simulation_.run(); }
 
-  std::int64_t hops = 0;      ///< most steps of a rank with transfers
-  double hop_bytes = 0;       ///< most that a rank receives in one step
-  std::int64_t messages = 0;  ///< most that a rank receives in one step
+  std::int64_t hops = 0;      ///< most steps with transfers of a rank
+  double hop_bytes = 0;       ///< most bytes that a rank receives in one step
+  std::int64_t messages = 0;  ///< most messages that a rank receives in one step
   double buffers = 0;         ///< most buffer memory of a rank, in bytes
   std::vector<ring::RankWork> work;
 

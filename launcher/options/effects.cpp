@@ -188,7 +188,7 @@ class Effects {
          "--simulate and --straggler-percent");
     need_form("csv", !plan || simulates || sizes, "--simulate, --recommend or --scaling");
     need_form("max-tp", o.recommend, "--recommend");
-    // Only the command line gives --recommend a mesh.
+    // --recommend takes a mesh only from the command line.
     need("max-tp", !options_.named.contains("mesh"), "with --mesh", "no --mesh");
     need_form("memory", o.recommend, "--recommend");
     need("threads", !plan || o.device != "cuda", "with --device cuda", "--device cpu");

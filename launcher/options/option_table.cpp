@@ -156,7 +156,7 @@ void add_sharding(TableBuilder& table) {
             "under the mask (default: auto, which takes the default layout unless another one is "
             "predicted to be more than 2 % faster; the default layout, which verify takes, is "
             "zigzag if causal and sharded, else contiguous, or balanced where packed documents, "
-            "block masks or lengths make that uneven)");
+            "block masks or lengths make the work uneven)");
   table.add("granule", "N", without_calibrate(drawn(kPlanned)),
             int_into(&Options::granule, 1, std::int64_t{1} << 40),
             "chunks of a sequence are multiples of N positions; not with the layout striped "
@@ -290,7 +290,7 @@ void add_input(TableBuilder& table) {
   const OptionUses run{{Command::run}};
   table.group(
       "Input files (.npy, or .safetensors with tensors named like the options: q_segments for "
-      "--q-segments; int64 is taken for int32 if the values fit)");
+      "--q-segments; int64 is accepted as int32 if the values fit)");
   table.array("query", run, &Options::query, "query [B,T,N,D]");
   table.array("key", run, &Options::key, "key [B,S,K,D]");
   table.array("value", run, &Options::value, "value [B,S,K,Dv]");

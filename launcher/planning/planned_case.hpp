@@ -43,7 +43,7 @@ struct PlannedCase {
 /// given; empty for other plans.
 [[nodiscard]] std::string assumed_device(const Options& options);
 
-/// Adds that line to a report, if the plan has it.
+/// Adds the line "device" to a report, if the plan assumes CPUs.
 void add_assumed_device(Report& report, const Options& options);
 
 /// Completes --ranks, --nodes, --ranks-per-node and --mesh from each other. The results have the
@@ -58,7 +58,7 @@ void add_assumed_device(Report& report, const Options& options);
 /// "12.3": a predicted time in milliseconds, without digits that a prediction does not know.
 [[nodiscard]] std::string predicted_cell(double seconds);
 
-/// The largest of all ranks' times, each by itself.
+/// Each time is the largest one of all ranks.
 [[nodiscard]] ring::RankTimeline most_of(const std::vector<ring::RankTimeline>& timelines);
 
 /// ", between nodes 45 GB/s per rank and 360 GB/s per node (assumed)"; empty for one node.

@@ -23,11 +23,11 @@ inline constexpr const char* kShapeUnit = "B,T,S,N,K,D,Dv";
 [[nodiscard]] std::string mask_cell(const AttentionProblem& problem);
 /// "sp=4"; "-" for a mesh without axes.
 [[nodiscard]] std::string mesh_cell(const MeshShape& mesh);
-/// "12.345", of seconds.
+/// "12.345", for 0.012345 seconds.
 [[nodiscard]] std::string milliseconds_cell(double seconds);
-/// "1.500", of bytes, for a column of MiB.
+/// "1.500", for 1.5 MiB given in bytes.
 [[nodiscard]] std::string mebibytes_cell(double bytes, int digits = 3);
-/// "12.5", of a share of 0.125; "-" for an absent share.
+/// "12.5", for a share of 0.125; "-" if it is absent.
 [[nodiscard]] std::string percent_cell(const std::optional<double>& share, int digits = 1);
 /// The text of an optional value; "-" if it is absent.
 template <class Value, class Text>

@@ -62,7 +62,7 @@ void Coverage::add(const verification::ShardedCase& sharded, std::string_view sc
   wide_softmax_ += problem.softmax_dtype == DType::float64 ? 1 : 0;
   ++dtypes_[std::string(annulus::name_of(problem.dtype))];
   ++schedules_[std::string(schedule)];
-  // Drawn cases have these fills only for inputs that are not finite.
+  // In drawn cases, only inputs that are not finite have fills.
   non_finite_columns_ += sharded.fills.key ? 1 : 0;
   non_finite_queries_ += sharded.fills.query ? 1 : 0;
   const auto has_rows = [](const std::optional<Extents>& scores) {

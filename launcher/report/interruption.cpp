@@ -23,8 +23,8 @@ struct HandledSignal {
 constexpr std::array kSignals{HandledSignal{SIGINT, "SIGINT"}, HandledSignal{SIGTERM, "SIGTERM"},
                               HandledSignal{SIGHUP, "SIGHUP"}};
 
-/// A short text for the signal handler, which must neither allocate nor lock. So that it always
-/// finds a complete text, the next one is written beside the current one.
+/// A short text for the signal handler, which must neither allocate nor lock. The next text is
+/// written beside the current one, so that the handler always finds a complete one.
 class ShownText {
  public:
   void set(std::string_view text) noexcept {
@@ -54,7 +54,7 @@ std::atomic<bool> speaking = false;
 std::atomic<bool> interrupted = false;
 static_assert(std::atomic<bool>::is_always_lock_free);
 
-/// Likewise, but of any length.
+/// The same for a text of any length.
 std::array<std::string, 2> last_words;
 std::atomic<const std::string*> last_word = nullptr;
 static_assert(std::atomic<const std::string*>::is_always_lock_free);

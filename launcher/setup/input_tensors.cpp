@@ -137,7 +137,7 @@ InputTensors open_in_order(const Options& options) {
     }
     return sizes;
   });
-  if (value.length == query.length) {  // so the key is at fault if the two differ
+  if (value.length == query.length) {  // then a key of another length is at fault
     as_option(shown(options, kKey), [&] {
       check_size(inputs.key, "key", "length S", key.length, value.length, inputs.value, "value");
     });

@@ -35,7 +35,7 @@ struct Squares {
   double magnitude = 0;
 };
 
-// `before`: the value that the gradient was added to; `size`: its part in the magnitudes.
+// `before`: the value that the gradient was added to; `size`: its effect on magnitudes.
 Squares squares_of(const Tensor& found, const NamedSharding& sharding, int rank,
                    const OracleGradient& truth, double before, double size) {
   const std::vector<double> numbers = numbers_of(found);
@@ -51,8 +51,8 @@ Squares squares_of(const Tensor& found, const NamedSharding& sharding, int rank,
   return sum;
 }
 
-// A gradient of sinks or bias, whose terms of many rows may cancel, so that the magnitudes are
-// those of docs/semantics.md §6. `narrow`: the roundoff of sums, as a share of the dtype's.
+// A gradient of sinks or bias, with the magnitudes of docs/semantics.md §6: it sums terms of many
+// rows, which may cancel. `narrow`: the roundoff of sums, as a share of the dtype's roundoff.
 OracleGradient sum_of_rows(OracleGradient gradient, const std::vector<double>& squares,
                            double narrow) {
   for (std::size_t i = 0; i < gradient.magnitudes.size(); ++i) {

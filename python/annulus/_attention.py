@@ -43,7 +43,7 @@ def closed_error() -> Exception:
 
 
 def in_call_error() -> Exception:
-    return _library.UserError("attention: got close() within a call of it, expected one after it")
+    return _library.UserError("attention: got close() within a call, expected it after the call")
 
 
 class Attention:
@@ -55,8 +55,8 @@ class Attention:
     - bias, mask: shapes of the whole bias and the whole dense mask, [B,N,T,S], 1 where broadcast.
     """
 
-    # For torch_calls.cpp: its handle of this object, a function that counts the calls under way and
-    # the backward passes that may still run, and one that makes compiled code forget it.
+    # For torch_calls.cpp: its handle of this object; a function that counts the calls under way and
+    # the backward passes that may still run; a function that makes compiled code forget the object.
     native: Any = None
     uses: Any = None
     forget: Any = None
@@ -140,8 +140,8 @@ class Attention:
         _library.function("attention_destroy")(handle)
 
     def _library_call(self, name: str, *arguments: Any, text: Any = None) -> Any:
-        """Calls a function of the library, for which close() waits. Returns a copy of `text`, a
-        c_char_p that the function makes point into the object."""
+        """Calls a function of the library; close() waits for the call. Returns a copy of `text`, a
+        c_char_p that the function points at memory of the object."""
         caller = threading.get_ident()
         self._callers.append(caller)
         try:

@@ -339,7 +339,7 @@ def mesh(axes: "Mapping[str, int] | str | None" = None) -> Mesh:
     return found
 
 
-# A mesh, or what mesh() makes one of.
+# A mesh, or an argument of mesh().
 AnyMesh = Union[Mesh, Mapping[str, int], str, None]
 
 

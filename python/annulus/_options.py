@@ -101,7 +101,7 @@ def _is_pair(value: Any) -> bool:
 
 
 def one_of(names: Iterable[str], got: str, others: Iterable[str] = ()) -> str:
-    """What was expected in place of `got`. Names the nearest of these names and of others first."""
+    """The names expected in place of `got`. A near one, even of `others`, comes first."""
     near = difflib.get_close_matches(got, [*names, *others], 1)
     return f"{f'{near[0]!r}, or ' if near else ''}one of {', '.join(sorted(names))}"
 

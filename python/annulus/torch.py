@@ -25,7 +25,7 @@ from ._options import Options, int32, unknown
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-# The operators' parameters after the operands that every call has.
+# The operators' optional parameters, which follow the operands that every call has.
 _EXTRAS = {"sinks": "Tensor?", "bias": "Tensor?", "mask": "Tensor?", "seed": "SymInt?",
            "seed_tensor": "Tensor?", "query_lengths": "Tensor?", "kv_lengths": "Tensor?",
            "offset": "Tensor?"}

@@ -38,8 +38,8 @@ class Sharded:
                                sequence=sequence)
 
     def check(self, arrays, seen, keywords, **of_reference):
-        """Output and gradients against float64. Returns the gradients, and those expected of sinks
-        and logits."""
+        """Compares output and gradients with float64. Returns the gradients, and the expected
+        gradients of sinks and logits."""
         q, k, v, g = map(self.shard, arrays)
         keywords = {"mesh": self.mesh, "layout": self.layout, **keywords}
         out, lse = annulus.attention(q, k, v, **keywords)

@@ -22,7 +22,7 @@ def test_a_mistake_of_one_rank_is_an_error_of_all(sequence):
         call(mesh=sequence, **keywords)
 
 
-def test_a_schedule_that_is_none():
+def test_an_unknown_schedule():
     with pytest.raises(annulus.UserError, match="triangle"):
         call(schedule="triangle")
 

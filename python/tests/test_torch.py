@@ -219,7 +219,7 @@ def objects_of(mesh, call):
 
 
 def test_close_waits_for_calls_of_other_threads(tensors, face):
-    """They end as if close() came after them; the next ones raise UserError."""
+    """Calls under way end as if close() came after them; later calls raise UserError."""
     mesh = annulus.mesh("copies=-1")
     leaves = [x.clone().requires_grad_() for x in tensors[:3]]
     for window in range(40):

@@ -334,8 +334,8 @@ class Attention::Impl {
     return {data, DType::float32, shape(operands_.lse), context_.place()};
   }
 
-  // Gradients of sinks and of a bias. Those of an input that the problem lacks have the shape [0]:
-  // the call is refused when the pass is planned.
+  // A gradient of sinks or of a bias. If the problem lacks the input, the shape is [0]: the call is
+  // refused when the pass is planned.
   [[nodiscard]] TensorView gradient_view(float* data, const Extents& shape) const {
     if (data == nullptr) return {};
     return {data, DType::float32, shape, context_.place()};

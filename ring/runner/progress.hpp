@@ -21,7 +21,7 @@ class Progress {
   Progress(const RankPlan& plan, Place place, Stream& computing,
            const std::vector<ExchangeQueue>& queues);
 
-  /// Call at the start of a call, and after each task of the compute stream.
+  /// To be called when a call begins, and after each task of the compute stream.
   void begin() const;
   void mark(std::size_t task) const;
 

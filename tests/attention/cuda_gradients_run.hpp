@@ -19,20 +19,21 @@ struct GradientPart {
   Gradients gradients;
 };
 
-/// Host tensors and their twins on a device; views of the ones become views of the others.
+/// Host tensors and their twins on a device. at() turns a view of a host tensor into a view of its
+/// twin.
 class Twins {
  public:
   Twins(const std::vector<const Tensor*>& hosts, Device& device, Stream& stream)
       : device_(device), stream_(stream) {
     for (const Tensor* host : hosts) {
-      if (host->shape().rank() == 0) continue;  // there is none
+      if (host->shape().rank() == 0) continue;  // no tensor
       Tensor twin(host->dtype(), host->shape(), device.memory());
       if (host->bytes() > 0) device.copy(host->view(), twin.view(), stream);
       pairs_.emplace_back(host, std::move(twin));
     }
   }
 
-  /// A view without dimensions stays so.
+  /// A view without dimensions stays without.
   [[nodiscard]] TensorView at(const ConstTensorView& view) const {
     if (view.rank() == 0) return {};
     for (const auto& [host, twin] : pairs_) {
@@ -42,7 +43,7 @@ class Twins {
         return same_view(view, *host, twin);
       }
     }
-    throw InternalError("a view of no tensor that has a twin");
+    throw InternalError("the view belongs to no tensor that has a twin");
   }
 
   void download() {
@@ -137,7 +138,7 @@ class CudaGradientsTest : public CudaTest {
 
   [[nodiscard]] const Implementation& implementation() const { return registry_.get(name_); }
 
-  /// Views of the host's tensors; one kernel adds the gradients of all parts to them.
+  /// One kernel adds the gradients of all parts, which are views of host tensors.
   void add(const WholeGradients& whole, std::vector<GradientPart> parts) {
     for (GradientPart& part : parts) part.block.repeats_bits = repeats_bits_;
     add_on_device(implementation(), whole, parts, *device_, *stream_);
@@ -149,7 +150,7 @@ class CudaGradientsTest : public CudaTest {
     add(whole);
     EXPECT_LT(whole.largest_share(), most_);
   }
-  /// Each by a call of its own, which leaves the others as they are.
+  /// Computes each gradient in a call of its own, which leaves the other gradients as they are.
   void expect_gradients_one_by_one(const WholeGradients& whole) {
     const Gradients all = whole.gradients();
     add(whole, {{whole.block(), {.query = all.query}},
@@ -157,7 +158,7 @@ class CudaGradientsTest : public CudaTest {
                 {whole.block(), {.value = all.value}}});
     EXPECT_LT(whole.largest_share(), most_);
   }
-  /// The problem has no mask.
+  /// A kernel ignores its mask for a block marked as unmasked. `problem` must have no mask.
   void expect_unmasked_sees_everything(Random& random, const AttentionProblem& problem) {
     WholeGradients whole(random, problem);
     whole.forward.problem.mask.set_causal(true);
@@ -180,7 +181,7 @@ class CudaGradientsTest : public CudaTest {
   const Registry registry_ = Registry::standard();
   std::string name_;
   const double most_;
-  bool repeats_bits_ = false;  // of the gradients that are asked for
+  bool repeats_bits_ = false;  // ask for gradients with the same bits every time
 };
 
 }  // namespace annulus::test

@@ -100,8 +100,8 @@ inline void forward_on(Device& device, Stream& stream, Kernel& kernel, const Att
              });
 }
 
-/// Columns in parts (begin, count), each of which continues the state of the earlier parts.
-/// `run` computes a block on the stream. The last part writes its output in dtype `last` to memory
+/// Computes the columns in parts (begin, count). Each part continues the state of earlier parts.
+/// `run` computes a part on the stream. The last part writes its output in dtype `last` to memory
 /// of its own; without `last`, to the state.
 inline Result in_parts(Device& device, Stream& stream, const WholeAttention& whole,
                        const std::vector<std::pair<std::int64_t, std::int64_t>>& parts,

@@ -120,7 +120,7 @@ struct Result {
     std::memset(output.view().data(), 0xff, output.bytes());
     std::memset(lse.view().data(), 0xff, lse.bytes());
   }
-  /// Of a block.
+  /// For a block.
   explicit Result(const AttentionBlock& block, DType lse_dtype = DType::float32)
       : Result(Extents{block.query.size(0), block.query.size(1), block.query.size(2),
                        block.value.size(3)},

@@ -22,7 +22,7 @@ from peers.peer_cases import Case  # noqa: E402
 SVG = "{http://www.w3.org/2000/svg}"
 CASE = Case(64, 8, True, 8192)
 
-# The beginning of programs that stand in for others: what they print follows from their words.
+# The beginning of every stub program. Its output follows from its arguments.
 BEGINNING = """#!{python}
 import json, os, runpy, sys
 words = sys.argv[1:]

@@ -190,14 +190,14 @@ class Heartbeats : public ::testing::Test {
   std::vector<char> data_ = std::vector<char>(kBytes);
 };
 
-// One rank computes for several timeouts and moves its streams along meanwhile, as a kernel does.
+// One rank computes for several timeouts. Its stream makes progress meanwhile, as under a kernel.
 TEST_F(Heartbeats, AHealthyRankMayComputeLongerThanTheTimeout) {
   if (mesh_.rank() == 0) repeat_for(std::chrono::seconds(3), [&] { stream_.progress(); });
   EXPECT_NO_THROW(mesh_.world().barrier());
 }
 
 // One rank works outside any stream, like an oracle or a disk.
-TEST_F(Heartbeats, ComputingIsNoSilence) {
+TEST_F(Heartbeats, ComputingIsNotSilence) {
   if (mesh_.rank() == last_) {
     const Computing computing = mesh_.world().computing();
     std::this_thread::sleep_for(std::chrono::seconds(3));
@@ -206,7 +206,7 @@ TEST_F(Heartbeats, ComputingIsNoSilence) {
 }
 
 // The last rank works for a mesh of its own, and another mesh waits for it.
-TEST_F(Heartbeats, AMeshGivesThemToThoseThatItsWatchdogConnects) {
+TEST_F(Heartbeats, BeatsReachAllMeshesThatAWatchdogConnects) {
   if (mesh_.rank() == last_) {
     Mesh alone(MeshShape({{"sp", 1}}), MPI_COMM_SELF, mesh_.watchdog());
     repeat_for(std::chrono::seconds(3), [&] { alone.watchdog().beat(); });
@@ -214,7 +214,7 @@ TEST_F(Heartbeats, AMeshGivesThemToThoseThatItsWatchdogConnects) {
   EXPECT_NO_THROW(mesh_.world().barrier());
 }
 
-TEST_F(Heartbeats, ARankThatHangsIsSilentInTheEnd) {
+TEST_F(Heartbeats, ARankThatHangsFallsSilent) {
   if (mesh_.rank() == last_) {
     const Computing computing = mesh_.world().computing(1);
     std::this_thread::sleep_for(std::chrono::seconds(6));

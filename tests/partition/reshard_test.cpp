@@ -42,7 +42,7 @@ class ReshardTest : public ::testing::Test {
     shard.fill_zero();
     return shard;
   }
-  /// How an error that only the last rank has begins.
+  /// The beginning of an error that only the last rank has.
   [[nodiscard]] std::string blame() const {
     return ranks_ == 1 ? "" : "rank " + std::to_string(ranks_ - 1) + ": ";
   }

@@ -48,7 +48,7 @@ inline const ShardedOperands& sequence_operands(const AttentionProblem& problem,
   return all.emplace_back(sharded_by(problem, MeshShape({{"sp", ranks}}), "-,sp", "-,sp", layout));
 }
 
-/// Calls body(input, variant) for every variant that is worth planning, with its options.
+/// Calls body(input, variant) for every variant that is worth planning. `input` has its options.
 template <class Body>
 void each_variant(const PlanInput& input, const Body& body) {
   for (const ConsideredVariant& one : variants_for(input, "auto")) {

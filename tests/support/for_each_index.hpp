@@ -39,8 +39,8 @@ void for_each_of(const std::array<std::int64_t, N>& sizes, const Visit& visit) {
                  });
 }
 
-/// Calls `visit(local, global)` with the indices of every entry of a shard in the shard and in the
-/// array, the last dimension fastest.
+/// Calls `visit(local, global)` for every entry of a shard, the last dimension fastest. `local` is
+/// the entry's index in the shard, `global` the index in the array.
 template <class Visit>
 void for_each_entry(const std::vector<PositionRanges>& shard, const Visit& visit) {
   std::vector<std::int64_t> sizes;

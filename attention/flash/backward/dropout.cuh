@@ -71,8 +71,8 @@ template <int kUnroll>
   return dropped;
 }
 
-/// Drops pairs from dO·Vᵀ: times 0 rather than set to 0, so that values that are not finite count.
-/// Bit i: score i drops.
+/// Drops pairs from dO·Vᵀ. They are multiplied by 0, not set to 0, so that non-finite values still
+/// count. Bit i of `dropped`: score i drops.
 template <int kScores>
 __device__ __forceinline__ void drop(float (&grads)[kScores], std::uint32_t dropped) {
 #pragma unroll

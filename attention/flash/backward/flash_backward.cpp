@@ -155,7 +155,7 @@ Arguments FlashBackward::arguments_of(const BackwardBlock& block, const Gradient
   checks.check(block, gradients);
   checks.require(block.query.size(3) == problem_.shape.head_dim &&
                      block.value.size(3) == problem_.shape.value_dim,
-                 "head dimensions of another problem");
+                 "the head dimensions belong to another problem");
   const Extents& query = block.query.shape();
   const Extents& key = block.key.shape();
   const int dim = tile_dim(problem_);

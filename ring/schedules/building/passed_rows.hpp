@@ -28,8 +28,8 @@ class PassedRows {
   /// If one of the two does, the other one is cut as well, since kernels want both for the same
   /// columns.
   [[nodiscard]] RowBuffers for_all();
-  /// The same, with buffers of all ranks' rows of a bias or a mask that comes with the rows. These
-  /// rows are exchanged in a step, all for the columns of the rank that gets them.
+  /// The same, but a bias or a mask that comes with the rows gets a buffer of all ranks' rows. The
+  /// rows are exchanged in this step. Each rank gets them for its own columns.
   [[nodiscard]] RowBuffers gathered_scores(int step, const Gathering& rows);
 
  private:

@@ -86,18 +86,18 @@ class TaskBuilder {
   /// it is a bias or a mask.
   int add_row_buffer(Content content, LocalRange rows, HeadRange heads, int reuses = -1,
                      std::optional<PositionRanges> columns = {});
-  /// Copies the rank's own tokens into an exchange buffer, all contents and heads that it has: from
-  /// token `begin` on to `tokens` of the buffer.
+  /// Copies the rank's own tokens, from `begin` on, to `tokens` of an exchange buffer: all contents
+  /// and heads of the buffer.
   void copy_own(int step, int buffer, LocalPosition begin, LocalRange tokens);
   /// The same for all tokens of the buffer.
   void copy_own(int step, int buffer);
-  /// The same for the rank as a member of a gathering, whose tokens the buffer has.
+  /// The same for the tokens of the rank, a member of a gathering. The buffer gathers all members'.
   void copy_own(int step, int buffer, const Gathering& gathering, int member);
   /// Fills a buffer with the tokens of all members of group 0: copies the rank's own tokens, and
-  /// exchanges them for those of the others.
+  /// exchanges tokens with the other members.
   void gather(int step, int buffer, const Gathering& gathering);
-  /// Calls body(to, from) with the members of group 0 to send to and to receive from, one turn
-  /// after the other.
+  /// Calls body(to, from) for each turn of an exchange in group 0: `to` is the member to send to,
+  /// `from` the one to receive from.
   template <class Body>
   void each_turn(const Body& body) const {
     const int ranks = static_cast<int>(context_.group.size());
@@ -131,7 +131,7 @@ class TaskBuilder {
 
   /// Adds a tensor of the caller: rows or columns of a content, all heads.
   void add_caller(Content content, DType dtype);
-  /// Adds a tensor of other tokens or heads.
+  /// The same for other tokens or heads.
   void add_caller(Content content, DType dtype, LocalRange tokens, HeadRange heads);
   /// Adds the caller's bias and dense mask, if the problem has them.
   void add_caller_scores();

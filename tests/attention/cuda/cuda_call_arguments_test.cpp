@@ -158,7 +158,7 @@ class CudaCallArguments : public CudaTest {
     }
   }
 
-  // Flash kernels take it in bfloat16, if the device has what they need.
+  // True if flash kernels take the problem in bfloat16, or do not run on the device at all.
   [[nodiscard]] bool flash_takes(AttentionProblem problem) const {
     problem.shape = kShape;
     problem.dtype = DType::bfloat16;

@@ -93,8 +93,8 @@ class CudaFlashBackward : public CudaGradientsTest {
     EXPECT_LT(whole.largest_share(), 1);
   }
 
-  /// Two batches of 320 rows and columns, in parts: rows of the ranges of zigzag shards, and of
-  /// every third position.
+  /// Parts of two batches of 320 rows and columns. The first and the last rows are ranges, as in
+  /// zigzag shards. Each part of the rows between them has every third row.
   static std::vector<GradientPart> parts_of(const WholeGradients& whole) {
     std::vector<GradientPart> parts;
     for (const PositionRun& rows :

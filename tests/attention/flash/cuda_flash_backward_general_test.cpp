@@ -148,7 +148,7 @@ TEST_F(CudaFlashBackward, DropoutOfValuesThatAreNotFinite) {
   }
 }
 
-// A dropped NaN is NaN: where nothing is masked, kernels multiply whole tiles.
+// A dropped NaN stays NaN: where nothing is masked, kernels multiply whole tiles.
 TEST_F(CudaFlashBackward, DropoutOfWeightsThatAreNotFinite) {
   Random random(59);
   for (const Dims& dims : kHalfDims) {

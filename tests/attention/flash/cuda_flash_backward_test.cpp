@@ -296,7 +296,7 @@ TEST_F(CudaFlashBackward, RepeatsBitsOfHiddenValues) {
   }
 }
 
-// A key tile computes some query tiles pair by pair, and others by products.
+// For one key tile, some query tiles are computed pair by pair, and others by products.
 TEST_F(CudaFlashBackward, RepeatsBitsOfNonFiniteValues) {
   Random random(20);
   repeats_bits_ = true;

@@ -137,7 +137,7 @@ class RankFails(CliTest):
 
     @contextlib.contextmanager
     def computing(self, words, begun, **arguments):
-        """A job that computes: begun(job) became true two seconds ago. Nothing of it is left at the end."""
+        """A job that has computed for two seconds since begun(job); it is killed at the end."""
         job = self.start(words, **arguments)
         try:
             self.wait_for(lambda: job.poll() is not None or begun(job), TIMEOUT / 2)

@@ -138,7 +138,7 @@ class CliTest(unittest.TestCase):
                                 **arguments)
 
     def wait_for(self, condition, seconds, what=lambda: "", pause=0.05):
-        """Waits until condition() holds, which it must within so many seconds; what() says what was there instead."""
+        """Waits until condition() holds. Fails after so many seconds, with the message what()."""
         deadline = time.monotonic() + seconds
         while not condition():
             self.assertLess(time.monotonic(), deadline, what())
@@ -146,7 +146,7 @@ class CliTest(unittest.TestCase):
 
     @contextlib.contextmanager
     def within(self, seconds):
-        """What runs here takes no more processor time, whatever else the machine does."""
+        """Programs that run here must take less processor time, however busy the machine is."""
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         yield
         after = resource.getrusage(resource.RUSAGE_CHILDREN)

@@ -19,7 +19,7 @@ inline bool leader() {
   return test::session().rank() == 0;
 }
 
-/// What a command returned, and what it wrote to standard output.
+/// The exit code of a command, and its standard output.
 struct Outcome {
   ExitCode code;
   std::string out;

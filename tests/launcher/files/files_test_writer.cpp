@@ -74,7 +74,7 @@ class Writer : public ::testing::Test {
     writer.write_slice(positions, {values.data(), DType::int32, local});
   }
 
-  // A writer of a.npy that has the rank's part.
+  // A writer of a.npy that has written the rank's part.
   std::unique_ptr<ArrayWriter> written() {
     auto writer = std::make_unique<ArrayWriter>(world(), file("a.npy"),
                                                 std::vector<ArraySpec>{{"", DType::int32, kShape}});

@@ -57,7 +57,7 @@ TEST(MetadataOptions, EverySourceComesBeforeTheNext) {
   {
     const Variable named("ANNULUS_METADATA", metadata.path());
     EXPECT_EQ(cap(" --config " + config.path()), 2.0);
-    EXPECT_EQ(parse("info").soft_cap, std::nullopt);  // not of this command
+    EXPECT_EQ(parse("info").soft_cap, std::nullopt);  // not an option of info
   }
   EXPECT_EQ(cap(" --config " + config.path()), 3.0);
   own.reset();

@@ -143,11 +143,12 @@ TEST(OptionErrors, FlagsAreOnOrOff) {
   }
 }
 
-// Of a file with such a name, "./" says that it is one; values that begin with random: are none.
-TEST(OptionErrors, NumbersAreNoNamesOfArrays) {
+// A file may have a number as its name; "./" then says that the value is a name. Values that begin
+// with random: are not numbers.
+TEST(OptionErrors, NumbersAreNotNamesOfArrays) {
   for (const OptionEntry& entry : option_table()) {
     if (entry.group.find("npy") == std::string::npos || entry.value != "FILE") continue;
-    if (entry.name == "input") continue;  // never an array alone
+    if (entry.name == "input") continue;  // a file of several arrays
     const std::string line = "run --" + entry.name + ' ';
     EXPECT_THAT(error_of(line + "0.5"), HasSubstr("--" + entry.name + ": got '0.5', expected"));
     EXPECT_NO_THROW(parse(line + "./0.5"));

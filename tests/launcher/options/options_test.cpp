@@ -16,7 +16,7 @@ TEST(Options, DefaultsWithoutAnythingGiven) {
   const Options options = parse("bench");
   Options defaults;
   defaults.command = Command::bench;
-  defaults.warnings = options.warnings;  // of variables
+  defaults.warnings = options.warnings;  // about the environment
   EXPECT_EQ(options, defaults);
   EXPECT_EQ(options.schedule, "auto");
   EXPECT_EQ(options.timeout, 300);

@@ -198,8 +198,8 @@ bool is_prime(std::int64_t n) {
   return n > 1;
 }
 
-// Counts the shapes, masks and shardings that a draw has, by name; those that it has not get an
-// entry too.
+// Counts the features of a draw by name: shapes, masks and shardings. Features that it lacks get an
+// entry, too.
 void count_features(const RandomProblem& drawn, std::map<std::string, int>& counts) {
   const auto note = [&](bool has, const std::string& name) { counts[name] += has ? 1 : 0; };
   const AttentionProblem& p = drawn.problem;

@@ -193,8 +193,8 @@ TEST_F(BackwardFace, Modifiers) {
   expect_right_gradients(attention, options, 3);
 }
 
-// Computes the gradients, written and then added: also a gradient of another input, of whose
-// values the rank has all.
+// Checks the gradients, first written and then added to earlier values. The gradient `other` is
+// computed beside them; every rank has all of its values.
 void expect_gradients_beside(Attention& attention, const AttentionOptions& options,
                              BackwardShards& shards, BackwardTensors tensors,
                              float* BackwardTensors::*other, const OracleGradient& true_other,

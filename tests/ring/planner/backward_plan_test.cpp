@@ -169,7 +169,7 @@ TEST(BackwardPlan, EmptyHopsMoveNothing) {
   }
 }
 
-// Bytes that a rank sends to some ranks, of gradients of keys and values.
+// Bytes of gradients of keys and values that a rank sends to some ranks.
 template <class To>
 std::int64_t bytes_of_gradients(const RankPlan& rank, const To& to) {
   std::int64_t bytes = 0;

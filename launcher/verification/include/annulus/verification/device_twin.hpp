@@ -10,7 +10,7 @@ namespace annulus::verification {
 /// A tensor in host memory and its copy in device memory; on the CPU, just the tensor.
 struct DeviceTwin {
   DeviceTwin() = default;
-  /// Just a tensor.
+  /// Without a copy.
   explicit DeviceTwin(Tensor in_host_memory) : host(std::move(in_host_memory)) {}
   DeviceTwin(Tensor in_host_memory, Device& device) : DeviceTwin(std::move(in_host_memory)) {
     if (device.place().is_host()) return;

@@ -18,7 +18,7 @@ auto for_tensor(const std::string& name, const Body& body) {
   }
 }
 
-/// A tensor that is still to be filled. If memory lacks, the error names it.
+/// A tensor that is still to be filled. If memory runs out, the error names it.
 [[nodiscard]] inline Tensor unfilled(const std::string& name, DType dtype, const Extents& shape,
                                      MemoryPool& memory) {
   return for_tensor(name, [&] { return Tensor(dtype, shape, memory); });

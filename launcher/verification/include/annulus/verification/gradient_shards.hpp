@@ -22,7 +22,7 @@ namespace annulus::verification {
 /// The sharding of sinks: [N,M] by head, as queries are, [M] whole on every rank.
 [[nodiscard]] NamedSharding sinks_sharding(const NamedSharding& query, const Extents& sinks);
 
-/// The tensors of a backward pass that its forward pass has, without gradients.
+/// The tensors that a backward pass takes from its forward pass. Its gradients are not set.
 [[nodiscard]] ring::BackwardLocalTensors backward_tensors(const ring::LocalTensors& forward);
 
 /// One rank's part of the backward pass of a case: random gradients of the results, and the

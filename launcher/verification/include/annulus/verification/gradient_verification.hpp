@@ -34,7 +34,7 @@ struct PassFindings {
   bool reduces_rounded = false;
 
  protected:
-  /// Adds bits that differ. `pass`: "run" or "backward pass".
+  /// Adds a failure for bits that differ. `pass`: "run" or "backward pass".
   void add_differing_bits(std::vector<Failure>& all, const std::string& pass) const {
     if (!repeats) {
       all.push_back({Failure::Kind::repetition, "a repeated " + pass + " gave different bits"});

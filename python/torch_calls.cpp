@@ -30,7 +30,7 @@ using at::Tensor;
 struct Object {
   std::atomic<annulus_attention*> attention;
   std::atomic<std::int64_t> nodes = 0;  // nodes whose backward pass may still run
-  std::atomic<std::int64_t> calls = 0;  // under way: close_object() waits for them
+  std::atomic<std::int64_t> calls = 0;  // under way: Python waits for them before it frees anything
 };
 
 Object& object_of(std::int64_t object) {
@@ -40,9 +40,14 @@ std::int64_t open_object(std::int64_t attention) {
   return reinterpret_cast<std::int64_t>(
       new Object{reinterpret_cast<annulus_attention*>(attention)});
 }
-/// The number of autograd nodes and calls that still need the object.
+std::int64_t calls_of(std::int64_t object) {
+  return object_of(object).calls;
+}
+/// The number of autograd nodes and calls that still need the object. Calls are counted first, as a
+/// call may leave a node.
 std::int64_t uses_of(std::int64_t object) {
-  return object_of(object).nodes + object_of(object).calls;
+  const std::int64_t calls = object_of(object).calls;
+  return calls + object_of(object).nodes;
 }
 
 /// Counts an autograd node while it lives.
@@ -56,9 +61,8 @@ struct Use : torch::CustomClassHolder {
 };
 
 constexpr std::int64_t kClosed = -1;
-constexpr std::int64_t kInCall = -2;
 
-/// Raises the Python exception for a status of the library, or for kClosed or kInCall.
+/// Raises the Python exception for a status of the library, or for kClosed.
 [[noreturn]] void raise_status(std::int64_t status) {
   static const auto raise_error = c10::Dispatcher::singleton()
                                       .findSchemaOrThrow("annulus::raise_error", "")
@@ -80,7 +84,7 @@ class Call {
   }
   ~Call() {
     innermost_ = outer_;
-    if (object_ != nullptr && --object_->calls == 0) object_->calls.notify_all();
+    if (object_ != nullptr) --object_->calls;
   }
   Call(const Call&) = delete;
   Call& operator=(const Call&) = delete;
@@ -186,11 +190,11 @@ class Attention : public torch::autograd::Function<Attention> {
                                                 const Tensor& value,
                                                 const std::optional<Tensor>& sinks,
                                                 std::int64_t object) {
+    auto use = c10::make_intrusive<Use>(object_of(object));
     auto [output, lse] = run(Call(&object_of(object)), query, key, value, sinks);
     context->set_materialize_grads(false);
     context->save_for_backward({query, key, value, output, lse, sinks.value_or(Tensor())});
-    context->saved_data["use"] =
-        at::IValue::make_capsule(c10::make_intrusive<Use>(object_of(object)));
+    context->saved_data["use"] = at::IValue::make_capsule(std::move(use));
     return {std::move(output), std::move(lse)};
   }
 
@@ -330,15 +334,14 @@ void forget(std::int64_t object) {
   known().forget(object_of(object));
 }
 
-/// Waits for calls under way on other threads. It is refused within a call on this thread.
+/// Calls that begin later raise an error. Those under way go on.
 void close_object(std::int64_t object) {
-  Object& closed = object_of(object);
-  if (Call::is_within(closed)) raise_status(kInCall);
-  closed.attention = nullptr;
+  object_of(object).attention = nullptr;
   forget(object);
-  for (std::int64_t calls = closed.calls; calls != 0; calls = closed.calls) {
-    closed.calls.wait(calls);
-  }
+}
+
+bool is_within(std::int64_t object) {
+  return Call::is_within(object_of(object));
 }
 
 /// Calls the Python function that takes the same arguments as the operator.
@@ -414,7 +417,9 @@ TORCH_LIBRARY(annulus_calls, library) {
   // `object`: the value that open() returned for the address of an attention object.
   library.def("open(int attention) -> int", open_object);
   library.def("close(int object) -> ()", close_object);
+  library.def("calls(int object) -> int", calls_of);
   library.def("uses(int object) -> int", uses_of);
+  library.def("is_within(int object) -> bool", is_within);
   library.def(
       "attention(Tensor query, Tensor key, Tensor value, Tensor? sinks, int object)"
       " -> (Tensor, Tensor)",

@@ -42,10 +42,6 @@ def closed_error() -> Exception:
     return _library.UserError("attention: it was closed")
 
 
-def in_call_error() -> Exception:
-    return _library.UserError("attention: got close() within a call, expected it after the call")
-
-
 class Attention:
     """Attention planned once, for calls on the shards of a rank: query [b,t,n,D], key [b,s,k,D],
     value [b,s,k,Dv]. Collective over the mesh, as are run() and backward().
@@ -55,11 +51,11 @@ class Attention:
     - bias, mask: shapes of the whole bias and the whole dense mask, [B,N,T,S], 1 where broadcast.
     """
 
-    # For torch_calls.cpp: its handle of this object; a function that counts the calls under way and
-    # the backward passes that may still run; a function that makes compiled code forget the object.
-    native: Any = None
-    uses: Any = None
-    forget: Any = None
+    native: Any = None  # the object's counterpart in torch_calls.cpp, if it has one
+
+    _handle: Any = None
+    _ending: Any = None  # the handle, from the beginning of close() to its end
+    _closer: int | None = None  # the thread within close()
 
     # Dimensions of the bias in which it may be broadcast, for all that its shape on this rank says.
     unsaid: tuple[int, ...] = ()
@@ -67,7 +63,6 @@ class Attention:
     def __init__(self, shape: Sequence[int], dtype: str = "float32", *, mesh: AnyMesh = None,
                  sinks: int = 0, bias: Sequence[int] | None = None,
                  mask: Sequence[int] | None = None, **options: "Unpack[Options]") -> None:
-        self._handle: Any = None
         on = mesh_of(mesh)
         calls: list[Call] = []
         error: Exception | None = None
@@ -95,7 +90,9 @@ class Attention:
         self._shapes: dict[str, tuple[int, ...]] = {}
         self._positions: dict[tuple[str, int | None], list[np.ndarray]] = {}
         self._idle: dict[tuple[str, ...], list[Tensors]] = {}
-        self._callers: list[int] = []  # threads within calls of the library
+        self._calls: dict[object, int] = {}  # calls of the library under way, and their threads
+        # Also held while parts of the object are made. Signal handlers may need it again.
+        self.lock = threading.RLock()
         self.at_close: list[Callable[[], None]] = []  # called before the object ends
         handle = make_options(calls)
         try:
@@ -109,7 +106,6 @@ class Attention:
     @classmethod
     def _of_calls(cls, mesh: Mesh, calls: Sequence[Call]) -> "Attention":
         made = cls.__new__(cls)
-        made._handle = None
         made._open(mesh, calls)
         return made
 
@@ -119,36 +115,57 @@ class Attention:
             raise closed_error()
         return self._handle
 
+    def refuse_close_within_call(self) -> None:
+        """Raises UserError in a signal handler within a call, or within close(), on this thread."""
+        thread = threading.get_ident()
+        within = self._closer == thread or thread in list(self._calls.values())
+        if within or (self.native is not None and self.native.is_within()):
+            raise _library.UserError("attention: got close() within a call, expected it after the "
+                                     "call")
+
     def close(self) -> None:
         """Waits for calls under way, on any thread, and frees the object.
 
-        Later calls raise UserError, as does close() in a signal handler within a call.
+        Later calls raise UserError, as does close() in a signal handler within a call. If an exception of a
+        signal handler interrupts close(), the next close() goes on from there.
         """
-        if self._handle is None:
+        if self._handle is None and self._ending is None:
             return
-        if threading.get_ident() in self._callers:
-            raise in_call_error()
-        handle, self._handle = self._handle, None
-        try:
-            for ending in self.at_close:
-                ending()
-            while self._callers:
-                time.sleep(0.001)
-        except BaseException:  # close() was refused or interrupted, and may be called again
-            self._handle = handle
-            raise
-        _library.function("attention_destroy")(handle)
+        self.refuse_close_within_call()
+        with self.lock:  # which close() on another thread may hold
+            self._closer = threading.get_ident()
+            try:
+                self._end()
+            finally:
+                self._closer = None
 
-    def _library_call(self, name: str, *arguments: Any, text: Any = None) -> Any:
-        """Calls a function of the library; close() waits for the call. Returns a copy of `text`, a
-        c_char_p that the function points at memory of the object."""
-        caller = threading.get_ident()
-        self._callers.append(caller)
+    def _end(self) -> None:
+        if self._handle is not None:
+            self._ending, self._handle = self._handle, None
+        if self._ending is None:
+            return
+        error: Exception | None = None
+        while self.at_close:
+            try:
+                self.at_close[0]()
+            except Exception as caught:  # the object must end all the same
+                error = error or caught
+            self.at_close.pop(0)
+        while self._calls or (self.native is not None and self.native.calls()):
+            time.sleep(0.001)
+        handle, self._ending = self._ending, None
+        _library.function("attention_destroy")(handle)
+        if error is not None:
+            raise error
+
+    def _library_call(self, name: str, *arguments: Any) -> None:
+        """Calls a function of the library; close() waits for the call."""
+        call = object()
         try:
+            self._calls[call] = threading.get_ident()
             _library.function("attention_" + name)(self.handle, *arguments)
-            return None if text is None else text.value
         finally:
-            self._callers.remove(caller)
+            self._calls.pop(call, None)
 
     def __del__(self) -> None:
         self.close()
@@ -200,7 +217,10 @@ class Attention:
 
     def _text(self, name: str, *arguments: Any) -> str:
         text = ctypes.c_char_p()
-        return self._library_call(name, *arguments, ctypes.byref(text), text=text).decode()
+        with self.lock:  # the next text takes the place of this one
+            self._library_call(name, *arguments, ctypes.byref(text))
+            assert text.value is not None
+            return text.value.decode()
 
     def _numbers(self, values: Any, name: str) -> Any:
         """Lengths or offsets of this rank's batches; values on a GPU are read there."""

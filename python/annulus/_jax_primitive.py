@@ -78,10 +78,11 @@ def keep(key: str, attention: Attention) -> None:
         _library.function("jax_drop")(key.encode())
         _kept.pop(key, None)
 
-    _kept[key] = attention
-    _library.function("jax_keep")(key.encode(), attention.handle,
-                                  _library.function("context_place")(attention.mesh.handle))
-    attention.at_close.append(drop)
+    with attention.lock:  # close() is over, or has to wait
+        _library.function("jax_keep")(key.encode(), attention.handle,
+                                      _library.function("context_place")(attention.mesh.handle))
+        _kept[key] = attention
+        attention.at_close.append(drop)
 
 
 def _wait_or_forget(wait: Callable[[], Any]) -> None:

@@ -161,10 +161,10 @@ class Mesh:
         self._remember(quick, key)
         while len(self._kept) > _MAXIMUM_KEPT:
             _, (_, dropped) = self._kept.popitem(last=False)
-            if dropped.forget is not None:  # its backward passes may keep it on some ranks
-                dropped.forget()
+            if dropped.native is not None:  # its backward passes may keep it on some ranks
+                dropped.native.forget()
             self._dropped = [one for one in (*self._dropped, dropped)
-                             if one.uses is not None and one.uses()]
+                             if one.native is not None and one.native.uses()]
 
     def _remember(self, quick: Any, key: Any) -> None:
         if quick is not None:
@@ -250,8 +250,11 @@ class Mesh:
         """Ends the mesh and its attention. Collective; done at exit otherwise."""
         if self._handle is None:
             return
-        for attention in list(self.attention):
-            attention.close()
+        attention = list(self.attention)
+        for one in attention:
+            one.refuse_close_within_call()
+        for one in attention:
+            one.close()
         self._kept.clear()
         self._quick.clear()
         self._dropped.clear()
@@ -353,8 +356,10 @@ def _close_all() -> None:
 
 
 def _at_exit() -> None:
-    _close_all()
-    _store.leave_all()
+    try:
+        _close_all()
+    finally:
+        _store.leave_all()
 
 
 def close_at_exit() -> None:

@@ -241,10 +241,8 @@ def _is_eager(*operands: Tensor) -> bool:
 
 
 def _raise(status: int) -> None:
-    if status == -1:
+    if status < 0:
         raise _attention.closed_error()
-    if status == -2:
-        raise _attention.in_call_error()
     _library.check(status, None, None)
 
 
@@ -302,18 +300,29 @@ _register("attention", _operator, _Operator)
 _register("attention_backward", _backward_operator, _BackwardOperator)
 
 
+class _Native:
+    """An attention object's counterpart in torch_calls.cpp."""
+
+    def __init__(self, made: _attention.Attention) -> None:
+        self.number = _calls.open(made.handle.value)
+        self.calls = functools.partial(_calls.calls, self.number)  # under way
+        self.uses = functools.partial(_calls.uses, self.number)  # also backward passes to come
+        self.is_within = functools.partial(_calls.is_within, self.number)
+        self.forget = functools.partial(_calls.forget, self.number)  # by compiled code
+
+
 def _native(made: _attention.Attention, extras: Sequence[Any]) -> int | None:
     """The number of the object in torch_calls.cpp. None if torch_calls.cpp cannot compute the call, for
     example if it has operands after the sinks."""
     if _calls is None or made.drops or any(extra is not None for extra in extras):
         return None
     if made.native is None:
-        made.native = _calls.open(made.handle.value)
-        made.at_close.append(functools.partial(_calls.close, made.native))
-        made.uses = functools.partial(_calls.uses, made.native)
-        made.forget = functools.partial(_calls.forget, made.native)
-        made.handle  # raises if close() has begun, which may have missed this entry of at_close
-    return made.native
+        with made.lock:  # close() is over, or has to wait
+            if made.native is None:
+                native = _Native(made)
+                made.at_close.append(functools.partial(_calls.close, native.number))
+                made.native = native
+    return made.native.number
 
 
 def _eager(made: _attention.Attention, *arguments: Any) -> tuple[Tensor, Tensor]:

@@ -1,5 +1,7 @@
 """annulus.attention and its gradients on NumPy arrays against float64."""
 
+import threading
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -257,3 +259,65 @@ def test_the_same_bits_on_any_number_of_ranks(sequence, random):
     expected, _ = annulus.attention(q, k, v, mesh=alone, causal=True, reproducible="world")
     alone.close()
     assert np.array_equal(shards.whole(out, q.shape), expected)
+
+
+@pytest.fixture
+def made():
+    """An object with a mesh of its own."""
+    mesh = annulus.mesh("own=-1")
+    yield annulus.Attention((1, 8, 8, 2, 1, 4, 4), mesh=mesh)
+    mesh.close()
+
+
+def expect_closed(made):
+    with pytest.raises(annulus.UserError, match="closed"):
+        made.wait()
+
+
+@pytest.mark.parametrize("closed", ["attention", "mesh"])
+def test_close_waits_for_close_on_another_thread(made, closed):
+    began, may_end = threading.Event(), threading.Event()
+    made.at_close.append(lambda: (began.set(), may_end.wait(60)))
+    first = threading.Thread(target=made.close)
+    second = threading.Thread(target=made.close if closed == "attention" else made.mesh.close)
+    first.start()
+    assert began.wait(60)
+    second.start()
+    second.join(0.1)
+    assert second.is_alive()
+    may_end.set()
+    for thread in (first, second):
+        thread.join(60)
+        assert not thread.is_alive()
+    expect_closed(made)
+
+
+def test_an_interrupted_close_goes_on_later(made):
+    steps = []
+
+    def interrupt():
+        steps.append("interrupted")
+        if len(steps) == 1:
+            raise KeyboardInterrupt
+
+    made.at_close += [interrupt, lambda: steps.append("next")]
+    with pytest.raises(KeyboardInterrupt):
+        made.close()
+    expect_closed(made)
+    made.close()
+    made.close()
+    assert steps == ["interrupted", "interrupted", "next"]
+
+
+def test_close_ends_the_object_whatever_fails(made):
+    ended = []
+
+    def close_again():
+        with pytest.raises(annulus.UserError, match="within a call"):
+            made.close()
+
+    made.at_close += [close_again, lambda: 1 // 0, lambda: ended.append(True)]
+    with pytest.raises(ZeroDivisionError):
+        made.close()
+    assert ended
+    expect_closed(made)

@@ -52,8 +52,8 @@ def sdpa(tensors):
 def forget_objects():
     """Compiled code asks Python for its objects again."""
     for made in annulus.mesh().attention:
-        if made.forget is not None:
-            made.forget()
+        if made.native is not None:
+            made.native.forget()
 
 
 @pytest.fixture(params=["python", "C++", "operator", "operator in C++"])

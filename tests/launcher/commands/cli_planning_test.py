@@ -116,12 +116,14 @@ class Simulate(CliTest):
 
     def test_stragglers(self):
         even = self.simulated("--schedule", "ring")["rows"]
-        slow, other = (self.simulated("--schedule", "ring", "--straggler-percent", "50", "--straggler-seed", seed)
-                       for seed in (0, 1))
+        slow, again, other = (
+            self.simulated("--schedule", "ring", "--straggler-percent", "50", "--straggler-seed", seed)
+            for seed in (0, 0, 1))
         self.assertIn("up to 50 % longer, seed 0", slow["meta"]["stragglers"])
         longer = [b["compute"] / a["compute"] for a, b in zip(even, slow["rows"])]
         self.assertEqual(len(set(longer)), 4)
         self.assertTrue(all(1 <= factor <= 1.5 for factor in longer), longer)
+        self.assertEqual(again["rows"], slow["rows"])
         self.assertNotEqual(other["rows"], slow["rows"])
 
     def test_trace(self):

@@ -46,6 +46,17 @@ inline constexpr std::int32_t kSpecialValues = 2;  ///< some value is special, s
 /// Values that lie behind the LSE of each query tile: its flags, as int32, and padding.
 inline constexpr std::int32_t kFlagValues = 4;
 
+/// Memory for dS of wide heads, which the kernel for dK and dV leaves to the kernel for dQ. It
+/// serves one part of a call's heads and queries after the other. It has a place for each key tile
+/// that a query tile sees: [(batch, kv head) pairs][query heads of a kv head][query tiles]
+/// [key_tiles], each of a part.
+struct ScoreGradients {
+  void* tiles = nullptr;  ///< of 64 x 64 half-precision values; null: dQ is not wanted
+  // The size of a part. Some may have fewer.
+  std::int32_t pairs = 0, heads = 0, query_tiles = 0;
+  std::int32_t key_tiles = 0;  ///< at least the number that a query tile sees
+};
+
 /// Everything that the kernels of a backward call read.
 struct Arguments {
   CUtensorMap query, key, value, grad_output;
@@ -97,6 +108,7 @@ struct Arguments {
   std::int32_t accurate_tanh = 0;
 
   Gradient grad_query, grad_key, grad_value;
+  ScoreGradients grad_scores;
 
   /// Float16 only, otherwise null. Kernels then read a contiguous copy of dO, multiplied by
   /// OutputScale's factor.

@@ -11,6 +11,7 @@
 #include "cuda/upload.hpp"
 #include "flash/argument_views.hpp"
 #include "flash/backward/kernels.hpp"
+#include "flash/backward/score_gradients.hpp"
 #include "flash/flash_attention.hpp"
 #include "flash/float32/backward/kernels.hpp"
 #include "flash/head_dims.hpp"
@@ -36,6 +37,10 @@ bool is_float32(const AttentionProblem& problem) {
 }
 bool is_float16(const AttentionProblem& problem) {
   return problem.dtype == DType::float16;
+}
+
+bool has_wide_kernels(const AttentionProblem& problem) {
+  return !is_float32(problem) && is_wide(tile_dim(problem));
 }
 
 int rows_of_tile(const AttentionProblem& problem) {
@@ -129,9 +134,9 @@ FlashBackward::Entry FlashBackward::make_entry(const BackwardBlock& block) const
               {block.first_batch, block.query.size(0), block.first_head, block.query.size(2)},
               block.unmasked};
   const auto make_lists = [&](const Mask& mask) {
-    entry.lists = std::make_unique<TileLists>(mask, entry.of, block.rows, block.columns,
-                                              rows_of_tile(problem_), keys_of_tile(problem_),
-                                              is_general(problem_), device_.memory());
+    entry.lists = std::make_unique<TileLists>(
+        mask, entry.of, block.rows, block.columns, rows_of_tile(problem_), keys_of_tile(problem_),
+        is_general(problem_), has_wide_kernels(problem_), device_.memory());
   };
   if (is_general(problem_)) {
     make_lists(block.unmasked ? Mask() : problem_.mask);
@@ -172,17 +177,52 @@ Arguments FlashBackward::arguments_of(const BackwardBlock& block, const Gradient
   const std::int64_t scale_at = round_up(values * std::int64_t{sizeof(float)}, kAlignment);
   const std::int64_t copy_at = scale_at + kAlignment;
   const bool copies = is_float16(problem_);
-  workspace_.reserve(
-      static_cast<std::size_t>(copies ? copy_at + 2 * block.grad_output.elements() : scale_at));
+  const std::int64_t scores_at =
+      copies ? round_up(copy_at + 2 * block.grad_output.elements(), kAlignment) : scale_at;
 
   Arguments a;
+  a.batches = static_cast<std::int32_t>(query[0]);
+  a.heads = static_cast<std::int32_t>(query[2]);
+  a.heads_per_kv_head = static_cast<std::int32_t>(query[2] / key[2]);
+  a.rows = static_cast<std::int32_t>(query[1]);
+  a.columns = static_cast<std::int32_t>(key[1]);
+  a.padded_rows = static_cast<std::int32_t>(padded);
+  const double row_bytes = dim * 8.0;
+  double section_heads = kSectionBytes / (static_cast<double>(padded) * row_bytes);
+  a.low = -static_cast<std::int32_t>(kFar);
+  a.high = static_cast<std::int32_t>(kFar);
+  std::int64_t seen_tiles = ceil_divide(key[1], tile_keys(dim));
+  if (!block.unmasked || is_general(problem_)) {
+    const Entry& entry = find(block);
+    a.low = entry.low;
+    a.high = entry.high;
+    a.row_lengths = lengths_in(entry.row_lengths);
+    a.column_lengths = lengths_in(entry.column_lengths);
+    if (entry.lists) {
+      a.mask = entry.lists->mask();
+      section_heads = kSectionBytes / (entry.lists->rows_at_a_time() * row_bytes);
+      seen_tiles = entry.lists->most_keys();
+    } else {
+      const std::int64_t in_band = (kWideTileKeys - 1 + entry.high - entry.low) / kWideTileKeys + 2;
+      const std::int64_t before_end = (padded - 1 + entry.high) / kWideTileKeys + 1;
+      seen_tiles = std::min({seen_tiles, in_band, before_end});
+    }
+  }
+  std::int64_t score_bytes = 0;
+  if (has_wide_kernels(problem_)) {
+    const bool query_wanted = is_wanted(gradients.query);
+    a.grad_scores = divide_into_parts(a, std::max<std::int64_t>(seen_tiles, 1), query_wanted);
+    if (query_wanted) score_bytes = bytes_for(a, a.grad_scores);
+  }
+  workspace_.reserve(static_cast<std::size_t>(scores_at + score_bytes));
+  auto* const workspace = static_cast<std::byte*>(workspace_.data());
+  if (score_bytes > 0) a.grad_scores.tiles = workspace + scores_at;
   if (!is_float32(problem_)) {
     a.query = tensor_map(block.query, static_cast<int>(tile));
     ConstTensorView grad_output = block.grad_output;
     if (copies) {
-      auto* const start = static_cast<std::byte*>(workspace_.data());
-      a.output_scale = reinterpret_cast<OutputScale*>(start + scale_at);
-      a.scaled_grad_output = start + copy_at;
+      a.output_scale = reinterpret_cast<OutputScale*>(workspace + scale_at);
+      a.scaled_grad_output = workspace + copy_at;
       grad_output = ConstTensorView(a.scaled_grad_output, DType::float16, grad_output.shape(),
                                     contiguous_strides(grad_output.shape()), grad_output.place());
     }
@@ -197,32 +237,11 @@ Arguments FlashBackward::arguments_of(const BackwardBlock& block, const Gradient
     if (is_wanted(gradients.key)) a.key_sum = tensor_map(gradients.key, kSumRows);
     if (is_wanted(gradients.value)) a.value_sum = tensor_map(gradients.value, kSumRows);
   }
-  a.scaled_lse = static_cast<float*>(workspace_.data());
+  a.scaled_lse = reinterpret_cast<float*>(workspace);
   a.padded_delta = a.scaled_lse + lse_values;
   if (turns > 0) {
     a.turns = reinterpret_cast<std::int32_t*>(a.padded_delta + rows);
     a.next_index = a.turns + turns;
-  }
-  a.batches = static_cast<std::int32_t>(query[0]);
-  a.heads = static_cast<std::int32_t>(query[2]);
-  a.heads_per_kv_head = static_cast<std::int32_t>(query[2] / key[2]);
-  a.rows = static_cast<std::int32_t>(query[1]);
-  a.columns = static_cast<std::int32_t>(key[1]);
-  a.padded_rows = static_cast<std::int32_t>(padded);
-  const double row_bytes = dim * 8.0;
-  double section_heads = kSectionBytes / (static_cast<double>(padded) * row_bytes);
-  a.low = -static_cast<std::int32_t>(kFar);
-  a.high = static_cast<std::int32_t>(kFar);
-  if (!block.unmasked || is_general(problem_)) {
-    const Entry& entry = find(block);
-    a.low = entry.low;
-    a.high = entry.high;
-    a.row_lengths = lengths_in(entry.row_lengths);
-    a.column_lengths = lengths_in(entry.column_lengths);
-    if (entry.lists) {
-      a.mask = entry.lists->mask();
-      section_heads = kSectionBytes / (entry.lists->rows_at_a_time() * row_bytes);
-    }
   }
   // Sections of one size: a small last one would end with idle multiprocessors.
   const std::int64_t pairs = query[0] * key[2];

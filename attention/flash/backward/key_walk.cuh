@@ -5,7 +5,7 @@
 #include "flash/backward/arguments.hpp"
 #include "flash/backward/walk.cuh"
 
-// The key tiles that one or two neighbouring query tiles see, by a straight band or by the lists of
+// The key tiles that a few neighbouring query tiles see, by a straight band or by the lists of
 // a TileMask.
 namespace annulus::flash::backward {
 
@@ -19,11 +19,9 @@ struct KeyStep {
 };
 
 /// The key tiles that kQueryTiles query tiles of a head see from `first` on, in ascending order.
-/// Tiles have kTile rows or columns. Of two tiles, the first one is even.
+/// Tiles have kTile rows or columns.
 template <int kTile, int kQueryTiles>
 class KeyWalk {
-  static_assert(kQueryTiles == 1 || kQueryTiles == 2);
-
  public:
   __device__ __forceinline__ KeyWalk(const Arguments& arguments, std::int32_t batch,
                                      std::int32_t head, std::int32_t first)
@@ -73,16 +71,19 @@ class KeyWalk {
           (mask.batches > 1 ? batch_ : 0) * mask.heads + (mask.heads > 1 ? head_ : 0);
       const std::uint32_t* const words =
           mask.key_bits + (list * mask.query_tiles + first_) * mask.key_words + end_;
-      bits_ = words[0];
-      if (kQueryTiles == 2 && first_ + 1 < mask.query_tiles) bits_ |= words[mask.key_words];
+#pragma unroll
+      for (int i = 0; i < kQueryTiles; ++i) {
+        if (first_ + i < mask.query_tiles) bits_ |= words[i * mask.key_words];
+      }
     }
     step.tile = end_ * 32 + __ffs(static_cast<int>(bits_)) - 1;
     bits_ &= bits_ - 1;
-    const uint2 queries =
-        reinterpret_cast<const uint2*>(query_bits_of(a, batch_, head_, step.tile))[first_ / 32];
+    const auto* const words =
+        reinterpret_cast<const uint2*>(query_bits_of(a, batch_, head_, step.tile));
 #pragma unroll
     for (int i = 0; i < kQueryTiles; ++i) {
-      const std::int32_t bit = first_ % 32 + i;
+      const std::int32_t tile = first_ + i, bit = tile % 32;
+      const uint2 queries = tile < mask.query_tiles ? words[tile / 32] : uint2{};
       step.seen[i] = (queries.x >> bit & 1) == 0   ? Seen::nothing
                      : (queries.y >> bit & 1) == 0 ? Seen::some
                                                    : Seen::all;

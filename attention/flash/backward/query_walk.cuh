@@ -5,6 +5,7 @@
 #include "flash/backward/arguments.hpp"
 #include "flash/backward/key_walk.cuh"
 #include "flash/backward/walk.cuh"
+#include "flash/backward/wide_parts.cuh"
 
 // The query tiles that see one or two neighbouring key tiles, by a straight band or by the lists of
 // a TileMask.
@@ -22,34 +23,40 @@ struct QueryStep {
   }
 };
 
-/// The query tiles of each head of a group in turn, in ascending order. Tiles have kTile rows or
+/// The query tiles of a part, of each head in turn, in ascending order. Tiles have kTile rows or
 /// columns. It lies in shared memory, since the thread that walks has few registers.
 template <int kTile, int kKeyTiles>
 class QueryWalk {
  public:
   template <class Work>
-  __device__ __forceinline__ void begin(const Arguments& a, const Work& work) {
-    at_ = a.mask.key_tiles > 0 ? -1 : work.first_tile;
-    head_ = 0;
+  __device__ __forceinline__ void begin(const Arguments& a, const Work& work, const Part& part) {
+    at_ = a.mask.key_tiles > 0 ? part.first_tile / 32 - 1 : work.first_tile;
+    head_ = part.first_head;
     bits_ = 0;
+    if (a.mask.key_tiles == 0) return;
+    words_ = reinterpret_cast<const uint2*>(query_bits_of(
+        a, work.batch, work.kv_head * a.heads_per_kv_head, work.first_column / kTile));
+    head_step_ = a.mask.heads > 1 ? std::int64_t{a.mask.key_tiles} * a.mask.query_words : 0;
   }
 
   /// False if there is no further step.
   template <class Work>
   [[nodiscard]] __device__ __forceinline__ bool next(const Arguments& a, const Work& work,
-                                                     QueryStep<kKeyTiles>& step) {
-    return a.mask.key_tiles > 0 ? next_listed(a, work, step) : next_in_band(a, work, step);
+                                                     const Part& part, QueryStep<kKeyTiles>& step) {
+    return a.mask.key_tiles > 0 ? next_listed(a, work, part, step)
+                                : next_in_band(a, work, part, step);
   }
 
  private:
   template <class Work>
   [[nodiscard]] __device__ __forceinline__ bool next_in_band(const Arguments& a, const Work& work,
+                                                             const Part& part,
                                                              QueryStep<kKeyTiles>& step) {
     if (at_ > work.last_tile) {
       at_ = work.first_tile;
       ++head_;
     }
-    if (head_ == a.heads_per_kv_head) return false;
+    if (head_ == part.end_head) return false;
     const std::int32_t first_row = at_ * kTile, last_row = first_row + kTile - 1;
     step.tile = at_++;
     step.head = work.kv_head * a.heads_per_kv_head + head_;
@@ -73,24 +80,25 @@ class QueryWalk {
   template <class Work>
   [[nodiscard]] __device__ __forceinline__ uint2 word_of(const Arguments& a, const Work& work,
                                                          int key_tile) const {
-    const std::int32_t tile = work.first_column / kTile + key_tile;
-    if (tile >= a.mask.key_tiles) return {0, 0};
-    const std::uint32_t* const words =
-        query_bits_of(a, work.batch, work.kv_head * a.heads_per_kv_head + head_, tile);
-    return reinterpret_cast<const uint2*>(words)[at_];
+    if (work.first_column / kTile + key_tile >= a.mask.key_tiles) return {0, 0};
+    return words_[head_ * head_step_ + key_tile * a.mask.query_words + at_];
   }
 
   template <class Work>
   [[nodiscard]] __device__ __forceinline__ bool next_listed(const Arguments& a, const Work& work,
+                                                            const Part& part,
                                                             QueryStep<kKeyTiles>& step) {
     while (bits_ == 0) {
-      if (++at_ == a.mask.query_words) {
-        at_ = 0;
+      if (++at_ * 32 >= part.end_tile) {
+        at_ = part.first_tile / 32;
         ++head_;
       }
-      if (head_ == a.heads_per_kv_head) return false;
+      if (head_ == part.end_head) return false;
 #pragma unroll
       for (int i = 0; i < kKeyTiles; ++i) bits_ |= word_of(a, work, i).x;
+      // Those of the part.
+      if (at_ * 32 < part.first_tile) bits_ &= ~std::uint32_t{0} << part.first_tile % 32;
+      if (at_ * 32 + 32 > part.end_tile) bits_ &= (std::uint32_t{1} << part.end_tile % 32) - 1;
     }
     const int bit = __ffs(static_cast<int>(bits_)) - 1;
     bits_ &= bits_ - 1;
@@ -108,6 +116,9 @@ class QueryWalk {
 
   std::int32_t at_, head_;  // the next tile; with lists, the word of `bits_`
   std::uint32_t bits_;      // of tiles that are left
+  // Bits of query tiles for the first key tile, of the first head, and from a head's to the next's.
+  const uint2* words_;
+  std::int64_t head_step_;
 };
 
 }  // namespace annulus::flash::backward

@@ -12,7 +12,7 @@
 namespace annulus::flash::backward {
 TileLists::TileLists(const Mask& mask, const BatchesAndHeads& of, const PositionRanges& rows,
                      const PositionRanges& columns, int tile_rows, int tile_columns,
-                     bool row_positions, MemoryPool& memory) {
+                     bool row_positions, bool key_ranks, MemoryPool& memory) {
   const ListPlan plan(mask, of, rows, columns, tile_rows, tile_columns);
   const Tensor numbers = upload(plan.numbers(), memory);
   const std::span<const std::uint64_t> blocks = plan.blocks();
@@ -36,6 +36,10 @@ TileLists::TileLists(const Mask& mask, const BatchesAndHeads& of, const Position
   const std::int64_t padded_columns = std::int64_t{m.key_tiles} * tile_columns;
   m.query_bits = take<std::uint32_t>(lists * m.key_tiles * m.query_words * 2, memory);
   m.key_bits = take<std::uint32_t>(lists * m.query_tiles * m.key_words, memory);
+  if (key_ranks) {
+    m.key_ranks = take<std::int32_t>(lists * m.query_tiles * m.key_words, memory);
+    m.most_keys = take<std::int32_t>(1, memory);
+  }
   m.work = take<TileWork>(m.key_tiles, memory);
   m.row_keys = take<RowKeys>(m.batches * padded_rows, memory);
   if (row_positions) m.row_positions = take<std::int32_t>(padded_rows, memory);
@@ -66,6 +70,10 @@ TileLists::TileLists(const Mask& mask, const BatchesAndHeads& of, const Position
   std::vector<TileWork> work(static_cast<std::size_t>(m.key_tiles));
   check_cuda(cudaMemcpy(work.data(), m.work, work.size() * sizeof(TileWork), cudaMemcpyDefault),
              "reading the work of key tiles");
+  if (key_ranks) {
+    check_cuda(cudaMemcpy(&most_keys_, m.most_keys, sizeof most_keys_, cudaMemcpyDefault),
+               "reading the number of key tiles");
+  }
   double steps = 0, span = 0;
   std::int32_t most = 0;
   for (const TileWork& tile : work) {

@@ -14,16 +14,18 @@ namespace annulus::flash::backward {
 class TileLists {
  public:
   /// On the current device, which must be that of `memory`; the lists are ready when it returns.
-  /// Positions must lie below 2^28. `row_positions`: the kernels read them.
+  /// Positions must lie below 2^28. `row_positions`, `key_ranks`: the kernels read them.
   TileLists(const Mask& mask, const BatchesAndHeads& of, const PositionRanges& rows,
             const PositionRanges& columns, int tile_rows, int tile_columns, bool row_positions,
-            MemoryPool& memory);
+            bool key_ranks, MemoryPool& memory);
 
   [[nodiscard]] const TileMask& mask() const { return mask_; }
   /// The rows of a head that its key tiles read at about the same time: from the first to the last
   /// row that sees some of a key tile, on average. Up to twice as many where key tiles skip rows,
   /// since they then drift apart.
   [[nodiscard]] double rows_at_a_time() const { return rows_at_a_time_; }
+  /// The number of key tiles that a query tile sees, at most. Without key_ranks, 0.
+  [[nodiscard]] std::int32_t most_keys() const { return most_keys_; }
 
  private:
   template <class T>
@@ -33,6 +35,7 @@ class TileLists {
 
   TileMask mask_;
   double rows_at_a_time_ = 1;
+  std::int32_t most_keys_ = 0;
   std::vector<Buffer> buffers_;
 };
 

@@ -231,6 +231,20 @@ __global__ void __launch_bounds__(kThreads) find_work(const __grid_constant__ Ti
   if (threadIdx.x % 32 == 0) mask.work[tile] = work;
 }
 
+// A thread for each row of key_bits.
+__global__ void __launch_bounds__(kThreads) find_ranks(const __grid_constant__ TileMask mask,
+                                                       std::int32_t rows) {
+  const std::int32_t row = index_of_thread();
+  if (row >= rows) return;
+  const std::int64_t first = std::int64_t{row} * mask.key_words;
+  std::int32_t rank = 0;
+  for (std::int32_t word = 0; word < mask.key_words; ++word) {
+    mask.key_ranks[first + word] = rank;
+    rank += __popc(mask.key_bits[first + word]);
+  }
+  atomicMax(mask.most_keys, rank);
+}
+
 }  // namespace
 
 cudaError_t launch_tile_mask(const ListInput& input, const TileMask& mask, int tile_rows,
@@ -256,6 +270,12 @@ cudaError_t launch_tile_mask(const ListInput& input, const TileMask& mask, int t
       lists * mask.key_tiles * mask.query_words + lists * mask.query_tiles * mask.key_words;
   find_bits<<<blocks(words * 32), kThreads, 0, stream>>>(mask, last_key);
   find_work<<<blocks(std::int64_t{mask.key_tiles} * 32), kThreads, 0, stream>>>(mask);
+  if (mask.key_ranks != nullptr) {
+    const cudaError_t cleared = cudaMemsetAsync(mask.most_keys, 0, sizeof(std::int32_t), stream);
+    if (cleared != cudaSuccess) return cleared;
+    find_ranks<<<blocks(lists * mask.query_tiles), kThreads, 0, stream>>>(
+        mask, static_cast<std::int32_t>(lists * mask.query_tiles));
+  }
   return cudaGetLastError();
 }
 

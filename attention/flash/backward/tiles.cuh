@@ -76,8 +76,14 @@ struct Work {
     if (a.turns == nullptr && a.mask.key_tile_order != nullptr) {
       tile = a.mask.key_tile_order[tile];
     }
-    batch = head / kv_heads;
-    kv_head = head - batch * kv_heads;
+    set(a, head, tile);
+  }
+
+  /// `pair`: batch · kv heads + kv head.
+  __device__ __forceinline__ void set(const Arguments& a, std::int32_t pair, std::int32_t tile) {
+    const std::int32_t kv_heads = a.heads / a.heads_per_kv_head;
+    batch = pair / kv_heads;
+    kv_head = pair - batch * kv_heads;
     first_column = tile * Tiles::kKeys;
     columns = a.column_lengths == nullptr ? a.columns : a.column_lengths[batch];
     const std::int32_t rows = a.row_lengths == nullptr ? a.rows : a.row_lengths[batch];

@@ -14,10 +14,10 @@
 #include "flash/hopper/wgmma.cuh"
 #include "flash/softmax.cuh"
 
-// Wide heads have two kernels, one for dK and dV and one for dQ, which both compute S and dP. That
-// is 7 products where 5 would do, but a single kernel would have to add dQ in global memory for
-// every 64 or 128 keys, which takes longer. With two kernels, no sum has an order that varies,
-// either.
+// Wide heads have two kernels. The one for dK and dV leaves dS in global memory, and the one for dQ
+// multiplies it by the keys. That is 2 bytes written and read for each pair, while a single kernel
+// would have to add 4 bytes for each row and dim for every 64 or 128 keys, which takes longer. With
+// two kernels, no sum has an order that varies, either.
 namespace annulus::flash::backward {
 
 /// Tiles have 64 rows and 64 columns. kGeneral: for problems with bias, dense mask or dropout.
@@ -38,6 +38,9 @@ struct WideTiles : Tiles<Element_, kDim_> {
   static constexpr int kManyRegisters = kKeyTiles == 1 ? 232 : 240;
   static_assert(Tiles<Element_, kDim_>::kQueries == kKeys);
 };
+
+/// Two values −0.
+inline constexpr std::uint32_t kNegativeZeros = 0x80008000;
 
 /// Warps of the loading warpgroup that look for special values in masked tiles.
 inline constexpr int kWatchers = 3;

@@ -41,9 +41,13 @@ struct WideKeyMemory {
   alignas(128) float delta[kStages][Tiles::kQueries];
   /// Where warps exchange bits of hidden pairs: 16 for each query.
   alignas(16) std::uint16_t hidden[4 * kKeyTiles][Tiles::kQueries];
+  Part part;
   Work<typename Tiles::KeyBlock> work;
   QueryWalk<Tiles::kKeys, kKeyTiles> walk;
   QueryStep<kKeyTiles> step[kStages];  ///< tile < 0: there are no more
+  std::int32_t score_row;              ///< of the first query head: see score_row()
+  /// Where dS belongs, if dQ is wanted.
+  std::int32_t score_tile[kStages][kKeyTiles];
   hopper::Barrier key_full;
   hopper::Barrier query_full[kStages], query_empty[kStages];
   hopper::Barrier output_full[kStages], output_empty[kStages];
@@ -55,6 +59,23 @@ struct WideKeyMemory {
 };
 inline constexpr std::int32_t kSpecialQueries = 1, kSpecialOutputs = 2;  ///< bits of a verdict
 
+/// Finds where dS of a step belongs.
+template <class Tiles>
+__device__ __forceinline__ void find_score_tiles(const Arguments& a, WideKeyMemory<Tiles>& shared,
+                                                 std::uint32_t slot) {
+  const auto& step = shared.step[slot];
+  const auto& work = shared.work;
+  const std::int32_t in_group = step.head - work.kv_head * a.heads_per_kv_head;
+  const std::int32_t row = shared.score_row + in_group * a.grad_scores.query_tiles + step.tile;
+#pragma unroll
+  for (int i = 0; i < Tiles::kKeyTiles; ++i) {
+    if (step.seen[i] == Seen::nothing) continue;
+    shared.score_tile[slot][i] =
+        row * a.grad_scores.key_tiles +
+        key_rank(a, work.batch, step.head, step.tile, work.first_column / Tiles::kKeys + i);
+  }
+}
+
 /// Called by one thread.
 template <class Tiles>
 __device__ __forceinline__ void load_queries(const Arguments& a, WideKeyMemory<Tiles>& shared) {
@@ -63,8 +84,8 @@ __device__ __forceinline__ void load_queries(const Arguments& a, WideKeyMemory<T
   constexpr int kKeyTiles = Tiles::kKeyTiles;
   const auto& work = shared.work;
   RingPosition<WideKeyMemory<Tiles>::kStages> at;
-  shared.walk.begin(a, work);
-  for (QueryStep<kKeyTiles> step; shared.walk.next(a, work, step); at.next()) {
+  shared.walk.begin(a, work, shared.part);
+  for (QueryStep<kKeyTiles> step; shared.walk.next(a, work, shared.part, step); at.next()) {
     if (at.count == 0) {
       shared.key_full.arrive_expecting(kKeyTiles * Tiles::kKeys * (Tiles::kDim + Tiles::kValueDim) *
                                        2);
@@ -82,6 +103,7 @@ __device__ __forceinline__ void load_queries(const Arguments& a, WideKeyMemory<T
         (std::int64_t{work.batch} * a.heads + step.head) * a.padded_rows + row;
     shared.query_empty[slot].wait(at.parity() ^ 1);
     shared.step[slot] = step;
+    if (a.grad_scores.tiles != nullptr) find_score_tiles(a, shared, slot);
     shared.query_full[slot].arrive_expecting(Tiles::kTileElements * 2 + kRecord * 4);
     copy_tile<Tiles::kDim>(shared.query[slot], a.query, shared.query_full[slot], Cache::evict_last,
                            row, step.head, work.batch);
@@ -220,6 +242,31 @@ class WideKeyConsumer : protected WideConsumer<Tiles> {
   [[nodiscard]] __device__ __forceinline__ std::uint32_t hidden_bits() const {
     return gather_bits(reinterpret_cast<const unsigned char*>(shared.hidden[place_of_warp()]),
                        lane);
+  }
+
+  // Finishes dS of a step for both products. Of a masked one, `hidden` has the bits of hidden
+  // pairs. There, only hidden pairs are −0, by which the kernel for dQ knows them.
+  __device__ __forceinline__ void hide_scores(std::uint32_t (&packed)[Base::kPacked],
+                                              std::uint32_t hidden) const {
+#pragma unroll
+    for (int i = 0; i < Base::kPacked; ++i) {
+      const std::uint32_t mask = Base::halves(hidden, i);
+      const std::uint32_t negative_zeros = __vcmpeq2(packed[i], kNegativeZeros);
+      packed[i] = (packed[i] & ~(mask | negative_zeros)) | (mask & kNegativeZeros);
+    }
+  }
+
+  // Leaves dS of the warpgroup to the kernel for dQ: transposed, as a warp of its own will need it
+  // in registers for 16 queries and 16 keys. See read_scores().
+  __device__ __forceinline__ void leave_scores(const std::uint32_t (&packed)[Base::kPacked]) const {
+    if (a.grad_scores.tiles == nullptr) return;
+    uint4* const tile =
+        score_tile(a, shared.score_tile[at.slot()][key_tile()]) + warp % 4 * 32 + lane;
+#pragma unroll
+    for (int i = 0; i < Base::kPacked; i += 4) {
+      tile[32 * i] = {transposed(packed[i]), transposed(packed[i + 2]), transposed(packed[i + 1]),
+                      transposed(packed[i + 3])};
+    }
   }
 
   template <int kSums>

@@ -11,14 +11,23 @@
 // second computes dS and dK.
 namespace annulus::flash::backward {
 
-/// dK and dV of one or two key tiles of a key/value head.
+/// dK and dV of one or two key tiles of a key/value head, and dS, for the queries of a part.
 template <class Tiles>
 __global__ void __launch_bounds__(Tiles::kThreads, 1)
-    differentiate_wide_keys(const __grid_constant__ Arguments a) {
+    differentiate_wide_keys(const __grid_constant__ Arguments a,
+                            const __grid_constant__ Part part) {
   extern __shared__ __align__(1024) unsigned char bytes[];
   auto& shared = *reinterpret_cast<WideKeyMemory<Tiles>*>(bytes);
   if (threadIdx.x == 0) {
-    shared.work.find(a, static_cast<std::int32_t>(blockIdx.x));
+    const auto index = static_cast<std::int32_t>(blockIdx.x), place = index / part.pairs;
+    // The order is of single key tiles.
+    const bool ordered = Tiles::kKeyTiles == 1 && a.mask.key_tile_order != nullptr;
+    const std::int32_t pair = part.first_pair + index - place * part.pairs;
+    shared.work.set(a, pair, ordered ? a.mask.key_tile_order[place] : place);
+    shared.score_row = score_row(a, part, pair, 0);
+    shared.work.first_tile = max(shared.work.first_tile, part.first_tile);
+    shared.work.last_tile = min(shared.work.last_tile, part.end_tile - 1);
+    shared.part = part;
     shared.key_full.init(1);
     for (int i = 0; i < WideKeyMemory<Tiles>::kStages; ++i) {
       shared.query_full[i].init(1);

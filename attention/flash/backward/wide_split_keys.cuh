@@ -109,7 +109,7 @@ class SplitKeyConsumer : WideKeyConsumer<Tiles> {
       for (int i = 0; i < kPacked; ++i) {
         const std::uint32_t mask = Base::halves(hidden, i);
         weights[i] &= ~mask;
-        derived[i] = (derived[i] & ~mask) | (mask & 0x80008000U);
+        derived[i] = (derived[i] & ~mask) | (mask & kNegativeZeros);
       }
     }
     store_weights(derived);
@@ -128,20 +128,35 @@ class SplitKeyConsumer : WideKeyConsumer<Tiles> {
     release(shared.output_empty[slot]);
   }
 
-  __device__ __forceinline__ void read_bias(float (&bias)[kScores]) const {
-    const auto& [data, strides] = a.scores.bias;
+  // Calls use(entry, score) for the thread's entries in a tensor like the bias. Rows and columns
+  // past the end have other entries.
+  template <class T, class Use>
+  __device__ __forceinline__ void for_entries(T* data, const std::int64_t (&strides)[4],
+                                              const Use& use) const {
     const auto& step = shared.step[at.slot()];
-    const float* const of_head = data + work.batch * strides[0] + step.head * strides[1];
+    T* const of_head = data + work.batch * strides[0] + step.head * strides[1];
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const std::int32_t column = work.first_column + Base::first_row() + 8 * h;
-      const float* const of_key = of_head + key_at(a, column) * strides[3];
+      T* const of_key = of_head + key_at(a, column) * strides[3];
 #pragma unroll
       for (int i = 0; i < kScores / 2; ++i) {
         const std::int32_t row = step.tile * Tiles::kQueries + i / 2 * 8 + lane % 4 * 2 + i % 2;
-        bias[i / 2 * 4 + 2 * h + i % 2] = __ldg(of_key + min(row, a.rows - 1) * strides[2]);
+        use(of_key + min(row, a.rows - 1) * strides[2], i / 2 * 4 + 2 * h + i % 2);
       }
     }
+  }
+  __device__ __forceinline__ void read_bias(float (&bias)[kScores]) const {
+    for_entries(a.scores.bias.data, a.scores.bias.strides,
+                [&](const float* entry, int i) { bias[i] = __ldg(entry); });
+  }
+  // Adds dS of visible pairs to the bias's gradient.
+  __device__ __forceinline__ void add_bias_gradient(const float (&grads)[kScores],
+                                                    std::uint32_t hidden) const {
+    const float factor = Tiles::bias_scale(a);
+    for_entries(a.grad_bias, a.grad_bias_strides, [&](float* entry, int i) {
+      if ((hidden >> i & 1) == 0) atomicAdd(entry, factor * grads[i]);
+    });
   }
 
   // Draws for both warpgroups. Two warps share the draws: each of their threads draws a row.
@@ -196,16 +211,20 @@ class SplitKeyConsumer : WideKeyConsumer<Tiles> {
       const float2 delta =
           *reinterpret_cast<const float2*>(&shared.delta[slot][i / 2 * 8 + 2 * (lane % 4)]);
       const float2 weight = Base::unpack(packed[i]);
-      packed[i] = pack<Element>(weight.x * fmaf(grads[2 * i], scale, -delta.x),
-                                weight.y * fmaf(grads[2 * i + 1], scale, -delta.y));
+      grads[2 * i] = weight.x * fmaf(grads[2 * i], scale, -delta.x);
+      grads[2 * i + 1] = weight.y * fmaf(grads[2 * i + 1], scale, -delta.y);
+      packed[i] = pack<Element>(grads[2 * i], grads[2 * i + 1]);
     }
     release(shared.output_empty[slot]);
+    if constexpr (Tiles::kGeneral) {
+      if (a.grad_bias != nullptr) add_bias_gradient(grads, hidden);
+    }
     bool special = false;
     if (masked) {
-#pragma unroll
-      for (int i = 0; i < kPacked; ++i) packed[i] &= ~Base::halves(hidden, i);
+      Base::hide_scores(packed, hidden);
       special = (shared.verdict[slot].wait(at.parity()) & kSpecialQueries) != 0;
     }
+    Base::leave_scores(packed);
     Base::add_to(sum, packed, shared.query[slot], special, [&] { return hidden; });
     release(shared.query_empty[slot]);
   }

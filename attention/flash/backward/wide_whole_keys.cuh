@@ -44,7 +44,8 @@ class WholeKeyConsumer : WideKeyConsumer<Tiles> {
     for (int i = 0; i < kPacked; ++i) weights[i] &= ~Base::halves(hidden, i);
   }
 
-  // Values that are needed again are read again, as the sums leave few registers.
+  // Each product runs while the numbers that the next one needs are computed. Values that are
+  // needed again are read again, as the sums leave few registers.
   template <int kKeySums, int kValueSums>
   __device__ __forceinline__ void step(float (&key_sum)[kKeySums], float (&value_sum)[kValueSums]) {
     const std::uint32_t slot = at.slot();
@@ -58,60 +59,47 @@ class WholeKeyConsumer : WideKeyConsumer<Tiles> {
     if (Base::is_masked()) Base::find_hidden(rows);
     hopper::products_wait<0>();
     hopper::pin(scores);
-    std::uint32_t weights[kPacked];
+    std::uint32_t weights[kPacked], packed[kPacked];
     Base::weigh(scores, weights, [&](int n, int) {
       return *reinterpret_cast<const float2*>(&shared.lse[slot][8 * n + 2 * (lane % 4)]);
     });
     shared.output_full[slot].wait(at.parity());
     const auto hidden = [&] { return Base::hidden_bits(); };
-    bool special = false;
+    std::int32_t special = 0;
     if (Base::is_masked()) {
       hide(weights);
-      special = (shared.verdict[slot].wait(at.parity()) & kSpecialOutputs) != 0;
+      special = shared.verdict[slot].wait(at.parity());
     }
-    // The weights are added later together with dS, unless the soft cap's derivative has to take
-    // their place.
-    const bool added = special || a.soft_cap != 0;
-    if (added) Base::add_to(value_sum, weights, shared.grad_output[slot], special, hidden);
-    if (a.soft_cap != 0) {
+    // The soft cap's derivative belongs to dS alone.
 #pragma unroll
-      for (int i = 0; i < kPacked; ++i) {
-        weights[i] = pack<Element>(scores[2 * i], scores[2 * i + 1]);
-      }
+    for (int i = 0; i < kPacked; ++i) {
+      packed[i] = a.soft_cap != 0 ? pack<Element>(scores[2 * i], scores[2 * i + 1]) : weights[i];
     }
     float grads[kScores];
     hopper::leave_undefined(grads);
     hopper::products_begin();
     Base::template issue_scores<Tiles::kValueDim>(grads, shared.value[Base::key_tile()],
                                                   shared.grad_output[slot]);
-    hopper::products_wait<0>();
-    hopper::pin(grads);
-    std::uint32_t packed[kPacked];
-#pragma unroll
-    for (int i = 0; i < kPacked; ++i) {
-      const float2 delta =
-          *reinterpret_cast<const float2*>(&shared.delta[slot][i / 2 * 8 + 2 * (lane % 4)]);
-      const float2 weight = Base::unpack(weights[i]);
-      packed[i] = pack<Element>(weight.x * (grads[2 * i] - delta.x),
-                                weight.y * (grads[2 * i + 1] - delta.y));
-    }
-    special = false;
-    if (Base::is_masked()) {
-      hide(packed);
-      special = (shared.verdict[slot].wait(at.parity()) & kSpecialQueries) != 0;
-    }
-    if (added || special) {
-      if (!added) Base::add_to(value_sum, weights, shared.grad_output[slot], false, hidden);
+    if (special != 0) {
+      hopper::products_wait<0>();
+      hopper::pin(grads);
+      Base::add_to(value_sum, weights, shared.grad_output[slot], (special & kSpecialOutputs) != 0,
+                   hidden);
+      differentiate_scores(packed, grads);
       release(shared.output_empty[slot]);
-      Base::add_to(key_sum, packed, shared.query[slot], special, hidden);
+      Base::add_to(key_sum, packed, shared.query[slot], (special & kSpecialQueries) != 0, hidden);
       return;
     }
     hopper::pin(weights);
     hopper::pin(value_sum);
+    hopper::products_begin();
+    Base::issue_sum(value_sum, weights, shared.grad_output[slot]);
+    hopper::products_wait<1>();
+    hopper::pin(grads);
+    differentiate_scores(packed, grads);
     hopper::pin(packed);
     hopper::pin(key_sum);
     hopper::products_begin();
-    Base::issue_sum(value_sum, weights, shared.grad_output[slot]);
     Base::issue_sum(key_sum, packed, shared.query[slot]);
     hopper::products_wait<1>();
     hopper::pin(weights);
@@ -120,6 +108,22 @@ class WholeKeyConsumer : WideKeyConsumer<Tiles> {
     hopper::products_wait<0>();
     hopper::pin(key_sum);
     hopper::pin(packed);
+  }
+
+  // Turns weights into dS, and leaves it to the kernel for dQ, too.
+  __device__ __forceinline__ void differentiate_scores(std::uint32_t (&packed)[kPacked],
+                                                       const float (&grads)[kScores]) const {
+    const std::uint32_t slot = at.slot();
+#pragma unroll
+    for (int i = 0; i < kPacked; ++i) {
+      const float2 delta =
+          *reinterpret_cast<const float2*>(&shared.delta[slot][i / 2 * 8 + 2 * (lane % 4)]);
+      const float2 weight = Base::unpack(packed[i]);
+      packed[i] = pack<Element>(weight.x * (grads[2 * i] - delta.x),
+                                weight.y * (grads[2 * i + 1] - delta.y));
+    }
+    if (Base::is_masked()) Base::hide_scores(packed, Base::hidden_bits());
+    Base::leave_scores(packed);
   }
 };
 

@@ -47,14 +47,15 @@ inline constexpr std::int32_t kSpecialValues = 2;  ///< some value is special, s
 inline constexpr std::int32_t kFlagValues = 4;
 
 /// Memory for dS of wide heads, which the kernel for dK and dV leaves to the kernel for dQ. It
-/// serves one part of a call's heads and queries after the other. It has a place for each key tile
-/// that a query tile sees: [(batch, kv head) pairs][query heads of a kv head][query tiles]
-/// [key_tiles], each of a part.
+/// serves one part of a call after the other: [(batch, kv head) pairs][query heads of a kv head]
+/// [query tiles][places], each of a part.
 struct ScoreGradients {
   void* tiles = nullptr;  ///< of 64 x 64 half-precision values; null: dQ is not wanted
   // The size of a part. Some may have fewer.
-  std::int32_t pairs = 0, heads = 0, query_tiles = 0;
-  std::int32_t key_tiles = 0;  ///< at least the number that a query tile sees
+  std::int32_t pairs = 0, heads = 0, query_tiles = 0, key_tiles = 0;
+  /// For a query tile's tiles. If parts have all key tiles, at least the number that a query tile
+  /// sees: they follow each other. Otherwise key_tiles.
+  std::int32_t places = 0;
 };
 
 /// Everything that the kernels of a backward call read.

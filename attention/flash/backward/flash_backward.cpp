@@ -1,6 +1,7 @@
 #include "flash/backward/flash_backward.hpp"
 
 #include <algorithm>
+#include <bit>
 #include <string>
 
 #include <annulus/attention/local_mask.hpp>
@@ -150,6 +151,8 @@ FlashBackward::Entry FlashBackward::make_entry(const BackwardBlock& block) const
   }
   entry.low = static_cast<std::int32_t>(std::clamp(mask.band.low, -kFar, kFar));
   entry.high = static_cast<std::int32_t>(std::clamp(mask.band.high, -kFar, kFar));
+  // An empty band, of which kernels should not even find the tiles between its ends.
+  if (entry.low > entry.high) entry.low = entry.high = -static_cast<std::int32_t>(kFar);
   entry.row_lengths = upload(mask.row_lengths, device_.memory());
   entry.column_lengths = upload(mask.column_lengths, device_.memory());
   return entry;
@@ -210,11 +213,14 @@ Arguments FlashBackward::arguments_of(const BackwardBlock& block, const Gradient
   }
   std::int64_t score_bytes = 0;
   if (has_wide_kernels(problem_)) {
-    const bool query_wanted = is_wanted(gradients.query);
-    a.grad_scores = divide_into_parts(a, std::max<std::int64_t>(seen_tiles, 1), query_wanted);
-    if (query_wanted) score_bytes = bytes_for(a, a.grad_scores);
+    // Even without dQ: the bits of dK and dV depend on the parts.
+    a.grad_scores = divide_into_parts(a, seen_tiles, score_gradient_bytes);
+    if (is_wanted(gradients.query)) score_bytes = bytes_of(a.grad_scores);
   }
-  workspace_.reserve(static_cast<std::size_t>(scores_at + score_bytes));
+  // Blocks whose sizes differ a little share the workspace.
+  const auto bytes = static_cast<std::size_t>(scores_at + score_bytes);
+  const std::size_t unit = score_bytes > 0 ? std::bit_ceil(bytes) / 8 : 1;
+  workspace_.reserve((bytes + unit - 1) / unit * unit);
   auto* const workspace = static_cast<std::byte*>(workspace_.data());
   if (score_bytes > 0) a.grad_scores.tiles = workspace + scores_at;
   if (!is_float32(problem_)) {

@@ -45,7 +45,8 @@ class FlashBackward {
   const AttentionProblem& problem_;
   Device& device_;
   std::vector<Entry> entries_;
-  Workspace workspace_;  // LSE and delta, and for float16 a copy of dO
+  // LSE, delta, for float16 a copy of dO, for wide heads dS.
+  Workspace workspace_;
 };
 
 }  // namespace annulus::flash::backward

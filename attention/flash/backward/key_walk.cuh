@@ -18,21 +18,27 @@ struct KeyStep {
   Seen seen[kQueryTiles];
 };
 
-/// The key tiles that kQueryTiles query tiles of a head see from `first` on, in ascending order.
-/// Tiles have kTile rows or columns.
+/// The key tiles from `first_key` to `end_key` that kQueryTiles query tiles of a head see from
+/// `first` on, in ascending order. Tiles have kTile rows or columns.
 template <int kTile, int kQueryTiles>
 class KeyWalk {
  public:
   __device__ __forceinline__ KeyWalk(const Arguments& arguments, std::int32_t batch,
-                                     std::int32_t head, std::int32_t first)
-      : a(arguments), batch_(batch), head_(head), first_(first) {
-    if (a.mask.key_tiles > 0) return;
+                                     std::int32_t head, std::int32_t first,
+                                     std::int32_t first_key = 0,
+                                     std::int32_t end_key = TileMask::kNowhere)
+      : a(arguments), batch_(batch), head_(head), first_(first), tile_(first_key), end_(end_key) {
+    if (a.mask.key_tiles > 0) {
+      end_ = min(end_, a.mask.key_tiles);
+      word_ = tile_ / 32 - 1;
+      return;
+    }
     rows_ = a.row_lengths == nullptr ? a.rows : a.row_lengths[batch];
     columns_ = a.column_lengths == nullptr ? a.columns : a.column_lengths[batch];
     const std::int32_t last_row = min((first + kQueryTiles) * kTile, rows_) - 1;
-    tile_ = max(first * kTile + a.low, 0) / kTile;
+    tile_ = max(tile_, max(first * kTile + a.low, 0) / kTile);
     const std::int32_t last_column = min(last_row + a.high, columns_ - 1);
-    end_ = last_row < first * kTile || last_column < 0 ? tile_ : last_column / kTile + 1;
+    end_ = last_row < first * kTile || last_column < 0 ? tile_ : min(end_, last_column / kTile + 1);
   }
 
   /// False if there is no further step.
@@ -66,17 +72,19 @@ class KeyWalk {
   [[nodiscard]] __device__ __forceinline__ bool next_listed(KeyStep<kQueryTiles>& step) {
     const TileMask& mask = a.mask;
     while (bits_ == 0) {
-      if (++end_ >= mask.key_words) return false;
+      if (++word_ * 32 >= end_) return false;
       const std::int64_t list =
           (mask.batches > 1 ? batch_ : 0) * mask.heads + (mask.heads > 1 ? head_ : 0);
       const std::uint32_t* const words =
-          mask.key_bits + (list * mask.query_tiles + first_) * mask.key_words + end_;
+          mask.key_bits + (list * mask.query_tiles + first_) * mask.key_words + word_;
 #pragma unroll
       for (int i = 0; i < kQueryTiles; ++i) {
         if (first_ + i < mask.query_tiles) bits_ |= words[i * mask.key_words];
       }
+      if (word_ * 32 < tile_) bits_ &= ~std::uint32_t{0} << tile_ % 32;
+      if (word_ * 32 + 32 > end_) bits_ &= (std::uint32_t{1} << end_ % 32) - 1;
     }
-    step.tile = end_ * 32 + __ffs(static_cast<int>(bits_)) - 1;
+    step.tile = word_ * 32 + __ffs(static_cast<int>(bits_)) - 1;
     bits_ &= bits_ - 1;
     const auto* const words =
         reinterpret_cast<const uint2*>(query_bits_of(a, batch_, head_, step.tile));
@@ -94,8 +102,9 @@ class KeyWalk {
   const Arguments& a;
   std::int32_t batch_, head_, first_;
   std::int32_t rows_ = 0, columns_ = 0;  // with a band
-  std::int32_t tile_ = 0;                // the next one
-  std::int32_t end_ = -1;                // tiles end there; with lists, the word of `bits_`
+  std::int32_t tile_;                    // the next one; with lists, the first of all
+  std::int32_t end_;                     // tiles end there
+  std::int32_t word_ = 0;                // with lists, that of `bits_`
   std::uint32_t bits_ = 0;               // of tiles that are left
 };
 

@@ -8,39 +8,36 @@
 namespace annulus::flash::backward {
 
 template <class Memory>
-[[nodiscard]] cudaError_t launch_part(void (*kernel)(Arguments, Part), const Arguments& a,
-                                      const Part& part, std::int32_t blocks, int threads,
-                                      cudaStream_t stream) {
-  constexpr std::size_t kShared = sizeof(Memory);
-  if (const cudaError_t code =
-          cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared)) {
-    return code;
-  }
-  kernel<<<static_cast<unsigned>(blocks), threads, kShared, stream>>>(a, part);
-  return cudaGetLastError();
+[[nodiscard]] cudaError_t take_shared_memory(void (*kernel)(Arguments, Part)) {
+  return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Memory));
 }
 
 /// Enqueues both kernels for one part after the other.
 template <class Tiles>
 [[nodiscard]] cudaError_t launch_wide_tiles(const Arguments& a, cudaStream_t stream) {
-  const auto divide = [](std::int32_t x, std::int32_t y) { return (x + y - 1) / y; };
-  for (std::int32_t index = 0; index < Part::count(a); ++index) {
+  using KeyMemory = WideKeyMemory<Tiles>;
+  using QueryMemory = WideQueryMemory<Tiles>;
+  const auto of_keys = differentiate_wide_keys<Tiles>;
+  const auto of_queries = differentiate_wide_queries<Tiles>;
+  cudaError_t code = take_shared_memory<KeyMemory>(of_keys);
+  if (code == cudaSuccess) code = take_shared_memory<QueryMemory>(of_queries);
+  const auto blocks = [](std::int32_t tiles, std::int32_t of_a_block, std::int32_t heads) {
+    return static_cast<unsigned>((tiles + of_a_block - 1) / of_a_block * heads);
+  };
+  const std::int32_t parts = Part::count(a);
+  for (std::int32_t index = 0; index < parts && code == cudaSuccess; ++index) {
     const Part part(a, index);
-    if (const cudaError_t code = launch_part<WideKeyMemory<Tiles>>(
-            differentiate_wide_keys<Tiles>, a, part,
-            divide(a.columns, Tiles::KeyBlock::kKeys) * part.pairs, Tiles::kThreads, stream)) {
-      return code;
+    if (!part.may_see(a)) continue;
+    of_keys<<<blocks(part.end_key - part.first_key, Tiles::kKeyTiles, part.pairs), Tiles::kThreads,
+              sizeof(KeyMemory), stream>>>(a, part);
+    if (a.grad_query.data != nullptr) {
+      const std::int32_t heads = part.pairs * (part.end_head - part.first_head);
+      of_queries<<<blocks(part.end_tile - part.first_tile, kWideQueryTiles, heads), Tiles::kThreads,
+                   sizeof(QueryMemory), stream>>>(a, part);
     }
-    if (a.grad_query.data == nullptr) continue;
-    const std::int32_t heads = part.pairs * (part.end_head - part.first_head);
-    if (const cudaError_t code = launch_part<WideQueryMemory<Tiles>>(
-            differentiate_wide_queries<Tiles>, a, part,
-            divide(part.end_tile - part.first_tile, kWideQueryTiles) * heads, Tiles::kThreads,
-            stream)) {
-      return code;
-    }
+    code = cudaGetLastError();
   }
-  return cudaSuccess;
+  return code;
 }
 
 template <class Element, int kDim, int kValueDim>

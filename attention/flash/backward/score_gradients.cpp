@@ -10,50 +10,51 @@ namespace annulus::flash::backward {
 namespace {
 
 constexpr std::int64_t kTileBytes = std::int64_t{kWideTileKeys} * kWideTileKeys * 2;
-// A part should have so many blocks of keys that multiprocessors finish at about the same time, and
-// so many query tiles that what a block does once does not matter.
-constexpr std::int64_t kKeyBlocks = 1024;
-constexpr std::int64_t kQueryTiles = 32;
+// Key tiles of a part, where a query tile sees more.
+constexpr std::int64_t kPartKeyTiles = 256;
+// Query tiles that a key tile of a part should meet, so that what it does once does not matter.
+constexpr std::int64_t kSteps = 64;
 
 // At most `most`, and such that the last part is about as large as the others.
 std::int64_t even_part(std::int64_t all, std::int64_t most) {
   return ceil_divide(all, ceil_divide(all, std::clamp<std::int64_t>(most, 1, all)));
 }
 
-std::int64_t pairs_of(const Arguments& a) {
-  return std::int64_t{a.batches} * (a.heads / a.heads_per_kv_head);
-}
-
 }  // namespace
 
-ScoreGradients divide_into_parts(const Arguments& a, std::int64_t key_tiles, bool query_wanted) {
-  const std::int64_t group = a.heads_per_kv_head, tiles = a.padded_rows / kWideTileKeys;
-  std::int64_t pairs = pairs_of(a), heads = group, query_tiles = tiles;
-  if (query_wanted) {
-    // Query tiles for which there is memory.
-    const std::int64_t room = std::max(score_gradient_bytes / kTileBytes / key_tiles, kQueryTiles);
-    const std::int64_t key_blocks = ceil_divide(a.columns, 2 * kWideTileKeys);
-    pairs = std::min(pairs, std::max(room / (group * tiles), ceil_divide(kKeyBlocks, key_blocks)));
-    while (pairs > 1 && room / (pairs * group) < std::min(tiles, kQueryTiles)) {
-      pairs = ceil_divide(pairs, 2);
+ScoreGradients divide_into_parts(const Arguments& a, std::int64_t seen_tiles,
+                                 std::int64_t most_bytes) {
+  const std::int64_t all_pairs = std::int64_t{a.batches} * (a.heads / a.heads_per_kv_head);
+  const std::int64_t group = a.heads_per_kv_head, all_tiles = a.padded_rows / kWideTileKeys;
+  const std::int64_t all_keys = ceil_divide(a.columns, kWideTileKeys);
+  const std::int64_t most_tiles = most_bytes / kTileBytes;
+  std::int64_t pairs = all_pairs, heads = group, tiles = all_tiles;
+  std::int64_t keys = all_keys, places = std::max<std::int64_t>(seen_tiles, 1);
+  if (pairs * heads * tiles * places > most_tiles) {
+    const std::int64_t most_keys = std::min(kPartKeyTiles, most_tiles / kWideQueryTiles);
+    if (places > most_keys) {
+      // Blocks may have two key tiles.
+      places = keys = round_up(even_part(all_keys, most_keys / 2 * 2), 2);
     }
-    pairs = even_part(pairs_of(a), pairs);
-    heads = even_part(group, room / kWideQueryTiles);
-    const std::int64_t blocks = std::max<std::int64_t>(room / (pairs * heads) / kWideQueryTiles, 1);
-    query_tiles = even_part(tiles, blocks * kWideQueryTiles);
-    if (query_tiles < tiles) query_tiles = round_up(query_tiles, kWideQueryTiles);
+    // Many pairs and few queries, so that there are many blocks of keys.
+    const std::int64_t room = most_tiles / places;
+    pairs = even_part(all_pairs, room / kSteps);
+    heads = even_part(group, room / pairs / kWideQueryTiles);
+    tiles = room / (pairs * heads) / kWideQueryTiles * kWideQueryTiles;
+    tiles = even_part(all_tiles, std::max<std::int64_t>(tiles, kWideQueryTiles));
+    if (tiles < all_tiles) tiles = round_up(tiles, kWideQueryTiles);
   }
-  return {nullptr, static_cast<std::int32_t>(pairs), static_cast<std::int32_t>(heads),
-          static_cast<std::int32_t>(query_tiles), static_cast<std::int32_t>(key_tiles)};
+  ScoreGradients parts;
+  parts.pairs = static_cast<std::int32_t>(pairs);
+  parts.heads = static_cast<std::int32_t>(heads);
+  parts.query_tiles = static_cast<std::int32_t>(tiles);
+  parts.key_tiles = static_cast<std::int32_t>(keys);
+  parts.places = static_cast<std::int32_t>(places);
+  return parts;
 }
 
-std::int64_t bytes_for(const Arguments& a, const ScoreGradients& parts) {
-  const std::int64_t bytes =
-      std::int64_t{parts.pairs} * parts.heads * parts.query_tiles * parts.key_tiles * kTileBytes;
-  const bool is_whole = parts.pairs == pairs_of(a) && parts.heads == a.heads_per_kv_head &&
-                        parts.query_tiles == a.padded_rows / kWideTileKeys;
-  // Blocks of a call whose sizes differ a little share one piece of memory.
-  return is_whole ? bytes : std::max(bytes, score_gradient_bytes);
+std::int64_t bytes_of(const ScoreGradients& parts) {
+  return std::int64_t{parts.pairs} * parts.heads * parts.query_tiles * parts.places * kTileBytes;
 }
 
 }  // namespace annulus::flash::backward

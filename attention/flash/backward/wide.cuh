@@ -90,13 +90,6 @@ template <class Tiles>
   return position == TileMask::kNowhere || position == first + distance;
 }
 
-/// Makes the barrier's phase wait for this many bytes of bulk copies.
-__device__ __forceinline__ void expect_bytes(hopper::Barrier& barrier, std::uint32_t bytes) {
-  asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(barrier.address()),
-               "r"(bytes)
-               : "memory");
-}
-
 /// Starts to load a tile of kDim dims.
 template <int kDim, class Element>
 __device__ __forceinline__ void copy_tile(Element* to, const CUtensorMap& from,
@@ -237,25 +230,6 @@ class WideConsumer {
     }
   }
 
-  // Bit i: score i is that of a hidden pair. sees(column, h): the pair is visible.
-  template <class Sees>
-  [[nodiscard]] __device__ __forceinline__ std::uint32_t hidden_bits(const Sees& sees) const {
-    std::uint32_t bits = 0;
-#pragma unroll 1
-    for (int n = 0; n < 8; ++n) {
-      std::uint32_t four = 0;
-#pragma unroll
-      for (int e = 0; e < 2; ++e) {
-#pragma unroll
-        for (int h = 0; h < 2; ++h) {
-          if (!sees(8 * n + lane % 4 * 2 + e, h)) four |= 1U << (2 * h + e);
-        }
-      }
-      bits |= four << 4 * n;
-    }
-    return bits;
-  }
-
   // A mask of the packed pair: 16 bits for each of its two scores, set where the bit of the score
   // is.
   [[nodiscard]] __device__ __forceinline__ static std::uint32_t halves(std::uint32_t bits,
@@ -265,7 +239,8 @@ class WideConsumer {
   }
 
   // Packs the weights of scores, and replaces the scores by their weights times the soft cap's
-  // derivative. lse(n, h) returns the LSEs of scores 4n + 2h and 4n + 2h + 1.
+  // derivative. lse(n) returns the LSEs of scores 4n and 4n + 1, and
+  // of 4n + 2 and 4n + 3.
   template <class Lse>
   __device__ __forceinline__ void weigh(float (&scores)[kScores], std::uint32_t (&weights)[kPacked],
                                         const Lse& lse) const {
@@ -285,7 +260,7 @@ class WideConsumer {
                                                float unit) {
 #pragma unroll
     for (int i = 0; i < kScores; i += 2) {
-      const float2 shift = lse(i / 4, i / 2 % 2);
+      const float2 shift = lse(i / 4);
       // The LSE of the general class is natural, so that large biases do not overflow before they
       // cancel.
       constexpr float kToLog2 = kGeneral ? kLog2E : 1;

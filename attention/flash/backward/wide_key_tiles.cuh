@@ -71,8 +71,8 @@ __device__ __forceinline__ void find_score_tiles(const Arguments& a, WideKeyMemo
   for (int i = 0; i < Tiles::kKeyTiles; ++i) {
     if (step.seen[i] == Seen::nothing) continue;
     shared.score_tile[slot][i] =
-        row * a.grad_scores.key_tiles +
-        key_rank(a, work.batch, step.head, step.tile, work.first_column / Tiles::kKeys + i);
+        row * a.grad_scores.places + score_place(a, shared.part, work.batch, step.head, step.tile,
+                                                 work.first_column / Tiles::kKeys + i);
   }
 }
 
@@ -99,11 +99,11 @@ __device__ __forceinline__ void load_queries(const Arguments& a, WideKeyMemory<T
     }
     const std::uint32_t slot = at.slot();
     const std::int32_t row = step.tile * kQueries;
-    const std::int64_t first_value =
-        (std::int64_t{work.batch} * a.heads + step.head) * a.padded_rows + row;
     shared.query_empty[slot].wait(at.parity() ^ 1);
     shared.step[slot] = step;
     if (a.grad_scores.tiles != nullptr) find_score_tiles(a, shared, slot);
+    const std::int64_t first_value =
+        (std::int64_t{work.batch} * a.heads + step.head) * a.padded_rows + row;
     shared.query_full[slot].arrive_expecting(Tiles::kTileElements * 2 + kRecord * 4);
     copy_tile<Tiles::kDim>(shared.query[slot], a.query, shared.query_full[slot], Cache::evict_last,
                            row, step.head, work.batch);

@@ -20,10 +20,13 @@ __global__ void __launch_bounds__(Tiles::kThreads, 1)
   auto& shared = *reinterpret_cast<WideKeyMemory<Tiles>*>(bytes);
   if (threadIdx.x == 0) {
     const auto index = static_cast<std::int32_t>(blockIdx.x), place = index / part.pairs;
-    // The order is of single key tiles.
-    const bool ordered = Tiles::kKeyTiles == 1 && a.mask.key_tile_order != nullptr;
+    // The order is of single key tiles, and of all.
+    const bool ordered =
+        Tiles::kKeyTiles == 1 && a.mask.key_tile_order != nullptr && are_compact(a);
     const std::int32_t pair = part.first_pair + index - place * part.pairs;
-    shared.work.set(a, pair, ordered ? a.mask.key_tile_order[place] : place);
+    shared.work.set(
+        a, pair,
+        ordered ? a.mask.key_tile_order[place] : part.first_key / Tiles::kKeyTiles + place);
     shared.score_row = score_row(a, part, pair, 0);
     shared.work.first_tile = max(shared.work.first_tile, part.first_tile);
     shared.work.last_tile = min(shared.work.last_tile, part.end_tile - 1);

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include "flash/backward/arguments.hpp"
@@ -12,44 +13,61 @@ namespace annulus::flash::backward {
 /// Bytes of a tile of dS.
 inline constexpr int kScoreTileBytes = kWideTileKeys * kWideTileKeys * 2;
 
-/// A part of a call's heads and queries.
+/// A part of a call's heads, queries and keys.
 struct Part {
   std::int32_t first_pair, pairs;     ///< (batch, kv head) pairs
   std::int32_t first_head, end_head;  ///< query heads of each pair's group
   std::int32_t first_tile, end_tile;  ///< query tiles
+  std::int32_t first_key, end_key;    ///< key tiles
 
-  [[nodiscard]] static __host__ __device__ std::int32_t all_tiles(const Arguments& a) {
-    return a.padded_rows / kWideTileKeys;
-  }
-  [[nodiscard]] static __host__ __device__ std::int32_t all_pairs(const Arguments& a) {
-    return a.batches * (a.heads / a.heads_per_kv_head);
-  }
-  [[nodiscard]] static __host__ __device__ std::int32_t count(const Arguments& a) {
-    return tile_parts(a) * head_parts(a) * divide(all_pairs(a), a.grad_scores.pairs);
+  [[nodiscard]] static std::int32_t count(const Arguments& a) {
+    return key_parts(a) * tile_parts(a) * head_parts(a) * divide(pairs_of(a), a.grad_scores.pairs);
   }
 
-  __host__ __device__ Part(const Arguments& a, std::int32_t index) {
+  Part(const Arguments& a, std::int32_t index) {
     const ScoreGradients& sizes = a.grad_scores;
-    const std::int32_t of_heads = index / tile_parts(a), of_pairs = of_heads / head_parts(a);
-    first_tile = (index - of_heads * tile_parts(a)) * sizes.query_tiles;
-    end_tile = smaller(first_tile + sizes.query_tiles, all_tiles(a));
-    first_head = (of_heads - of_pairs * head_parts(a)) * sizes.heads;
-    end_head = smaller(first_head + sizes.heads, a.heads_per_kv_head);
-    first_pair = of_pairs * sizes.pairs;
-    pairs = smaller(first_pair + sizes.pairs, all_pairs(a)) - first_pair;
+    const auto next = [&](std::int32_t parts) {
+      const std::int32_t at = index % parts;
+      index /= parts;
+      return at;
+    };
+    first_key = next(key_parts(a)) * sizes.key_tiles;
+    end_key = std::min(first_key + sizes.key_tiles, key_tiles_of(a));
+    first_tile = next(tile_parts(a)) * sizes.query_tiles;
+    end_tile = std::min(first_tile + sizes.query_tiles, query_tiles_of(a));
+    first_head = next(head_parts(a)) * sizes.heads;
+    end_head = std::min(first_head + sizes.heads, a.heads_per_kv_head);
+    first_pair = index * sizes.pairs;
+    pairs = std::min(sizes.pairs, pairs_of(a) - first_pair);
+  }
+
+  /// False if no query sees a key, by the band alone.
+  [[nodiscard]] bool may_see(const Arguments& a) const {
+    return a.mask.key_tiles > 0 ||
+           ((first_key - end_tile) * std::int64_t{kWideTileKeys} + 1 <= a.high &&
+            (end_key - first_tile) * std::int64_t{kWideTileKeys} - 1 >= a.low);
   }
 
  private:
-  [[nodiscard]] static __host__ __device__ std::int32_t divide(std::int32_t a, std::int32_t b) {
+  [[nodiscard]] static std::int32_t divide(std::int32_t a, std::int32_t b) {
     return (a + b - 1) / b;
   }
-  [[nodiscard]] static __host__ __device__ std::int32_t smaller(std::int32_t a, std::int32_t b) {
-    return a < b ? a : b;
+  [[nodiscard]] static std::int32_t pairs_of(const Arguments& a) {
+    return a.batches * (a.heads / a.heads_per_kv_head);
   }
-  [[nodiscard]] static __host__ __device__ std::int32_t tile_parts(const Arguments& a) {
-    return divide(all_tiles(a), a.grad_scores.query_tiles);
+  [[nodiscard]] static std::int32_t query_tiles_of(const Arguments& a) {
+    return a.padded_rows / kWideTileKeys;
   }
-  [[nodiscard]] static __host__ __device__ std::int32_t head_parts(const Arguments& a) {
+  [[nodiscard]] static std::int32_t key_tiles_of(const Arguments& a) {
+    return divide(a.columns, kWideTileKeys);
+  }
+  [[nodiscard]] static std::int32_t key_parts(const Arguments& a) {
+    return divide(key_tiles_of(a), a.grad_scores.key_tiles);
+  }
+  [[nodiscard]] static std::int32_t tile_parts(const Arguments& a) {
+    return divide(query_tiles_of(a), a.grad_scores.query_tiles);
+  }
+  [[nodiscard]] static std::int32_t head_parts(const Arguments& a) {
     return divide(a.heads_per_kv_head, a.grad_scores.heads);
   }
 };
@@ -70,13 +88,17 @@ struct Part {
          std::int64_t{index} * (kScoreTileBytes / sizeof(uint4));
 }
 
-/// The number of key tiles before this one that a query tile sees. It sees this one.
-[[nodiscard]] __device__ __forceinline__ std::int32_t key_rank(const Arguments& a,
-                                                               std::int32_t batch,
-                                                               std::int32_t head,
-                                                               std::int32_t query_tile,
-                                                               std::int32_t key_tile) {
+/// True if the tiles of a query tile follow each other in memory.
+[[nodiscard]] __device__ __forceinline__ bool are_compact(const Arguments& a) {
+  return a.grad_scores.key_tiles * kWideTileKeys >= a.columns;
+}
+
+/// The place of a key tile among those of a query tile that sees it.
+[[nodiscard]] __device__ __forceinline__ std::int32_t score_place(
+    const Arguments& a, const Part& part, std::int32_t batch, std::int32_t head,
+    std::int32_t query_tile, std::int32_t key_tile) {
   const TileMask& mask = a.mask;
+  if (!are_compact(a)) return key_tile - part.first_key;
   if (mask.key_tiles == 0) {
     return key_tile - max(query_tile * kWideTileKeys + a.low, 0) / kWideTileKeys;
   }

@@ -37,16 +37,18 @@ struct WideQueryMemory {
 
 /// Called by one thread.
 template <class Tiles>
-__device__ __forceinline__ void load_keys(const Arguments& a, WideQueryMemory<Tiles>& shared) {
+__device__ __forceinline__ void load_keys(const Arguments& a, const Part& part,
+                                          WideQueryMemory<Tiles>& shared) {
   using Memory = WideQueryMemory<Tiles>;
   const std::int32_t batch = shared.batch, kv_head = shared.head / a.heads_per_kv_head;
   RingPosition<Memory::kStages> at;
-  KeyWalk<Tiles::kKeys, Memory::kQueryTiles> walk(a, batch, shared.head, shared.first_tile);
-  // A query tile has one tile of dS after the other.
+  KeyWalk<Tiles::kKeys, Memory::kQueryTiles> walk(a, batch, shared.head, shared.first_tile,
+                                                  part.first_key, part.end_key);
+  const bool compact = are_compact(a);
   std::int32_t next[Memory::kQueryTiles];
 #pragma unroll
   for (int i = 0; i < Memory::kQueryTiles; ++i) {
-    next[i] = (shared.score_row + shared.first_tile + i) * a.grad_scores.key_tiles;
+    next[i] = (shared.score_row + shared.first_tile + i) * a.grad_scores.places;
   }
   for (KeyStep<Memory::kQueryTiles> step; walk.next(step); at.next()) {
     const std::uint32_t slot = at.slot();
@@ -63,8 +65,8 @@ __device__ __forceinline__ void load_keys(const Arguments& a, WideQueryMemory<Ti
 #pragma unroll
     for (int i = 0; i < Memory::kQueryTiles; ++i) {
       if (step.seen[i] == Seen::nothing) continue;
-      copy_bytes(shared.scores[slot][i], score_tile(a, next[i]++), kScoreTileBytes,
-                 shared.full[slot]);
+      const std::int32_t tile = compact ? next[i]++ : next[i] + step.tile - part.first_key;
+      copy_bytes(shared.scores[slot][i], score_tile(a, tile), kScoreTileBytes, shared.full[slot]);
     }
   }
   shared.empty[at.slot()].wait(at.parity() ^ 1);
@@ -172,6 +174,7 @@ __global__ void __launch_bounds__(Tiles::kThreads, 1)
     differentiate_wide_queries(const __grid_constant__ Arguments a,
                                const __grid_constant__ Part part) {
   using Memory = WideQueryMemory<Tiles>;
+  static_assert(Tiles::kThreads == 128 * (1 + Memory::kQueryTiles));
   extern __shared__ __align__(1024) unsigned char bytes[];
   auto& shared = *reinterpret_cast<Memory*>(bytes);
   if (threadIdx.x == 0) {
@@ -194,11 +197,11 @@ __global__ void __launch_bounds__(Tiles::kThreads, 1)
   }
   __syncthreads();
   if (threadIdx.x < 128) {
-    hopper::release_registers<40>();
+    hopper::release_registers<56>();
     if (threadIdx.x >= 32) watch_keys(a, shared);
-    if (threadIdx.x == 0) load_keys(a, shared);
+    if (threadIdx.x == 0) load_keys(a, part, shared);
   } else {
-    hopper::take_registers<232>();
+    hopper::take_registers<224>();
     WideQueryConsumer<Tiles>(a, shared).run();
   }
 }

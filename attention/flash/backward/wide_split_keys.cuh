@@ -97,7 +97,7 @@ class SplitKeyConsumer : WideKeyConsumer<Tiles> {
       hopper::pin(scores);
     }
     std::uint32_t weights[kPacked], derived[kPacked];
-    Base::weigh(scores, weights, [&](int n, int) {
+    Base::weigh(scores, weights, [&](int n) {
       return *reinterpret_cast<const float2*>(&shared.lse[slot][8 * n + 2 * (lane % 4)]);
     });
 #pragma unroll

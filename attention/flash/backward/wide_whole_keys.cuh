@@ -60,7 +60,7 @@ class WholeKeyConsumer : WideKeyConsumer<Tiles> {
     hopper::products_wait<0>();
     hopper::pin(scores);
     std::uint32_t weights[kPacked], packed[kPacked];
-    Base::weigh(scores, weights, [&](int n, int) {
+    Base::weigh(scores, weights, [&](int n) {
       return *reinterpret_cast<const float2*>(&shared.lse[slot][8 * n + 2 * (lane % 4)]);
     });
     shared.output_full[slot].wait(at.parity());

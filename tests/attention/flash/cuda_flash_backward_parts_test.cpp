@@ -1,8 +1,10 @@
-// Gradients of wide heads, whose dS has memory for a part of the heads and queries at a time.
-#include <algorithm>
+// Gradients of wide heads, whose dS has memory for a part of a call at a time.
 #include <cstdint>
 #include <limits>
 #include <utility>
+#include <vector>
+
+#include <gmock/gmock.h>
 
 #include "flash/backward/kernels.hpp"
 #include "flash/backward/score_gradients.hpp"
@@ -13,96 +15,127 @@ namespace annulus::test {
 namespace {
 
 using flash::backward::Arguments;
-using flash::backward::bytes_for;
+using flash::backward::bytes_of;
 using flash::backward::divide_into_parts;
 using flash::backward::kWideQueryTiles;
 using flash::backward::score_gradient_bytes;
 using flash::backward::ScoreGradients;
+using ::testing::Each;
 
 constexpr std::int64_t kTileBytes = 64 * 64 * 2;
+constexpr std::int64_t kFewBytes = 64 * kTileBytes;
 constexpr Dims kWideDims[] = {{192, 128}, {256, 256}};
 
 Arguments arguments_of(std::int32_t batches, std::int32_t heads, std::int32_t kv_heads,
-                       std::int32_t length) {
+                       std::int32_t rows, std::int32_t columns) {
   Arguments a;
   a.batches = batches;
   a.heads = heads;
   a.heads_per_kv_head = heads / kv_heads;
-  a.rows = a.columns = a.padded_rows = length;
+  a.rows = a.padded_rows = rows;
+  a.columns = columns;
   return a;
 }
 
 TEST(ScoreGradientParts, FitTheMemory) {
-  for (const auto& [heads, kv_heads] : {std::pair{16, 16}, {64, 8}, {40, 1}}) {
-    for (const std::int32_t length : {64, 4096, 16384, 131072, 1 << 20}) {
-      const Arguments a = arguments_of(2, heads, kv_heads, length);
-      const ScoreGradients parts = divide_into_parts(a, length / 64, true);
-      ASSERT_GE(parts.pairs, 1);
-      ASSERT_GE(parts.heads, 1);
-      ASSERT_LE(parts.pairs, 2 * kv_heads);
-      ASSERT_LE(parts.heads, heads / kv_heads);
-      ASSERT_LE(parts.query_tiles, length / 64);
-      if (parts.query_tiles < length / 64) {
-        EXPECT_EQ(parts.query_tiles % kWideQueryTiles, 0);
+  for (const std::int64_t bytes : {kFewBytes, score_gradient_bytes}) {
+    for (const auto& [heads, kv_heads] : {std::pair{1, 1}, {16, 16}, {64, 8}, {40, 1}}) {
+      for (const std::int32_t length : {64, 4096, 16384, 131072, 1 << 20, 1 << 28}) {
+        const Arguments a = arguments_of(2, heads, kv_heads, length, length);
+        for (const std::int64_t seen : {1, 65, length / 64}) {
+          const ScoreGradients parts = divide_into_parts(a, seen, bytes);
+          ASSERT_GE(parts.pairs, 1);
+          ASSERT_GE(parts.heads, 1);
+          ASSERT_GE(parts.query_tiles, 1);
+          ASSERT_GE(parts.key_tiles, 1);
+          ASSERT_LE(parts.pairs, 2 * kv_heads);
+          ASSERT_LE(parts.heads, heads / kv_heads);
+          ASSERT_LE(parts.query_tiles, length / 64);
+          EXPECT_LE(bytes_of(parts), bytes) << length;
+          // Blocks of a part have whole tiles of it.
+          if (parts.query_tiles < length / 64) {
+            EXPECT_EQ(parts.query_tiles % kWideQueryTiles, 0);
+          }
+          if (parts.key_tiles < length / 64) {
+            EXPECT_EQ(parts.key_tiles % 2, 0);
+            EXPECT_EQ(parts.places, parts.key_tiles);
+          } else {
+            EXPECT_GE(parts.places, std::min<std::int64_t>(seen, length / 64));
+          }
+        }
       }
-      // 64 query tiles of the longest sequence have 8 GiB.
-      const std::int64_t few = 2 * 32 * (length / 64) * kTileBytes;
-      EXPECT_LE(bytes_for(a, parts), std::max(score_gradient_bytes, few)) << length;
+    }
+  }
+}
+
+// As many blocks as a GPU has multiprocessors, however long the sequence is.
+TEST(ScoreGradientParts, HaveManyBlocks) {
+  for (const auto& [heads, kv_heads] : {std::pair{1, 1}, {16, 16}, {64, 8}, {40, 1}}) {
+    for (const std::int32_t length : {16384, 131072, 1 << 20}) {
+      const Arguments a = arguments_of(1, heads, kv_heads, length, length);
+      const ScoreGradients parts = divide_into_parts(a, length / 64, score_gradient_bytes);
+      EXPECT_GE(parts.pairs * parts.key_tiles / 2, 112) << heads << ' ' << length;
+      EXPECT_GE(parts.pairs * parts.heads * parts.query_tiles / kWideQueryTiles, 112) << length;
     }
   }
 }
 
 TEST(ScoreGradientParts, AreOneIfTheMemorySuffices) {
-  const Arguments a = arguments_of(1, 8, 4, 4096);
-  const ScoreGradients parts = divide_into_parts(a, 64, true);
+  const Arguments a = arguments_of(1, 8, 4, 4096, 4096);
+  const ScoreGradients parts = divide_into_parts(a, 64, score_gradient_bytes);
   EXPECT_EQ(parts.pairs, 4);
   EXPECT_EQ(parts.heads, 2);
   EXPECT_EQ(parts.query_tiles, 64);
-  EXPECT_EQ(bytes_for(a, parts), 8 * 64 * 64 * kTileBytes);
-}
-
-TEST(ScoreGradientParts, AreOneWithoutQueryGradient) {
-  const Arguments a = arguments_of(1, 16, 16, 1 << 20);
-  const ScoreGradients parts = divide_into_parts(a, 1 << 14, false);
-  EXPECT_EQ(parts.pairs, 16);
-  EXPECT_EQ(parts.query_tiles, 1 << 14);
+  EXPECT_EQ(parts.key_tiles, 64);
+  EXPECT_EQ(bytes_of(parts), 8 * 64 * 64 * kTileBytes);
 }
 
 class CudaFlashBackwardParts : public CudaFlashBackward {
  protected:
-  CudaFlashBackwardParts() { score_gradient_bytes = kTileBytes; }
+  CudaFlashBackwardParts() { score_gradient_bytes = kFewBytes; }
   ~CudaFlashBackwardParts() override { score_gradient_bytes = usual_; }
 
   void expect_wide_accurate(Random& random, const AttentionProblem& problem) {
     expect_accurate(random, problem, kWideDims);
+  }
+  void expect_accurate_under_masks(Random& random, AttentionProblem problem) {
+    expect_wide_accurate(random, problem);
+    problem.mask.set_causal(true);
+    problem.mask.set_offset((problem.shape.kv_length - problem.shape.query_length) / 2);
+    expect_wide_accurate(random, problem);
+    problem.mask.set_window(200, -1);
+    expect_wide_accurate(random, problem);
+    problem.mask.set_sink_tokens(70);  // by lists
+    expect_wide_accurate(random, problem);
+    problem.dropout.emplace(0.2, 7);
+    expect_wide_accurate(random, problem);
   }
 
  private:
   std::int64_t usual_ = score_gradient_bytes;
 };
 
-// 40 query tiles of two heads, in parts of 16.
 TEST_F(CudaFlashBackwardParts, OfQueries) {
-  const Arguments a = arguments_of(1, 4, 2, 2560);
-  ASSERT_EQ(divide_into_parts(a, 5, true).query_tiles, 14);
+  const ScoreGradients parts =
+      divide_into_parts(arguments_of(1, 4, 2, 2560, 300), 5, score_gradient_bytes);
+  ASSERT_EQ(parts.query_tiles, 6);
+  ASSERT_EQ(parts.key_tiles, 5);
   Random random(61);
-  AttentionProblem problem = half_problem({1, 2500, 300, 4, 2, 0, 0});
-  expect_wide_accurate(random, problem);
-  problem.mask.set_causal(true);
-  problem.mask.set_offset(-1100);
-  expect_wide_accurate(random, problem);
-  problem.mask.set_window(200, -1);
-  expect_wide_accurate(random, problem);
-  problem.mask.set_sink_tokens(70);  // by lists
-  expect_wide_accurate(random, problem);
-  problem.dropout.emplace(0.2, 7);
-  expect_wide_accurate(random, problem);
+  expect_accurate_under_masks(random, half_problem({1, 2500, 300, 4, 2, 0, 0}));
+}
+
+TEST_F(CudaFlashBackwardParts, OfKeys) {
+  const ScoreGradients parts =
+      divide_into_parts(arguments_of(1, 4, 2, 320, 2500), 40, score_gradient_bytes);
+  ASSERT_EQ(parts.query_tiles, 2);
+  ASSERT_EQ(parts.key_tiles, 20);
+  Random random(62);
+  expect_accurate_under_masks(random, half_problem({1, 300, 2500, 4, 2, 0, 0}));
 }
 
 TEST_F(CudaFlashBackwardParts, OfHeadsOfAGroup) {
-  const Arguments a = arguments_of(1, 34, 1, 256);
-  ASSERT_LT(divide_into_parts(a, 4, true).heads, 34);
-  Random random(62);
+  ASSERT_LT(divide_into_parts(arguments_of(1, 34, 1, 256, 200), 4, score_gradient_bytes).heads, 34);
+  Random random(63);
   AttentionProblem problem = causal_half_problem({1, 200, 200, 34, 1, 0, 0});
   expect_wide_accurate(random, problem);
   problem.mask.set_sink_tokens(3);
@@ -110,11 +143,12 @@ TEST_F(CudaFlashBackwardParts, OfHeadsOfAGroup) {
 }
 
 TEST_F(CudaFlashBackwardParts, OfBatchesAndHeads) {
-  const Arguments a = arguments_of(3, 10, 5, 448);
-  const std::int32_t pairs = divide_into_parts(a, 7, true).pairs;
+  score_gradient_bytes = 1024 * kTileBytes;
+  const std::int32_t pairs =
+      divide_into_parts(arguments_of(3, 10, 5, 448, 390), 7, score_gradient_bytes).pairs;
   ASSERT_GT(pairs, 1);
   ASSERT_LT(pairs, 15);
-  Random random(63);
+  Random random(64);
   AttentionProblem problem = half_problem({3, 430, 390, 10, 5, 0, 0});
   problem.mask.set_kv_lengths({390, 200, 1});
   problem.mask.set_query_lengths({300, 430, 100});
@@ -123,37 +157,49 @@ TEST_F(CudaFlashBackwardParts, OfBatchesAndHeads) {
 
 TEST_F(CudaFlashBackwardParts, UnderBlockMasksOfHeads) {
   name_ = "blocksparse";
-  Random random(64);
-  AttentionProblem problem = half_problem({1, 2500, 600, 4, 2, 0, 0});
-  problem.mask.set_block_mask(BlockMask::random(2500, 600, 4, 0.3, 5, BlockSize{64, 128}));
-  expect_wide_accurate(random, problem);
+  Random random(65);
+  for (const auto& [rows, columns] : {std::pair{2500, 600}, {600, 2500}}) {
+    AttentionProblem problem = half_problem({1, rows, columns, 4, 2, 0, 0});
+    problem.mask.set_block_mask(BlockMask::random(rows, columns, 4, 0.9, 5, BlockSize{64, 128}));
+    expect_wide_accurate(random, problem);
+  }
 }
 
 TEST_F(CudaFlashBackwardParts, RepeatBits) {
-  Random random(65);
+  Random random(66);
   for (const Dims& dims : kWideDims) {
-    AttentionProblem problem =
-        causal_problem_of({1, 2500, 700, 4, 2, dims.head, dims.value}, DType::bfloat16);
-    expect_same_bits(random, problem);
+    expect_same_bits(
+        random, causal_problem_of({1, 1500, 2500, 4, 2, dims.head, dims.value}, DType::bfloat16));
   }
 }
 
 // Hidden values of parts that begin within a word of the lists' bits.
 TEST_F(CudaFlashBackwardParts, HiddenValuesReachNothing) {
-  Random random(66);
+  Random random(67);
   for (const Dims& dims : kWideDims) {
     AttentionProblem problem =
-        causal_problem_of({1, 2500, 500, 2, 1, dims.head, dims.value}, DType::bfloat16);
-    problem.mask.set_offset(-1500);
+        causal_problem_of({1, 2500, 2500, 2, 1, dims.head, dims.value}, DType::bfloat16);
     for (const bool lists : {false, true}) {
       if (lists) problem.mask.set_sink_tokens(2);
       WholeAttention forward = random_operands(random, problem);
-      fill(forward.key, 400, std::numeric_limits<float>::quiet_NaN());
-      fill(forward.value, 450, std::numeric_limits<float>::infinity());
+      fill(forward.key, 1400, std::numeric_limits<float>::quiet_NaN());
+      fill(forward.value, 1450, std::numeric_limits<float>::infinity());
       const WholeGradients whole(random, std::move(forward));
       add(whole);
       expect_same_reach(whole);
     }
+  }
+}
+
+// Rows at even positions and columns at odd ones: the band between a row's keys is empty.
+TEST_F(CudaFlashBackward, NothingOfAnEmptyBand) {
+  Random random(68);
+  for (const Dims& dims : kAllDims) {
+    AttentionProblem problem = problem_of({1, 300, 300, 2, 1, dims.head, dims.value}, dims.dtype);
+    problem.mask.set_window(0, 0);
+    const WholeGradients whole(random, problem);
+    add(whole, {part_of(whole, 0, {0, 150, 2}, {1, 129, 2})});
+    EXPECT_THAT(floats_of(whole), Each(0.0F));
   }
 }
 

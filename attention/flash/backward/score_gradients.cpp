@@ -12,7 +12,12 @@ namespace {
 constexpr std::int64_t kTileBytes = std::int64_t{kWideTileKeys} * kWideTileKeys * 2;
 // Key tiles of a part, where a query tile sees more.
 constexpr std::int64_t kPartKeyTiles = 256;
-// Query tiles that a key tile of a part should meet, so that what it does once does not matter.
+// Blocks of keys of a part, so that multiprocessors finish it at about the same time; and the
+// number that suffices if the part then has all queries, as a key tile whose queries lie in two
+// parts has two blocks.
+constexpr std::int64_t kManyBlocks = 1024, kEnoughBlocks = 512;
+// Query tiles that a key tile of a part should meet, so that what its block does once does not
+// matter.
 constexpr std::int64_t kSteps = 64;
 
 // At most `most`, and such that the last part is about as large as the others.
@@ -36,9 +41,12 @@ ScoreGradients divide_into_parts(const Arguments& a, std::int64_t seen_tiles,
       // Blocks may have two key tiles.
       places = keys = round_up(even_part(all_keys, most_keys / 2 * 2), 2);
     }
-    // Many pairs and few queries, so that there are many blocks of keys.
-    const std::int64_t room = most_tiles / places;
-    pairs = even_part(all_pairs, room / kSteps);
+    const std::int64_t room = most_tiles / places, blocks = ceil_divide(keys, 2);
+    pairs = room / (group * all_tiles);
+    if (pairs * blocks < kEnoughBlocks) {
+      pairs = std::min(std::max(pairs, ceil_divide(kManyBlocks, blocks)), room / kSteps);
+    }
+    pairs = even_part(all_pairs, pairs);
     heads = even_part(group, room / pairs / kWideQueryTiles);
     tiles = room / (pairs * heads) / kWideQueryTiles * kWideQueryTiles;
     tiles = even_part(all_tiles, std::max<std::int64_t>(tiles, kWideQueryTiles));

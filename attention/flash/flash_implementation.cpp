@@ -35,8 +35,9 @@ constexpr std::array kHalfRates{
     H200Rates{128, 128, kInLongRuns * 728e12, kInLongRuns * 722e12, 300e12},
     H200Rates{192, 128, kInLongRuns * 742e12, kInLongRuns * 702e12, 300e12},
     H200Rates{256, 256, kInLongRuns * 788e12, kInLongRuns * 753e12, 300e12}};
-// Rates of long walks in long runs (benchmarks/NOTES.md, "Predicted backward passes" and "Wide heads
-// by five products"). Dropout, biases and dense masks have one general rate, as theirs are alike.
+// Rates of long walks in long runs (benchmarks/NOTES.md, "Predicted backward passes" and "Wide
+// heads by five products"). Dropout, biases and dense masks have one general rate, as theirs are
+// alike.
 constexpr std::array kBackwardRates{
     H200Rates{64, 64, 510e12, 510e12, 230e12}, H200Rates{128, 128, 565e12, 565e12, 365e12},
     H200Rates{192, 128, 495e12, 480e12, 235e12}, H200Rates{256, 256, 500e12, 485e12, 305e12}};

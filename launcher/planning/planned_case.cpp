@@ -165,6 +165,20 @@ PlannedCase lay_out(const Options& options, const Registry& registry) {
   return planned;
 }
 
+// Says so if auto has nothing but the plain kernel on GPUs, which takes everything.
+void add_plain_kernel(std::vector<std::string>& warnings, const Options& options, Place place,
+                      const Selection& selection) {
+  if (place.is_host() || options.implementation != "auto") return;
+  if (selection.candidates.size() != 1 || selection.candidates.front()->names().front() != "native")
+    return;
+  const auto flash = std::ranges::find(selection.passed_over, "flash_attn2",
+                                       &std::pair<std::string, std::string>::first);
+  warnings.push_back(
+      "on GPUs, only the plain kernel takes this problem, many times slower than the "
+      "others" +
+      (flash == selection.passed_over.end() ? "" : ": " + flash->second));
+}
+
 }  // namespace
 
 std::string predictor_text(const ring::CostModel& model, const std::set<std::string>& transports,
@@ -193,6 +207,7 @@ void settle_schedule(PlannedCase& planned, const Options& options, const Registr
   const std::vector<std::string> unused = hints_of_choice(options, {planned.choice.schedule});
   std::vector<std::string>& warnings = planned.setup.warnings;
   warnings.insert(warnings.end(), unused.begin(), unused.end());
+  add_plain_kernel(warnings, options, planned.place, selection);
 }
 
 }  // namespace annulus::launcher

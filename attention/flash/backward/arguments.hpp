@@ -46,15 +46,15 @@ inline constexpr std::int32_t kSpecialValues = 2;  ///< some value is special, s
 /// Values that lie behind the LSE of each query tile: its flags, as int32, and padding.
 inline constexpr std::int32_t kFlagValues = 4;
 
-/// Memory for dS of wide heads, which the kernel for dK and dV leaves to the kernel for dQ. It
-/// serves one part of a call after the other: [(batch, kv head) pairs][query heads of a kv head]
-/// [query tiles][places], each of a part.
+/// Memory for dS of wide heads, which the kernel for dK and dV leaves to the kernel for dQ. The
+/// parts of a call use it in turn. Its shape, for a part: [(batch, kv head) pairs][query heads of a
+/// kv head][query tiles][places].
 struct ScoreGradients {
   void* tiles = nullptr;  ///< of 64 x 64 half-precision values; null: dQ is not wanted
-  // The size of a part. Some may have fewer.
+  // The size of a full part; the last parts may be smaller.
   std::int32_t pairs = 0, heads = 0, query_tiles = 0, key_tiles = 0;
-  /// For a query tile's tiles. If parts have all key tiles, at least the number that a query tile
-  /// sees: they follow each other. Otherwise key_tiles.
+  /// Tiles of dS that a query tile has room for. If a part has all key tiles, this is at least the
+  /// number that a query tile sees, and its tiles follow each other. Otherwise it is key_tiles.
   std::int32_t places = 0;
 };
 

@@ -151,7 +151,7 @@ FlashBackward::Entry FlashBackward::make_entry(const BackwardBlock& block) const
   }
   entry.low = static_cast<std::int32_t>(std::clamp(mask.band.low, -kFar, kFar));
   entry.high = static_cast<std::int32_t>(std::clamp(mask.band.high, -kFar, kFar));
-  // An empty band, of which kernels should not even find the tiles between its ends.
+  // An empty band moves out of reach. Otherwise kernels would visit the tiles between its ends.
   if (entry.low > entry.high) entry.low = entry.high = -static_cast<std::int32_t>(kFar);
   entry.row_lengths = upload(mask.row_lengths, device_.memory());
   entry.column_lengths = upload(mask.column_lengths, device_.memory());
@@ -215,12 +215,15 @@ Arguments FlashBackward::arguments_of(const BackwardBlock& block, const Gradient
   if (has_wide_kernels(problem_)) {
     // Even without dQ: the bits of dK and dV depend on the parts.
     a.grad_scores = divide_into_parts(a, seen_tiles, score_gradient_bytes);
-    if (is_wanted(gradients.query)) score_bytes = bytes_of(a.grad_scores);
+    if (is_wanted(gradients.query)) {
+      // Rounded up, so that a slightly larger block needs no second workspace.
+      const std::int64_t bytes = bytes_of(a.grad_scores);
+      const auto unit =
+          static_cast<std::int64_t>(std::bit_ceil(static_cast<std::uint64_t>(bytes)) / 8);
+      score_bytes = std::max(bytes, std::min(round_up(bytes, unit), score_gradient_bytes));
+    }
   }
-  // Blocks whose sizes differ a little share the workspace.
-  const auto bytes = static_cast<std::size_t>(scores_at + score_bytes);
-  const std::size_t unit = score_bytes > 0 ? std::bit_ceil(bytes) / 8 : 1;
-  workspace_.reserve((bytes + unit - 1) / unit * unit);
+  workspace_.reserve(static_cast<std::size_t>(scores_at + score_bytes));
   auto* const workspace = static_cast<std::byte*>(workspace_.data());
   if (score_bytes > 0) a.grad_scores.tiles = workspace + scores_at;
   if (!is_float32(problem_)) {

@@ -12,7 +12,7 @@ inline constexpr int kSumRows = 64;
 /// Keys of a tile of the main kernel, and of the kernels of wide heads.
 inline constexpr int kTileKeys = 128;
 inline constexpr int kWideTileKeys = 64;
-/// Query tiles of a block of the kernel for dQ of wide heads, each of a warpgroup.
+/// Query tiles of a block of the wide heads' kernel for dQ, one for each warpgroup.
 inline constexpr int kWideQueryTiles = 2;
 
 // `dim` below is 64, 128, 192 or 256: the head dimension of queries and keys, and of values, except
@@ -57,8 +57,8 @@ enum class PairClass : std::uint8_t {
 template <int kDim, bool kHalf, PairClass kPairs, bool kSoftCap>
 [[nodiscard]] cudaError_t launch_differentiate(const Arguments& arguments, unsigned items,
                                                cudaStream_t stream);
-/// The same for wide heads, by two kernels, one of them for dQ: see ScoreGradients. They find lists
-/// and soft caps at run time. They need no turns, since they repeat bits anyway.
+/// The same for wide heads. One kernel computes dK and dV and another dQ: see ScoreGradients. They
+/// find lists and soft caps at run time. They need no turns, since they repeat bits anyway.
 template <int kDim, int kValueDim, bool kHalf>
 [[nodiscard]] cudaError_t launch_wide(const Arguments& arguments, cudaStream_t stream);
 

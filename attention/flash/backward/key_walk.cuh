@@ -18,8 +18,9 @@ struct KeyStep {
   Seen seen[kQueryTiles];
 };
 
-/// The key tiles from `first_key` to `end_key` that kQueryTiles query tiles of a head see from
-/// `first` on, in ascending order. Tiles have kTile rows or columns.
+/// Walks the key tiles that any of kQueryTiles query tiles of a head sees, in ascending order. The
+/// query tiles begin with `first`. The key tiles lie from `first_key` to before `end_key`. Tiles
+/// have kTile rows or columns.
 template <int kTile, int kQueryTiles>
 class KeyWalk {
  public:
@@ -104,7 +105,7 @@ class KeyWalk {
   std::int32_t rows_ = 0, columns_ = 0;  // with a band
   std::int32_t tile_;                    // the next one; with lists, the first of all
   std::int32_t end_;                     // tiles end there
-  std::int32_t word_ = 0;                // with lists, that of `bits_`
+  std::int32_t word_ = 0;                // with lists, the index of the word in `bits_`
   std::uint32_t bits_ = 0;               // of tiles that are left
 };
 

@@ -12,7 +12,7 @@ template <class Memory>
   return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Memory));
 }
 
-/// Enqueues both kernels for one part after the other.
+/// Enqueues the kernels for each part in turn. The one for dQ runs only if dQ is wanted.
 template <class Tiles>
 [[nodiscard]] cudaError_t launch_wide_tiles(const Arguments& a, cudaStream_t stream) {
   using KeyMemory = WideKeyMemory<Tiles>;

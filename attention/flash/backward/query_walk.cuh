@@ -23,8 +23,8 @@ struct QueryStep {
   }
 };
 
-/// The query tiles of a part, of each head in turn, in ascending order. Tiles have kTile rows or
-/// columns. It lies in shared memory, since the thread that walks has few registers.
+/// Walks the query tiles of a part, head by head, in ascending order. Tiles have kTile rows or
+/// columns. The walk lies in shared memory, since the thread that walks has few registers.
 template <int kTile, int kKeyTiles>
 class QueryWalk {
  public:
@@ -96,7 +96,7 @@ class QueryWalk {
       if (head_ == part.end_head) return false;
 #pragma unroll
       for (int i = 0; i < kKeyTiles; ++i) bits_ |= word_of(a, work, i).x;
-      // Those of the part.
+      // Query tiles outside the part do not count.
       if (at_ * 32 < part.first_tile) bits_ &= ~std::uint32_t{0} << part.first_tile % 32;
       if (at_ * 32 + 32 > part.end_tile) bits_ &= (std::uint32_t{1} << part.end_tile % 32) - 1;
     }
@@ -116,9 +116,8 @@ class QueryWalk {
 
   std::int32_t at_, head_;  // the next tile; with lists, the word of `bits_`
   std::uint32_t bits_;      // of tiles that are left
-  // Bits of query tiles for the first key tile, of the first head, and from a head's to the next's.
-  const uint2* words_;
-  std::int64_t head_step_;
+  const uint2* words_;      // with lists, those of the first key tile in the group's first head
+  std::int64_t head_step_;  // from a head's words to those of the next head
 };
 
 }  // namespace annulus::flash::backward

@@ -10,17 +10,15 @@ namespace annulus::flash::backward {
 namespace {
 
 constexpr std::int64_t kTileBytes = std::int64_t{kWideTileKeys} * kWideTileKeys * 2;
-// Key tiles of a part, where a query tile sees more.
+// The most key tiles of a part, if a query tile sees more than that.
 constexpr std::int64_t kPartKeyTiles = 256;
-// Blocks of keys of a part, so that multiprocessors finish it at about the same time; and the
-// number that suffices if the part then has all queries, as a key tile whose queries lie in two
-// parts has two blocks.
+// Key blocks that a part should have, so that multiprocessors finish at about the same time. Fewer
+// are enough for a part with all queries: splitting the queries gives a key tile more blocks.
 constexpr std::int64_t kManyBlocks = 1024, kEnoughBlocks = 512;
-// Query tiles that a key tile of a part should meet, so that what its block does once does not
-// matter.
+// Query tiles that a key tile should meet in a part, so that a block's fixed costs matter little.
 constexpr std::int64_t kSteps = 64;
 
-// At most `most`, and such that the last part is about as large as the others.
+// The size of equal parts of `all`, at most `most` each. The last part is about as large.
 std::int64_t even_part(std::int64_t all, std::int64_t most) {
   return ceil_divide(all, ceil_divide(all, std::clamp<std::int64_t>(most, 1, all)));
 }
@@ -37,8 +35,11 @@ ScoreGradients divide_into_parts(const Arguments& a, std::int64_t seen_tiles,
   std::int64_t keys = all_keys, places = std::max<std::int64_t>(seen_tiles, 1);
   if (pairs * heads * tiles * places > most_tiles) {
     const std::int64_t most_keys = std::min(kPartKeyTiles, most_tiles / kWideQueryTiles);
-    if (places > most_keys) {
-      // Blocks may have two key tiles.
+    // Parts without a visible pair are launched under lists, so sparse masks keep all keys if some
+    // queries then fit.
+    const bool is_sparse = 4 * places <= all_keys && places * kSteps <= most_tiles;
+    if (places > most_keys && !is_sparse) {
+      // An even number, since a block may have two key tiles.
       places = keys = round_up(even_part(all_keys, most_keys / 2 * 2), 2);
     }
     const std::int64_t room = most_tiles / places, blocks = ceil_divide(keys, 2);
@@ -47,10 +48,12 @@ ScoreGradients divide_into_parts(const Arguments& a, std::int64_t seen_tiles,
       pairs = std::min(std::max(pairs, ceil_divide(kManyBlocks, blocks)), room / kSteps);
     }
     pairs = even_part(all_pairs, pairs);
-    heads = even_part(group, room / pairs / kWideQueryTiles);
-    tiles = room / (pairs * heads) / kWideQueryTiles * kWideQueryTiles;
-    tiles = even_part(all_tiles, std::max<std::int64_t>(tiles, kWideQueryTiles));
-    if (tiles < all_tiles) tiles = round_up(tiles, kWideQueryTiles);
+    if (pairs * group * all_tiles > room) {
+      heads = even_part(group, room / pairs / kWideQueryTiles);
+      tiles = room / (pairs * heads) / kWideQueryTiles * kWideQueryTiles;
+      tiles = even_part(all_tiles, std::max<std::int64_t>(tiles, kWideQueryTiles));
+      if (tiles < all_tiles) tiles = round_up(tiles, kWideQueryTiles);
+    }
   }
   ScoreGradients parts;
   parts.pairs = static_cast<std::int32_t>(pairs);

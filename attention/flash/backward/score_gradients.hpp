@@ -8,11 +8,11 @@
 namespace annulus::flash::backward {
 
 /// Bytes that dS takes at most. Tests make it smaller.
-// NOLINTNEXTLINE(cppcoreguidelines-avoid-non-const-global-variables)
 inline std::int64_t score_gradient_bytes = std::int64_t{1} << 30;
 
-/// Divides a call into parts, whose dS has at most this many bytes, of at least four tiles.
-/// `arguments` has its lengths, batches and heads. A query tile sees `seen_tiles` at most.
+/// Divides a call into parts. The dS of a part takes at most `most_bytes`, which must hold four
+/// tiles. `arguments` has its lengths, batches and heads. A query tile sees at most `seen_tiles`
+/// key tiles.
 [[nodiscard]] ScoreGradients divide_into_parts(const Arguments& arguments, std::int64_t seen_tiles,
                                                std::int64_t most_bytes);
 

@@ -42,10 +42,10 @@ struct TileMask {
   std::uint32_t* query_bits = nullptr;
   /// Bits of key tiles of which a query tile sees some, [batches][heads][query tiles][key words].
   std::uint32_t* key_bits = nullptr;
-  /// For each word of key_bits, the number of bits in the words of its row before it; null: not
+  /// For each word of key_bits, the number of bits set in earlier words of the same row; null: not
   /// needed.
   std::int32_t* key_ranks = nullptr;
-  /// The number of bits of the row of key_bits that has most, on the device; null as key_ranks.
+  /// The largest number of bits set in a row of key_bits, on the device; null if key_ranks is.
   std::int32_t* most_keys = nullptr;
 
   /// The work of each key tile, [key tiles].

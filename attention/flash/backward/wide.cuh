@@ -15,9 +15,9 @@
 #include "flash/softmax.cuh"
 
 // Wide heads have two kernels. The one for dK and dV leaves dS in global memory, and the one for dQ
-// multiplies it by the keys. That is 2 bytes written and read for each pair, while a single kernel
-// would have to add 4 bytes for each row and dim for every 64 or 128 keys, which takes longer. With
-// two kernels, no sum has an order that varies, either.
+// multiplies it by the keys. Each pair thus costs 2 bytes written and 2 bytes read. A single kernel
+// takes longer: every 64 or 128 keys, it would add 4 bytes for each row and dim in global memory.
+// With two kernels, dQ, dK and dV are also summed in a fixed order.
 namespace annulus::flash::backward {
 
 /// Tiles have 64 rows and 64 columns. kGeneral: for problems with bias, dense mask or dropout.
@@ -239,8 +239,7 @@ class WideConsumer {
   }
 
   // Packs the weights of scores, and replaces the scores by their weights times the soft cap's
-  // derivative. lse(n) returns the LSEs of scores 4n and 4n + 1, and
-  // of 4n + 2 and 4n + 3.
+  // derivative. lse(n) returns two LSEs: of scores 4n and 4n + 2, and of scores 4n + 1 and 4n + 3.
   template <class Lse>
   __device__ __forceinline__ void weigh(float (&scores)[kScores], std::uint32_t (&weights)[kPacked],
                                         const Lse& lse) const {

@@ -45,8 +45,8 @@ struct WideKeyMemory {
   Work<typename Tiles::KeyBlock> work;
   QueryWalk<Tiles::kKeys, kKeyTiles> walk;
   QueryStep<kKeyTiles> step[kStages];  ///< tile < 0: there are no more
-  std::int32_t score_row;              ///< of the first query head: see score_row()
-  /// Where dS belongs, if dQ is wanted.
+  std::int32_t score_row;              ///< of the group's query head 0: see score_row()
+  /// Indices of the tiles of dS that a step writes, if dQ is wanted: see score_tile().
   std::int32_t score_tile[kStages][kKeyTiles];
   hopper::Barrier key_full;
   hopper::Barrier query_full[kStages], query_empty[kStages];
@@ -59,7 +59,7 @@ struct WideKeyMemory {
 };
 inline constexpr std::int32_t kSpecialQueries = 1, kSpecialOutputs = 2;  ///< bits of a verdict
 
-/// Finds where dS of a step belongs.
+/// Finds the tiles of dS that a step writes.
 template <class Tiles>
 __device__ __forceinline__ void find_score_tiles(const Arguments& a, WideKeyMemory<Tiles>& shared,
                                                  std::uint32_t slot) {
@@ -244,8 +244,8 @@ class WideKeyConsumer : protected WideConsumer<Tiles> {
                        lane);
   }
 
-  // Finishes dS of a step for both products. Of a masked one, `hidden` has the bits of hidden
-  // pairs. There, only hidden pairs are −0, by which the kernel for dQ knows them.
+  // Marks the hidden pairs of a masked step: their dS becomes −0, and any other −0 becomes 0. The
+  // kernel for dQ knows hidden pairs by −0. `hidden` has their bits.
   __device__ __forceinline__ void hide_scores(std::uint32_t (&packed)[Base::kPacked],
                                               std::uint32_t hidden) const {
 #pragma unroll
@@ -256,8 +256,8 @@ class WideKeyConsumer : protected WideConsumer<Tiles> {
     }
   }
 
-  // Leaves dS of the warpgroup to the kernel for dQ: transposed, as a warp of its own will need it
-  // in registers for 16 queries and 16 keys. See read_scores().
+  // Leaves dS of the warpgroup to the kernel for dQ, transposed. For each block of 16 queries and
+  // 16 keys, a lane stores the registers that the same lane of a warp of that kernel will need.
   __device__ __forceinline__ void leave_scores(const std::uint32_t (&packed)[Base::kPacked]) const {
     if (a.grad_scores.tiles == nullptr) return;
     uint4* const tile =

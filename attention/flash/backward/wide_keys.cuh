@@ -11,7 +11,7 @@
 // second computes dS and dK.
 namespace annulus::flash::backward {
 
-/// dK and dV of one or two key tiles of a key/value head, and dS, for the queries of a part.
+/// dS, dK and dV of one or two key tiles of a key/value head, for the queries of a part.
 template <class Tiles>
 __global__ void __launch_bounds__(Tiles::kThreads, 1)
     differentiate_wide_keys(const __grid_constant__ Arguments a,
@@ -20,7 +20,7 @@ __global__ void __launch_bounds__(Tiles::kThreads, 1)
   auto& shared = *reinterpret_cast<WideKeyMemory<Tiles>*>(bytes);
   if (threadIdx.x == 0) {
     const auto index = static_cast<std::int32_t>(blockIdx.x), place = index / part.pairs;
-    // The order is of single key tiles, and of all.
+    // key_tile_order lists single key tiles, and all of the call.
     const bool ordered =
         Tiles::kKeyTiles == 1 && a.mask.key_tile_order != nullptr && are_compact(a);
     const std::int32_t pair = part.first_pair + index - place * part.pairs;

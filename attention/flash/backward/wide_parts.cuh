@@ -41,7 +41,7 @@ struct Part {
     pairs = std::min(sizes.pairs, pairs_of(a) - first_pair);
   }
 
-  /// False if no query sees a key, by the band alone.
+  /// False if the band hides all pairs of the part. Always true with lists.
   [[nodiscard]] bool may_see(const Arguments& a) const {
     return a.mask.key_tiles > 0 ||
            ((first_key - end_tile) * std::int64_t{kWideTileKeys} + 1 <= a.high &&
@@ -72,8 +72,8 @@ struct Part {
   }
 };
 
-/// The number of query tiles whose dS lies before that of query tile 0 of a query head, of which
-/// the part may have later ones. `pair` has the head.
+/// The row of dS that query tile 0 of a head would have; query tile t has row score_row() + t. It
+/// may be negative, since the part may begin with a later query tile. `pair` is that of `head`.
 [[nodiscard]] __device__ __forceinline__ std::int32_t score_row(const Arguments& a,
                                                                 const Part& part, std::int32_t pair,
                                                                 std::int32_t head) {
@@ -93,7 +93,7 @@ struct Part {
   return a.grad_scores.key_tiles * kWideTileKeys >= a.columns;
 }
 
-/// The place of a key tile among those of a query tile that sees it.
+/// The place of a key tile's dS among the tiles of a query tile, which sees the key tile.
 [[nodiscard]] __device__ __forceinline__ std::int32_t score_place(
     const Arguments& a, const Part& part, std::int32_t batch, std::int32_t head,
     std::int32_t query_tile, std::int32_t key_tile) {

@@ -128,8 +128,8 @@ class SplitKeyConsumer : WideKeyConsumer<Tiles> {
     release(shared.output_empty[slot]);
   }
 
-  // Calls use(entry, score) for the thread's entries in a tensor like the bias. Rows and columns
-  // past the end have other entries.
+  // Calls use(entry, score) for each score of the thread, with the score's entry in a tensor
+  // indexed like the bias. Rows and columns past the end get an entry of another pair.
   template <class T, class Use>
   __device__ __forceinline__ void for_entries(T* data, const std::int64_t (&strides)[4],
                                               const Use& use) const {

@@ -110,7 +110,7 @@ class WholeKeyConsumer : WideKeyConsumer<Tiles> {
     hopper::pin(packed);
   }
 
-  // Turns weights into dS, and leaves it to the kernel for dQ, too.
+  // Turns weights into dS, which this kernel uses for dK, and leaves a copy to the kernel for dQ.
   __device__ __forceinline__ void differentiate_scores(std::uint32_t (&packed)[kPacked],
                                                        const float (&grads)[kScores]) const {
     const std::uint32_t slot = at.slot();

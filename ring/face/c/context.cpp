@@ -98,7 +98,7 @@ annulus_status annulus_context_agree(annulus_context* context, const char* error
   return guarded([&] {
     annulus::Context& ranks = checked(context, "context").context;
     const auto call = ranks.calls().begin("annulus_context_agree");
-    annulus::collectively(ranks.mesh().world(), "arguments of a call, which all ranks make", [&] {
+    annulus::collectively(ranks.mesh().world(), "arguments of a call by all ranks", [&] {
       if (error != nullptr) throw annulus::UserError(error);
     });
   });

@@ -52,7 +52,7 @@ TEST(ScoreGradientParts, FitTheMemory) {
           ASSERT_LE(parts.heads, heads / kv_heads);
           ASSERT_LE(parts.query_tiles, length / 64);
           EXPECT_LE(bytes_of(parts), bytes) << length;
-          // Blocks of a part have whole tiles of it.
+          // A part that is not the last has whole blocks.
           if (parts.query_tiles < length / 64) {
             EXPECT_EQ(parts.query_tiles % kWideQueryTiles, 0);
           }
@@ -68,7 +68,7 @@ TEST(ScoreGradientParts, FitTheMemory) {
   }
 }
 
-// As many blocks as a GPU has multiprocessors, however long the sequence is.
+// Parts have about as many blocks as a GPU has multiprocessors, however long the sequence is.
 TEST(ScoreGradientParts, HaveManyBlocks) {
   for (const auto& [heads, kv_heads] : {std::pair{1, 1}, {16, 16}, {64, 8}, {40, 1}}) {
     for (const std::int32_t length : {16384, 131072, 1 << 20}) {
@@ -78,6 +78,20 @@ TEST(ScoreGradientParts, HaveManyBlocks) {
       EXPECT_GE(parts.pairs * parts.heads * parts.query_tiles / kWideQueryTiles, 112) << length;
     }
   }
+}
+
+// Such a mask would have many parts without a visible pair otherwise.
+TEST(ScoreGradientParts, HaveAllKeysOfSparseMasks) {
+  const Arguments a = arguments_of(1, 8, 8, 1 << 20, 1 << 20);
+  EXPECT_EQ(divide_into_parts(a, 300, score_gradient_bytes).key_tiles, 1 << 14);
+  EXPECT_LT(divide_into_parts(a, 8000, score_gradient_bytes).key_tiles, 1 << 14);
+}
+
+TEST(ScoreGradientParts, HaveAllHeadsAndQueriesThatFit) {
+  const ScoreGradients parts =
+      divide_into_parts(arguments_of(1, 512, 64, 192, 16384), 256, score_gradient_bytes);
+  EXPECT_EQ(parts.heads, 8);
+  EXPECT_EQ(parts.query_tiles, 3);
 }
 
 TEST(ScoreGradientParts, AreOneIfTheMemorySuffices) {
@@ -194,7 +208,7 @@ TEST_F(CudaFlashBackwardParts, HiddenValuesReachNothing) {
   }
 }
 
-// Rows at even positions and columns at odd ones: the band between a row's keys is empty.
+// Rows have even positions and columns odd ones, so a window of one key shows no row a key.
 TEST_F(CudaFlashBackward, NothingOfAnEmptyBand) {
   Random random(68);
   for (const Dims& dims : kAllDims) {

@@ -408,6 +408,14 @@ class Recommend(CliTest):
                 result = self.succeed(*words, *more)
                 self.assertEqual("--dtype bfloat16" in result.stderr, warned, result.stderr)
 
+    def test_the_plain_kernel_on_gpus_is_a_warning(self):
+        for dim, more, warned in [(128, [], False), (512, [], True), (512, ["--backward"], True),
+                                  (512, ["--impl", "native"], False)]:
+            with self.subTest(dim=dim, more=more):
+                result = self.succeed("plan", "--shape", f"1,4k,4k,8,8,{dim}", "--mesh", "sp=2",
+                                      "--device", "cuda", "--dtype", "bfloat16", *more)
+                self.assertEqual("only the plain kernel" in result.stderr, warned, result.stderr)
+
     def test_a_number_without_unit_is_in_bytes(self):
         result = self.annulus("plan", "--recommend", "--ranks", "2", "--shape", "1,1k,1k,8,2,64", "--memory", "80")
         self.expect_error(result, 2, "--memory: got 80 bytes")

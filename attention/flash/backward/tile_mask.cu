@@ -232,8 +232,8 @@ __global__ void __launch_bounds__(kThreads) find_work(const __grid_constant__ Ti
 }
 
 // A thread for each row of key_bits.
-__global__ void __launch_bounds__(kThreads) find_ranks(const __grid_constant__ TileMask mask,
-                                                       std::int32_t rows) {
+__global__ void __launch_bounds__(kThreads)
+    find_ranks(const __grid_constant__ TileMask mask, std::int32_t rows) {
   const std::int32_t row = index_of_thread();
   if (row >= rows) return;
   const std::int64_t first = std::int64_t{row} * mask.key_words;

@@ -74,8 +74,7 @@ class KeyWalk {
     const TileMask& mask = a.mask;
     while (bits_ == 0) {
       if (++word_ * 32 >= end_) return false;
-      const std::int64_t list =
-          (mask.batches > 1 ? batch_ : 0) * mask.heads + (mask.heads > 1 ? head_ : 0);
+      const std::int64_t list = list_of(mask, batch_, head_);
       const std::uint32_t* const words =
           mask.key_bits + (list * mask.query_tiles + first_) * mask.key_words + word_;
 #pragma unroll

@@ -60,14 +60,20 @@ class BandWalk {
   std::int32_t tile_, head_;
 };
 
+/// The index of the lists of a batch and query head.
+[[nodiscard]] __device__ __forceinline__ std::int64_t list_of(const TileMask& mask,
+                                                              std::int32_t batch,
+                                                              std::int32_t head) {
+  return (mask.batches > 1 ? batch : 0) * mask.heads + (mask.heads > 1 ? head : 0);
+}
+
 /// The words of a key tile in TileMask::query_bits, for a query head.
 [[nodiscard]] __device__ __forceinline__ const std::uint32_t* query_bits_of(const Arguments& a,
                                                                             std::int32_t batch,
                                                                             std::int32_t head,
                                                                             std::int32_t key_tile) {
   const TileMask& mask = a.mask;
-  const std::int64_t list =
-      (mask.batches > 1 ? batch : 0) * mask.heads + (mask.heads > 1 ? head : 0);
+  const std::int64_t list = list_of(mask, batch, head);
   return mask.query_bits + (list * mask.key_tiles + key_tile) * mask.query_words * 2;
 }
 
@@ -161,8 +167,7 @@ template <class Work>
                                                                     const Step& step,
                                                                     std::int32_t key_tile) {
   const TileMask& mask = a.mask;
-  const std::int64_t list =
-      (mask.batches > 1 ? batch : 0) * mask.heads + (mask.heads > 1 ? step.head : 0);
+  const std::int64_t list = list_of(mask, batch, step.head);
   const std::uint32_t* const words =
       mask.key_bits + (list * mask.query_tiles + step.tile) * mask.key_words;
   std::int32_t word = key_tile / 32;

@@ -102,8 +102,7 @@ struct Part {
   if (mask.key_tiles == 0) {
     return key_tile - max(query_tile * kWideTileKeys + a.low, 0) / kWideTileKeys;
   }
-  const std::int64_t list =
-      (mask.batches > 1 ? batch : 0) * mask.heads + (mask.heads > 1 ? head : 0);
+  const std::int64_t list = list_of(mask, batch, head);
   const std::int64_t word = (list * mask.query_tiles + query_tile) * mask.key_words + key_tile / 32;
   const std::uint32_t before = (std::uint32_t{1} << key_tile % 32) - 1;
   return mask.key_ranks[word] + __popc(mask.key_bits[word] & before);

@@ -20,6 +20,7 @@
 namespace annulus::test {
 namespace {
 
+using ::testing::Each;
 using ::testing::HasSubstr;
 
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
@@ -44,6 +45,18 @@ TEST_F(CudaFlashBackward, WindowsAndRowsThatSeeNothing) {
   window.mask.set_window(100, 7);
   expect_all_accurate(random, window);
   expect_all_accurate(random, causal_half_problem({1, 300, 300, 2, 1, 0, 0}, -150));
+}
+
+// Rows have even positions and columns odd ones, so a window of one key shows no row a key.
+TEST_F(CudaFlashBackward, NothingOfAnEmptyBand) {
+  Random random(68);
+  for (const Dims& dims : kAllDims) {
+    AttentionProblem problem = problem_of({1, 300, 300, 2, 1, dims.head, dims.value}, dims.dtype);
+    problem.mask.set_window(0, 0);
+    const WholeGradients whole(random, problem);
+    add(whole, {part_of(whole, 0, {0, 150, 2}, {1, 129, 2})});
+    EXPECT_THAT(floats_of(whole), Each(0.0F));
+  }
 }
 
 TEST_F(CudaFlashBackward, LengthsOfBatches) {

@@ -66,11 +66,10 @@ KernelInfo find_kernel(const AttentionProblem& problem, bool ids) {
 }
 
 FlashAttention::FlashAttention(const AttentionProblem& problem, Device& device)
-    : problem_(problem), device_(device), decode_(problem, device) {
-  check_cuda(cudaDeviceGetAttribute(&multiprocessors_, cudaDevAttrMultiProcessorCount,
-                                    device.place().device),
-             "cudaDeviceGetAttribute");
-}
+    : problem_(problem),
+      device_(device),
+      decode_(problem, device),
+      multiprocessors_(cuda_multiprocessors(device.place())) {}
 
 std::string FlashAttention::layout_obstacle(const char* name, const ConstTensorView& tensor) {
   if (tensor.stride(3) != 1) return fmt::format("the head dimension of {} has a stride", name);

@@ -67,8 +67,8 @@ class FlashAttention {
 
   const AttentionProblem& problem_;
   Device& device_;
-  int multiprocessors_ = 0;
   decode::DecodeAttention decode_;
+  int multiprocessors_;
   std::vector<Entry> entries_;
 };
 

@@ -133,6 +133,13 @@ void check_cuda(cudaError_t code, const char* call) {
   if (code != cudaSuccess) throw CudaError(call, code);
 }
 
+int cuda_multiprocessors(Place place) {
+  int count = 0;
+  check_cuda(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, place.device),
+             "cudaDeviceGetAttribute");
+  return count;
+}
+
 void CudaStreamTraits::release(Raw raw) noexcept {
   (void)cudaStreamDestroy(raw);
 }

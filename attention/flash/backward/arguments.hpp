@@ -77,11 +77,13 @@ struct Arguments {
   std::int32_t rows = 0, columns = 0;
   std::int32_t padded_rows = 0;    ///< a multiple of the query tile
   std::int32_t section_heads = 1;  ///< (batch, kv head) pairs whose work shares L2
+  std::int32_t split_items = 0;    ///< items that two thread blocks share: see split()
 
   /// For each batch, head and query tile, 1 + the last key tile that has added to its dQ, or 0;
   /// null: key tiles add in any order. next_index follows the array.
   std::int32_t* turns = nullptr;
   std::int32_t* next_index = nullptr;  ///< which work the next block takes
+  bool heads_inside = false;           ///< the order of a key tile's steps: see walk.cuh
 
   /// Row r sees column c if low <= c − r <= high, r < row_lengths[batch] and c <
   /// column_lengths[batch]. Without arrays, the tensors' lengths hold.

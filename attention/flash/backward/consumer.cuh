@@ -74,14 +74,18 @@ class Consumer : ConsumerWeights<Tiles> {
     if constexpr (!kKeepsSums) clear(key_sum);
     hopper::leave_undefined(query_sum);
     shared.key_full.wait(0);
-    const std::uint32_t steps = hopper::uniform(static_cast<std::uint32_t>(shared.steps));
-    while (at.count < steps) step(key_sum, value_sum, query_sum);
+    // Where steps overlap, no register is left to keep the number.
+    const std::uint32_t known = kOverlaps ? 0 : number_of_steps();
+    while (at.count < (kOverlaps ? number_of_steps() : known)) step(key_sum, value_sum, query_sum);
     if constexpr (kOverlaps) finish<0>(key_sum, query_sum);
     if (kKeepsSums && !has_sums_) clear(key_sum);
     add(key_sum, value_sum);
   }
 
  private:
+  [[nodiscard]] __device__ __forceinline__ std::uint32_t number_of_steps() const {
+    return hopper::uniform(static_cast<std::uint32_t>(shared.steps));
+  }
   __device__ __forceinline__ static void clear(float (&sum)[kSums]) {
 #pragma unroll
     for (int i = 0; i < kSums; ++i) sum[i] = 0;

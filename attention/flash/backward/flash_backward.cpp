@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <string>
+#include <utility>
 
 #include <annulus/attention/local_mask.hpp>
 #include <annulus/core/cuda_stream.hpp>
@@ -26,6 +27,8 @@ namespace {
 
 // Queries, dO and sums of dQ of the heads computed at a time should stay in L2 (50 or 60 MB).
 constexpr double kSectionBytes = 36 << 20;
+// A window is narrow if rows are at least so many times as many. Few key tiles then lie at its end.
+constexpr std::int64_t kNarrow = 4;
 // Larger than any distance, and small enough that sums of two do not overflow.
 constexpr std::int64_t kFar = std::int64_t{1} << 29;
 
@@ -42,6 +45,15 @@ bool is_float16(const AttentionProblem& problem) {
 
 bool has_wide_kernels(const AttentionProblem& problem) {
   return !is_float32(problem) && is_wide(tile_dim(problem));
+}
+
+bool has_narrow_kernels(const AttentionProblem& problem) {
+  return !is_float32(problem) && !is_wide(tile_dim(problem));
+}
+
+// True if key tiles add to dQ in a fixed order. All other kernels own their gradients.
+bool takes_turns(const AttentionProblem& problem, const BackwardBlock& block) {
+  return block.repeats_bits && has_narrow_kernels(problem);
 }
 
 int rows_of_tile(const AttentionProblem& problem) {
@@ -158,6 +170,91 @@ FlashBackward::Entry FlashBackward::make_entry(const BackwardBlock& block) const
   return entry;
 }
 
+std::int64_t FlashBackward::set_mask(Arguments& a, const BackwardBlock& block) {
+  const int dim = tile_dim(problem_);
+  const bool in_turns = takes_turns(problem_, block);
+  double rows_at_a_time = a.padded_rows;  // of a head, that should stay in L2
+  std::int64_t seen_tiles = ceil_divide(a.columns, tile_keys(dim));
+  a.low = -static_cast<std::int32_t>(kFar);
+  a.high = static_cast<std::int32_t>(kFar);
+  a.heads_inside = in_turns;
+  if (!block.unmasked || is_general(problem_)) {
+    const Entry& entry = find(block);
+    a.low = entry.low;
+    a.high = entry.high;
+    a.row_lengths = lengths_in(entry.row_lengths);
+    a.column_lengths = lengths_in(entry.column_lengths);
+    if (entry.lists) {
+      a.mask = entry.lists->mask();
+      rows_at_a_time = entry.lists->rows_at_a_time();
+      seen_tiles = entry.lists->most_keys();
+    } else {
+      const std::int64_t width = std::int64_t{a.high} - a.low;
+      const std::int64_t in_band = (kWideTileKeys - 1 + width) / kWideTileKeys + 2;
+      const std::int64_t before_end = (a.padded_rows - 1 + a.high) / kWideTileKeys + 1;
+      seen_tiles = std::min({seen_tiles, in_band, before_end});
+      // The rows of all heads that share keys would not stay in L2.
+      if (kNarrow * width <= a.rows) a.heads_inside = false;
+    }
+  }
+  // Sections of one size: a small last one would end with idle multiprocessors.
+  const std::int64_t pairs = std::int64_t{a.batches} * (a.heads / a.heads_per_kv_head);
+  const double fitting_heads = kSectionBytes / (rows_at_a_time * dim * 8);
+  const auto most =
+      static_cast<std::int64_t>(std::clamp(fitting_heads, 1.0, static_cast<double>(pairs)));
+  a.section_heads = static_cast<std::int32_t>(ceil_divide(pairs, ceil_divide(pairs, most)));
+  const bool is_full = a.mask.key_tiles == 0 && a.row_lengths == nullptr &&
+                       a.column_lengths == nullptr && a.low <= 1 - a.rows &&
+                       a.high >= a.columns - 1;
+  // Blocks that split items are at different rows, which must stay in L2. With several heads in a
+  // group, they would also be at different heads.
+  if (has_narrow_kernels(problem_) && !in_turns && is_full && fitting_heads >= 1 &&
+      a.heads_per_kv_head == 1 && pairs * ceil_divide(a.columns, kTileKeys) >= multiprocessors_) {
+    a.split_items = multiprocessors_;
+  }
+  return seen_tiles;
+}
+
+void FlashBackward::set_workspace(Arguments& a, const BackwardBlock& block, bool wants_query) {
+  const std::int64_t tile = rows_of_tile(problem_);
+  const std::int64_t rows = std::int64_t{a.batches} * a.heads * a.padded_rows;
+  std::int64_t bytes = 0;
+  const auto add = [&](std::int64_t more) {
+    constexpr std::int64_t kAlignment = 256;
+    return std::exchange(bytes, round_up(bytes + more, kAlignment));
+  };
+  constexpr std::int64_t kFloat = sizeof(float);
+  const std::int64_t lse_at = add(rows / tile * (tile + kFlagValues) * kFloat);
+  const std::int64_t delta_at = add(rows * kFloat);
+  // Even without dQ: the bits of dK and dV depend on the order of steps.
+  const std::int64_t turns = takes_turns(problem_, block) ? rows / tile : 0;
+  const std::int64_t turns_at = add((turns + 1) * std::int64_t{sizeof(std::int32_t)});
+  const std::int64_t copied = is_float16(problem_) ? 2 * block.grad_output.elements() : 0;
+  const std::int64_t scale_at = add(sizeof(OutputScale));
+  const std::int64_t copy_at = add(copied);
+  const std::int64_t scores_at = bytes;
+  if (wants_query && has_wide_kernels(problem_)) {
+    // Rounded up, so that a slightly larger block needs no second workspace.
+    const std::int64_t least = bytes_of(a.grad_scores);
+    const auto unit =
+        static_cast<std::int64_t>(std::bit_ceil(static_cast<std::uint64_t>(least)) / 8);
+    bytes += std::max(least, std::min(round_up(least, unit), score_gradient_bytes));
+  }
+  workspace_.reserve(static_cast<std::size_t>(bytes));
+  auto* const workspace = static_cast<std::byte*>(workspace_.data());
+  a.scaled_lse = reinterpret_cast<float*>(workspace + lse_at);
+  a.padded_delta = reinterpret_cast<float*>(workspace + delta_at);
+  if (turns > 0) {
+    a.turns = reinterpret_cast<std::int32_t*>(workspace + turns_at);
+    a.next_index = a.turns + turns;
+  }
+  if (copied > 0) {
+    a.output_scale = reinterpret_cast<OutputScale*>(workspace + scale_at);
+    a.scaled_grad_output = workspace + copy_at;
+  }
+  if (bytes > scores_at) a.grad_scores.tiles = workspace + scores_at;
+}
+
 Arguments FlashBackward::arguments_of(const BackwardBlock& block, const Gradients& gradients) {
   const BlockChecks checks("flash attention, backward", problem_);
   checks.check(block, gradients);
@@ -168,70 +265,23 @@ Arguments FlashBackward::arguments_of(const BackwardBlock& block, const Gradient
   const Extents& key = block.key.shape();
   const int dim = tile_dim(problem_);
   const std::int64_t tile = rows_of_tile(problem_);
-  const bool adds_in_turns = !is_wide(dim) && !is_float32(problem_);  // key tiles, to dQ
-  const std::int64_t padded = round_up(query[1], tile);
-  const std::int64_t rows = query[0] * query[2] * padded;
-  const std::int64_t lse_values = rows / tile * (tile + kFlagValues);
-  // Even without dQ: with turns, key tiles walk in another order, on which the bits of dK and dV
-  // depend.
-  const std::int64_t turns = block.repeats_bits && adds_in_turns ? rows / tile : 0;
-  const std::int64_t values = lse_values + rows + turns + 1;
-  constexpr std::int64_t kAlignment = 256;
-  const std::int64_t scale_at = round_up(values * std::int64_t{sizeof(float)}, kAlignment);
-  const std::int64_t copy_at = scale_at + kAlignment;
-  const bool copies = is_float16(problem_);
-  const std::int64_t scores_at =
-      copies ? round_up(copy_at + 2 * block.grad_output.elements(), kAlignment) : scale_at;
-
   Arguments a;
   a.batches = static_cast<std::int32_t>(query[0]);
   a.heads = static_cast<std::int32_t>(query[2]);
   a.heads_per_kv_head = static_cast<std::int32_t>(query[2] / key[2]);
   a.rows = static_cast<std::int32_t>(query[1]);
   a.columns = static_cast<std::int32_t>(key[1]);
-  a.padded_rows = static_cast<std::int32_t>(padded);
-  const double row_bytes = dim * 8.0;
-  double section_heads = kSectionBytes / (static_cast<double>(padded) * row_bytes);
-  a.low = -static_cast<std::int32_t>(kFar);
-  a.high = static_cast<std::int32_t>(kFar);
-  std::int64_t seen_tiles = ceil_divide(key[1], tile_keys(dim));
-  if (!block.unmasked || is_general(problem_)) {
-    const Entry& entry = find(block);
-    a.low = entry.low;
-    a.high = entry.high;
-    a.row_lengths = lengths_in(entry.row_lengths);
-    a.column_lengths = lengths_in(entry.column_lengths);
-    if (entry.lists) {
-      a.mask = entry.lists->mask();
-      section_heads = kSectionBytes / (entry.lists->rows_at_a_time() * row_bytes);
-      seen_tiles = entry.lists->most_keys();
-    } else {
-      const std::int64_t in_band = (kWideTileKeys - 1 + entry.high - entry.low) / kWideTileKeys + 2;
-      const std::int64_t before_end = (padded - 1 + entry.high) / kWideTileKeys + 1;
-      seen_tiles = std::min({seen_tiles, in_band, before_end});
-    }
-  }
-  std::int64_t score_bytes = 0;
+  a.padded_rows = static_cast<std::int32_t>(round_up(query[1], tile));
+  const std::int64_t seen_tiles = set_mask(a, block);
   if (has_wide_kernels(problem_)) {
     // Even without dQ: the bits of dK and dV depend on the parts.
     a.grad_scores = divide_into_parts(a, seen_tiles, score_gradient_bytes);
-    if (is_wanted(gradients.query)) {
-      // Rounded up, so that a slightly larger block needs no second workspace.
-      const std::int64_t bytes = bytes_of(a.grad_scores);
-      const auto unit =
-          static_cast<std::int64_t>(std::bit_ceil(static_cast<std::uint64_t>(bytes)) / 8);
-      score_bytes = std::max(bytes, std::min(round_up(bytes, unit), score_gradient_bytes));
-    }
   }
-  workspace_.reserve(static_cast<std::size_t>(scores_at + score_bytes));
-  auto* const workspace = static_cast<std::byte*>(workspace_.data());
-  if (score_bytes > 0) a.grad_scores.tiles = workspace + scores_at;
+  set_workspace(a, block, is_wanted(gradients.query));
   if (!is_float32(problem_)) {
     a.query = tensor_map(block.query, static_cast<int>(tile));
     ConstTensorView grad_output = block.grad_output;
-    if (copies) {
-      a.output_scale = reinterpret_cast<OutputScale*>(workspace + scale_at);
-      a.scaled_grad_output = workspace + copy_at;
+    if (a.scaled_grad_output != nullptr) {
       grad_output = ConstTensorView(a.scaled_grad_output, DType::float16, grad_output.shape(),
                                     contiguous_strides(grad_output.shape()), grad_output.place());
     }
@@ -241,22 +291,11 @@ Arguments FlashBackward::arguments_of(const BackwardBlock& block, const Gradient
   }
   a.lse = row_values_of(block.lse);
   a.delta = row_values_of(block.delta);
-  if (adds_in_turns) {
+  if (has_narrow_kernels(problem_)) {
     if (is_wanted(gradients.query)) a.query_sum = tensor_map(gradients.query, kSumRows);
     if (is_wanted(gradients.key)) a.key_sum = tensor_map(gradients.key, kSumRows);
     if (is_wanted(gradients.value)) a.value_sum = tensor_map(gradients.value, kSumRows);
   }
-  a.scaled_lse = reinterpret_cast<float*>(workspace);
-  a.padded_delta = a.scaled_lse + lse_values;
-  if (turns > 0) {
-    a.turns = reinterpret_cast<std::int32_t*>(a.padded_delta + rows);
-    a.next_index = a.turns + turns;
-  }
-  // Sections of one size: a small last one would end with idle multiprocessors.
-  const std::int64_t pairs = query[0] * key[2];
-  const auto most =
-      static_cast<std::int64_t>(std::clamp(section_heads, 1.0, static_cast<double>(pairs)));
-  a.section_heads = static_cast<std::int32_t>(ceil_divide(pairs, ceil_divide(pairs, most)));
   a.scale = static_cast<float>(problem_.logit_scale());
   a.general = is_general(problem_);
   a.natural_lse = a.general || is_float32(problem_);

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include <annulus/attention/implementation.hpp>
+#include <annulus/core/cuda_stream.hpp>
 #include <annulus/core/workspace.hpp>
 
 #include "flash/backward/arguments.hpp"
@@ -19,7 +20,10 @@ class FlashBackward {
  public:
   /// Both must outlive it.
   FlashBackward(const AttentionProblem& problem, Device& device)
-      : problem_(problem), device_(device), workspace_(device) {}
+      : problem_(problem),
+        device_(device),
+        workspace_(device),
+        multiprocessors_(cuda_multiprocessors(device.place())) {}
 
   /// Does in advance what the first run() of such a block would do before it launches. Throws
   /// UnsupportedError for strides and addresses that run() cannot take.
@@ -40,6 +44,11 @@ class FlashBackward {
 
   [[nodiscard]] const Entry& find(const BackwardBlock& block);
   [[nodiscard]] Entry make_entry(const BackwardBlock& block) const;
+  // Fills in which pairs are visible, and the order of work. Returns how many key tiles a query
+  // tile sees, at most.
+  std::int64_t set_mask(Arguments& arguments, const BackwardBlock& block);
+  // Reserves workspace.
+  void set_workspace(Arguments& arguments, const BackwardBlock& block, bool wants_query);
   [[nodiscard]] Arguments arguments_of(const BackwardBlock& block, const Gradients& gradients);
 
   const AttentionProblem& problem_;
@@ -47,6 +56,7 @@ class FlashBackward {
   std::vector<Entry> entries_;
   // LSE, delta, for float16 a copy of dO, for wide heads dS.
   Workspace workspace_;
+  int multiprocessors_;
 };
 
 }  // namespace annulus::flash::backward

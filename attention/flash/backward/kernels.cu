@@ -210,7 +210,8 @@ cudaError_t launch(const Arguments& a, cudaStream_t stream) {
   const unsigned items = blocks(a.columns, kTileKeys) *
                          static_cast<unsigned>(a.batches * (a.heads / a.heads_per_kv_head));
   launch_preparation<NarrowTiles<kDim, kHalf, kPairs, kSoftCap>>(a, stream);
-  return launch_differentiate<kDim, kHalf, kPairs, kSoftCap>(a, items, stream);
+  return launch_differentiate<kDim, kHalf, kPairs, kSoftCap>(
+      a, items + static_cast<unsigned>(a.split_items), stream);
 }
 
 template <int kDim, bool kHalf>

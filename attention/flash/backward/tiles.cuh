@@ -64,10 +64,13 @@ struct Work {
   std::int32_t columns;                ///< of the batch: later ones are hidden
   std::int32_t first_tile, last_tile;  ///< inclusive; empty if last < first
 
+  /// `index`: of the thread block.
   __device__ __forceinline__ void find(const Arguments& a, std::int32_t index) {
     const std::int32_t kv_heads = a.heads / a.heads_per_kv_head;
     const std::int32_t all = a.batches * kv_heads;
     const std::int32_t tiles = (a.columns + Tiles::kKeys - 1) / Tiles::kKeys;
+    const bool is_rest = index >= all * tiles;
+    if (is_rest) index -= all * tiles;
     const std::int32_t first_head = index / (tiles * a.section_heads) * a.section_heads;
     const std::int32_t in_section = index - tiles * first_head;
     const std::int32_t section = min(a.section_heads, all - first_head);
@@ -77,6 +80,22 @@ struct Work {
       tile = a.mask.key_tile_order[tile];
     }
     set(a, head, tile);
+    if (index < a.split_items) split(a, index, is_rest);
+  }
+
+  /// Leaves the block the first query tiles of an item, or the rest. Items of equal work would all
+  /// begin and end together, wait for memory together, and leave multiprocessors idle at the end.
+  /// So the first blocks, one for each multiprocessor, take parts of their items that grow from
+  /// almost nothing to almost all. The last blocks take the rests, the largest first, as the
+  /// multiprocessors become free one after another.
+  __device__ __forceinline__ void split(const Arguments& a, std::int32_t item, bool is_rest) {
+    const std::int32_t steps = last_tile - first_tile + 1;
+    const std::int32_t middle = first_tile + steps * (item + 1) / (a.split_items + 1);
+    if (is_rest) {
+      first_tile = middle;
+    } else {
+      last_tile = middle - 1;
+    }
   }
 
   /// `pair`: batch · kv heads + kv head.

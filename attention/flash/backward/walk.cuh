@@ -8,9 +8,10 @@
 // The query tiles that a key tile meets, their order, and their visible pairs. A straight band or
 // the lists of a TileMask decide.
 //
-// In turns (see Turn), key tiles walk from the last query tile to the first, and through the heads
-// of each, so that all that run together walk at one pace, each behind its predecessor. Otherwise,
-// they walk through the query tiles of each head, from the first on.
+// In turns (see Turn), key tiles walk from the last query tile to the first, so that all that run
+// together walk at one pace, each behind its predecessor. Otherwise, they walk from the first on.
+// They walk through the query tiles of each head, or, where Arguments::heads_inside, through the
+// heads of each query tile.
 namespace annulus::flash::backward {
 
 /// A query tile of one head.
@@ -40,12 +41,17 @@ class BandWalk {
 
   /// False if there is no further step.
   [[nodiscard]] __device__ __forceinline__ bool next(Step& step) {
-    if (a.turns != nullptr ? tile_ < work.first_tile : head_ == a.heads_per_kv_head) return false;
+    if (a.heads_inside ? tile_ < work.first_tile : head_ == a.heads_per_kv_head) return false;
     step = {tile_, work.kv_head * a.heads_per_kv_head + head_, work.is_masked(a, tile_) ? 1 : 0};
-    if (a.turns != nullptr) {
+    if (a.heads_inside) {
       if (++head_ == a.heads_per_kv_head) {
         head_ = 0;
         --tile_;
+      }
+    } else if (a.turns != nullptr) {
+      if (--tile_ < work.first_tile) {
+        tile_ = work.last_tile;
+        ++head_;
       }
     } else if (++tile_ > work.last_tile) {
       tile_ = work.first_tile;

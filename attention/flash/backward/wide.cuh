@@ -166,20 +166,32 @@ class WideConsumer {
     hopper::products_commit();
   }
 
-  // The same, and waits. `special`: pairs of the bits that hidden() returns are skipped, not
-  // multiplied by 0.
-  template <int kSums, class Hidden>
+  // The same, calls meanwhile(), and waits. `special`: pairs of the bits that hidden() returns are
+  // skipped, not multiplied by 0.
+  template <int kSums, class Hidden, class Meanwhile>
   __device__ __forceinline__ void add_to(float (&sum)[kSums], std::uint32_t (&weights)[kPacked],
-                                         const Element* columns, bool special,
-                                         const Hidden& hidden) const {
-    if (special) return add_visible(sum, weights, hidden(), columns);
+                                         const Element* columns, bool special, const Hidden& hidden,
+                                         const Meanwhile& meanwhile) const {
+    if (special) {
+      add_visible(sum, weights, hidden(), columns);
+      meanwhile();
+      return;
+    }
     hopper::pin(weights);
     hopper::pin(sum);
     hopper::products_begin();
     issue_sum(sum, weights, columns);
+    meanwhile();
     hopper::products_wait<0>();
     hopper::pin(sum);
     hopper::pin(weights);
+  }
+
+  template <int kSums, class Hidden>
+  __device__ __forceinline__ void add_to(float (&sum)[kSums], std::uint32_t (&weights)[kPacked],
+                                         const Element* columns, bool special,
+                                         const Hidden& hidden) const {
+    add_to(sum, weights, columns, special, hidden, [] {});
   }
 
   // The same pair by pair. Called by all threads of a warp.
@@ -227,6 +239,18 @@ class WideConsumer {
       return __half22float2(reinterpret_cast<const __half2&>(pair));
     } else {
       return __bfloat1622float2(reinterpret_cast<const __nv_bfloat162&>(pair));
+    }
+  }
+
+  // Values −0 of the pair become 0.
+  [[nodiscard]] __device__ __forceinline__ static std::uint32_t plus_zero(std::uint32_t pair) {
+    if constexpr (std::is_same_v<Element, __half>) {
+      const __half2 sum = __hadd2_rn(reinterpret_cast<const __half2&>(pair), __half2{});
+      return reinterpret_cast<const std::uint32_t&>(sum);
+    } else {
+      const __nv_bfloat162 sum =
+          __hadd2_rn(reinterpret_cast<const __nv_bfloat162&>(pair), __nv_bfloat162{});
+      return reinterpret_cast<const std::uint32_t&>(sum);
     }
   }
 

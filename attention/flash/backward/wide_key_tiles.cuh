@@ -176,10 +176,15 @@ class WideKeyConsumer : protected WideConsumer<Tiles> {
     return true;
   }
 
+  // True if some pair of the warpgroup may be hidden, but not by a bias.
+  [[nodiscard]] __device__ __forceinline__ bool is_masked_without_bias() const {
+    return shared.step[at.slot()].seen[key_tile()] == Seen::some ||
+           (shared.flags(at.slot()) & kHiddenRows) != 0 ||
+           (Tiles::kGeneral && a.scores.mask.data != nullptr);
+  }
   // True if some pair of the warpgroup may be hidden.
   [[nodiscard]] __device__ __forceinline__ bool is_masked() const {
-    return shared.step[at.slot()].seen[key_tile()] == Seen::some ||
-           (shared.flags(at.slot()) & kHiddenRows) != 0 || has_scores<Tiles>(a);
+    return is_masked_without_bias() || has_scores<Tiles>(a);
   }
 
   // The rows of a masked listed tile that a lane examines: lane and lane + 32.
@@ -249,10 +254,12 @@ class WideKeyConsumer : protected WideConsumer<Tiles> {
   __device__ __forceinline__ void hide_scores(std::uint32_t (&packed)[Base::kPacked],
                                               std::uint32_t hidden) const {
 #pragma unroll
+    for (std::uint32_t& pair : packed) pair = Base::plus_zero(pair);
+    if (__any_sync(0xffffffff, hidden != 0) == 0) return;
+#pragma unroll
     for (int i = 0; i < Base::kPacked; ++i) {
       const std::uint32_t mask = Base::halves(hidden, i);
-      const std::uint32_t negative_zeros = __vcmpeq2(packed[i], kNegativeZeros);
-      packed[i] = (packed[i] & ~(mask | negative_zeros)) | (mask & kNegativeZeros);
+      packed[i] = (packed[i] & ~mask) | (mask & kNegativeZeros);
     }
   }
 

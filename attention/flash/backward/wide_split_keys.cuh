@@ -18,7 +18,15 @@ class SplitKeyConsumer : WideKeyConsumer<Tiles> {
  public:
   __device__ __forceinline__ SplitKeyConsumer(const Arguments& arguments,
                                               WideKeyMemory<Tiles>& memory)
-      : Base(arguments, memory) {}
+      : Base(arguments, memory) {
+    if constexpr (Tiles::kGeneral) {
+      if (a.scores.bias.data == nullptr) return;
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        bias_keys_[h] = key_at(a, work.first_column + Base::first_row() + 8 * h);
+      }
+    }
+  }
 
   __device__ __forceinline__ void run() {
     if (warp < 4) {
@@ -33,7 +41,22 @@ class SplitKeyConsumer : WideKeyConsumer<Tiles> {
     float sum[Tiles::kValueDim / 2];
 #pragma unroll
     for (float& x : sum) x = 0;
-    for (; Base::begin_step(); at.next()) add_weights(sum);
+    float bias[kScores];
+    hopper::leave_undefined(bias);
+    if constexpr (Tiles::kGeneral) {
+      // The bias of the next step arrives while this step ends.
+      bool more = Base::begin_step();
+      if (more) read_bias(bias);
+      while (more) {
+        add_weights(sum, bias, [&] {
+          at.next();
+          more = Base::begin_step();
+          if (more) read_bias(bias);
+        });
+      }
+    } else {
+      for (; Base::begin_step(); at.next()) add_weights(sum, bias, [] {});
+    }
     Base::add(a.grad_value, sum, value_scale<Tiles>(a));
   }
 
@@ -71,8 +94,10 @@ class SplitKeyConsumer : WideKeyConsumer<Tiles> {
     }
   }
 
-  template <int kSums>
-  __device__ __forceinline__ void add_weights(float (&sum)[kSums]) {
+  // `bias`: of the step. Calls meanwhile() while the last product runs.
+  template <int kSums, class Meanwhile>
+  __device__ __forceinline__ void add_weights(float (&sum)[kSums], const float (&bias)[kScores],
+                                              const Meanwhile& meanwhile) {
     const std::uint32_t slot = at.slot();
     const bool masked = Base::is_masked();
     Rows rows;
@@ -82,20 +107,13 @@ class SplitKeyConsumer : WideKeyConsumer<Tiles> {
     hopper::products_begin();
     Base::template issue_scores<Tiles::kDim>(scores, shared.key[0], shared.query[slot]);
     std::uint32_t hidden = 0;
-    if (masked) {
+    if (Base::is_masked_without_bias()) {
       Base::find_hidden(rows);
       hidden = Base::hidden_bits();
     }
-    if (Tiles::kGeneral && a.scores.bias.data != nullptr) {
-      float bias[kScores];
-      read_bias(bias);
-      hopper::products_wait<0>();
-      hopper::pin(scores);
-      Base::add_bias(scores, bias, hidden);
-    } else {
-      hopper::products_wait<0>();
-      hopper::pin(scores);
-    }
+    hopper::products_wait<0>();
+    hopper::pin(scores);
+    if (Tiles::kGeneral && a.scores.bias.data != nullptr) Base::add_bias(scores, bias, hidden);
     std::uint32_t weights[kPacked], derived[kPacked];
     Base::weigh(scores, weights, [&](int n) {
       return *reinterpret_cast<const float2*>(&shared.lse[slot][8 * n + 2 * (lane % 4)]);
@@ -104,7 +122,7 @@ class SplitKeyConsumer : WideKeyConsumer<Tiles> {
     for (int i = 0; i < kPacked; ++i) {
       derived[i] = pack<Element>(scores[2 * i], scores[2 * i + 1]);
     }
-    if (masked) {
+    if (masked && __any_sync(0xffffffff, hidden != 0) != 0) {
 #pragma unroll
       for (int i = 0; i < kPacked; ++i) {
         const std::uint32_t mask = Base::halves(hidden, i);
@@ -124,7 +142,8 @@ class SplitKeyConsumer : WideKeyConsumer<Tiles> {
     const bool special = masked && (shared.verdict[slot].wait(at.parity()) & kSpecialOutputs) != 0;
     // Only now: the verdict on the slot's next queries takes the place of this one.
     release(shared.query_empty[slot]);
-    Base::add_to(sum, weights, shared.grad_output[slot], special, [&] { return hidden; });
+    Base::add_to(
+        sum, weights, shared.grad_output[slot], special, [&] { return hidden; }, meanwhile);
     release(shared.output_empty[slot]);
   }
 
@@ -134,19 +153,24 @@ class SplitKeyConsumer : WideKeyConsumer<Tiles> {
   __device__ __forceinline__ void for_entries(T* data, const std::int64_t (&strides)[4],
                                               const Use& use) const {
     const auto& step = shared.step[at.slot()];
-    T* const of_head = data + work.batch * strides[0] + step.head * strides[1];
+    const std::int32_t first = step.tile * Tiles::kQueries + lane % 4 * 2;
+    T* const of_row = data + work.batch * strides[0] + step.head * strides[1] +
+                      min(first, a.rows - 1) * strides[2];
+    T* entries[2] = {of_row + bias_keys_[0] * strides[3], of_row + bias_keys_[1] * strides[3]};
 #pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const std::int32_t column = work.first_column + Base::first_row() + 8 * h;
-      T* const of_key = of_head + key_at(a, column) * strides[3];
+    for (int i = 0; i < kScores / 2; ++i) {
 #pragma unroll
-      for (int i = 0; i < kScores / 2; ++i) {
-        const std::int32_t row = step.tile * Tiles::kQueries + i / 2 * 8 + lane % 4 * 2 + i % 2;
-        use(of_key + min(row, a.rows - 1) * strides[2], i / 2 * 4 + 2 * h + i % 2);
-      }
+      for (int h = 0; h < 2; ++h) use(entries[h], i / 2 * 4 + 2 * h + i % 2);
+      // Score i is that of the row i / 2 · 8 + i % 2 from the first on.
+      const int rows = i % 2 == 0 ? 1 : 7;
+      if (first + i / 2 * 8 + i % 2 + rows >= a.rows) continue;
+#pragma unroll
+      for (T*& entry : entries) entry += rows * strides[2];
     }
   }
+  // If there is a bias.
   __device__ __forceinline__ void read_bias(float (&bias)[kScores]) const {
+    if (a.scores.bias.data == nullptr) return;
     for_entries(a.scores.bias.data, a.scores.bias.strides,
                 [&](const float* entry, int i) { bias[i] = __ldg(entry); });
   }
@@ -177,6 +201,15 @@ class SplitKeyConsumer : WideKeyConsumer<Tiles> {
         reinterpret_cast<const unsigned char*>(shared.dropped.of[at.slot()][warp % 4]), lane);
   }
 
+  // True if the warp has a hidden pair. Other weights are not negative.
+  [[nodiscard]] __device__ __forceinline__ static bool has_hidden(
+      const std::uint32_t (&weights)[kPacked]) {
+    std::uint32_t signs = 0;
+#pragma unroll
+    for (const std::uint32_t pair : weights) signs |= pair;
+    return __any_sync(0xffffffff, (signs & kNegativeZeros) != 0) != 0;
+  }
+
   template <int kSums>
   __device__ __forceinline__ void add_scores(float (&sum)[kSums]) {
     const std::uint32_t slot = at.slot();
@@ -199,7 +232,7 @@ class SplitKeyConsumer : WideKeyConsumer<Tiles> {
     load_weights(packed);
     const bool masked = Base::is_masked();
     std::uint32_t hidden = 0;
-    if (masked) {
+    if (masked && has_hidden(packed)) {
 #pragma unroll
       for (int i = 0; i < kPacked; ++i) {
         hidden |= (packed[i] >> 15 & 1) << 2 * i | packed[i] >> 31 << (2 * i + 1);
@@ -228,6 +261,8 @@ class SplitKeyConsumer : WideKeyConsumer<Tiles> {
     Base::add_to(sum, packed, shared.query[slot], special, [&] { return hidden; });
     release(shared.query_empty[slot]);
   }
+
+  std::int64_t bias_keys_[2] = {};  // the thread's keys in bias and gradient
 };
 
 }  // namespace annulus::flash::backward

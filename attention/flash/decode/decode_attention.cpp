@@ -157,11 +157,8 @@ DecodeAttention::Entry DecodeAttention::make_entry(const AttentionBlock& block) 
       cudaFuncSetAttribute(entry.kernel.function, cudaFuncAttributeMaxDynamicSharedMemorySize,
                            static_cast<int>(entry.kernel.shared_bytes)),
       "cudaFuncSetAttribute");
-  int multiprocessors = 0;
-  check_cuda(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount,
-                                    device_.place().device),
-             "cudaDeviceGetAttribute");
-  entry.split.blocks = std::min<std::int64_t>(multiprocessors, entry.split.tiles);
+  entry.split.blocks =
+      std::min<std::int64_t>(cuda_multiprocessors(device_.place()), entry.split.tiles);
   const std::int64_t rows = entry.split.parts() * rows_of(block);
   workspace_.reserve(static_cast<std::size_t>(rows * (block.value.size(3) + 2)) * sizeof(float));
   return entry;

@@ -47,6 +47,14 @@ TEST_F(CudaFlashBackward, WindowsAndRowsThatSeeNothing) {
   expect_all_accurate(random, causal_half_problem({1, 300, 300, 2, 1, 0, 0}, -150));
 }
 
+// More key tiles than multiprocessors. Two blocks share some of them.
+TEST_F(CudaFlashBackward, ManyKeyTilesOfEqualWork) {
+  Random random(69);
+  for (const Dims& dims : {Dims{64, 64}, {128, 128}}) {
+    expect_accurate(random, problem_of({1, 200, 200, 70, 70, dims.head, dims.value}, dims.dtype));
+  }
+}
+
 // Rows have even positions and columns odd ones, so a window of one key shows no row a key.
 TEST_F(CudaFlashBackward, NothingOfAnEmptyBand) {
   Random random(68);
@@ -249,6 +257,8 @@ TEST_F(CudaFlashBackward, InTurns) {
   problem.mask.set_offset(100);
   expect_all_accurate(random, problem);
   problem.mask.set_window(150, -1);
+  expect_all_accurate(random, problem);
+  problem.mask.set_window(50, -1);
   expect_all_accurate(random, problem);
 }
 

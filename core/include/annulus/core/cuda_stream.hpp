@@ -11,6 +11,7 @@
 #include <annulus/core/error.hpp>
 #include <annulus/core/handle.hpp>
 #include <annulus/core/memory.hpp>
+#include <annulus/core/place.hpp>
 #include <annulus/core/stream.hpp>
 #include <annulus/core/trace.hpp>
 #include <annulus/core/watchdog.hpp>
@@ -25,6 +26,9 @@ class CudaError : public LibraryError {
 
 /// Throws CudaError unless `code` is cudaSuccess.
 void check_cuda(cudaError_t code, const char* call);
+
+/// The number of multiprocessors of a GPU.
+[[nodiscard]] int cuda_multiprocessors(Place place);
 
 struct CudaStreamTraits {
   using Raw = cudaStream_t;

@@ -40,7 +40,7 @@ constexpr std::array kHalfRates{
 // alike.
 constexpr std::array kBackwardRates{
     H200Rates{64, 64, 510e12, 510e12, 230e12}, H200Rates{128, 128, 565e12, 565e12, 365e12},
-    H200Rates{192, 128, 495e12, 480e12, 235e12}, H200Rates{256, 256, 500e12, 485e12, 305e12}};
+    H200Rates{192, 128, 495e12, 480e12, 275e12}, H200Rates{256, 256, 500e12, 485e12, 340e12}};
 constexpr std::array kFloat32Rates{H200Rates{64, 64, 38e12, 38e12},
                                    H200Rates{128, 128, 41e12, 41e12},
                                    H200Rates{256, 256, 41e12, 41e12}};

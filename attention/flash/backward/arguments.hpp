@@ -77,7 +77,7 @@ struct Arguments {
   std::int32_t rows = 0, columns = 0;
   std::int32_t padded_rows = 0;    ///< a multiple of the query tile
   std::int32_t section_heads = 1;  ///< (batch, kv head) pairs whose work shares L2
-  std::int32_t split_items = 0;    ///< items that two thread blocks share: see split()
+  std::int32_t split_items = 0;    ///< items that two thread blocks share: see Work::split()
 
   /// For each batch, head and query tile, 1 + the last key tile that has added to its dQ, or 0;
   /// null: key tiles add in any order. next_index follows the array.

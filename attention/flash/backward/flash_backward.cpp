@@ -27,8 +27,9 @@ namespace {
 
 // Queries, dO and sums of dQ of the heads computed at a time should stay in L2 (50 or 60 MB).
 constexpr double kSectionBytes = 36 << 20;
-// A window is narrow if rows are at least so many times as many. Few key tiles then lie at its end.
-constexpr std::int64_t kNarrow = 4;
+// A window is narrow if it has at most this part of the rows. Few key tiles are then cut off by the
+// last row, and have fewer steps than others.
+constexpr double kNarrow = 0.25;
 // Larger than any distance, and small enough that sums of two do not overflow.
 constexpr std::int64_t kFar = std::int64_t{1} << 29;
 
@@ -193,8 +194,9 @@ std::int64_t FlashBackward::set_mask(Arguments& a, const BackwardBlock& block) {
       const std::int64_t in_band = (kWideTileKeys - 1 + width) / kWideTileKeys + 2;
       const std::int64_t before_end = (a.padded_rows - 1 + a.high) / kWideTileKeys + 1;
       seen_tiles = std::min({seen_tiles, in_band, before_end});
-      // The rows of all heads that share keys would not stay in L2.
-      if (kNarrow * width <= a.rows) a.heads_inside = false;
+      // Key tiles of one window have as many steps, so they keep pace head by head as well. The
+      // rows of all heads of a group would not stay in L2.
+      if (static_cast<double>(width) <= kNarrow * a.rows) a.heads_inside = false;
     }
   }
   // Sections of one size: a small last one would end with idle multiprocessors.
@@ -203,6 +205,7 @@ std::int64_t FlashBackward::set_mask(Arguments& a, const BackwardBlock& block) {
   const auto most =
       static_cast<std::int64_t>(std::clamp(fitting_heads, 1.0, static_cast<double>(pairs)));
   a.section_heads = static_cast<std::int32_t>(ceil_divide(pairs, ceil_divide(pairs, most)));
+  // All key tiles have as many steps.
   const bool is_full = a.mask.key_tiles == 0 && a.row_lengths == nullptr &&
                        a.column_lengths == nullptr && a.low <= 1 - a.rows &&
                        a.high >= a.columns - 1;

@@ -106,8 +106,9 @@ class Block {
   float* bottom_;
 };
 
-// Products of parts a and b with a + b ≥ `parts` are left out. Each of the others shares one
-// operand with the product before it, which saves half of the loads.
+// Of three parts, products of parts a and b with a + b ≥ 3 are left out: they are below the
+// rounding of float32. Each product shares one operand with the product before it, which saves half
+// of the loads.
 template <bool wide, int parts>
 void multiply_block(const Shape& shape, const Parts& left, const Parts& right, bool add,
                     std::int64_t row, std::int64_t column, float* result) {
@@ -121,6 +122,8 @@ void multiply_block(const Shape& shape, const Parts& left, const Parts& right, b
       block.load_left(left.of[0], k);
       block.multiply();
       block.load_right(right.of[1], k);
+      block.multiply();
+      block.load_left(left.of[1], k);
       block.multiply();
     }
     if constexpr (parts == 3) {

@@ -22,6 +22,8 @@ class Consumer : ConsumerWeights<Tiles> {
   using Weights::a;
   using Weights::at;
   using Weights::differentiate_pair;
+  using Weights::draw_first;
+  using Weights::draw_next;
   using Weights::drop;
   using Weights::find_pairs;
   using Weights::forget_place;
@@ -51,10 +53,8 @@ class Consumer : ConsumerWeights<Tiles> {
   // loop.
   static constexpr bool kKeepsSums = __CUDACC_VER_MAJOR__ > 12 ||
                                      (__CUDACC_VER_MAJOR__ == 12 && __CUDACC_VER_MINOR__ >= 9);
-  // Kernels with a soft cap at 64 dims, and those of the general class at 128, lack the registers
-  // to overlap steps.
-  static constexpr bool kOverlaps =
-      kKeepsSums && (Tiles::kDim == 64 ? !Tiles::kSoftCap : !kGeneral);
+  // The general class at 128 dims lacks the registers to overlap steps.
+  static constexpr bool kOverlaps = kKeepsSums && (Tiles::kDim == 64 || !kGeneral);
   static constexpr bool kSplitsDims = Tiles::kSplitsDims;
   static constexpr bool kSplitsKeys = Tiles::kSplitsKeys;
   static constexpr int kSumWarps = Tiles::kSumWarps;
@@ -73,12 +73,13 @@ class Consumer : ConsumerWeights<Tiles> {
     if constexpr (kKeepsSums) hopper::leave_undefined(key_sum);
     if constexpr (!kKeepsSums) clear(key_sum);
     hopper::leave_undefined(query_sum);
+    draw_first();
     shared.key_full.wait(0);
     // Where steps overlap, no register is left to keep the number.
     const std::uint32_t known = kOverlaps ? 0 : number_of_steps();
     while (at.count < (kOverlaps ? number_of_steps() : known)) step(key_sum, value_sum, query_sum);
     if constexpr (kOverlaps) finish<0>(key_sum, query_sum);
-    if (kKeepsSums && !has_sums_) clear(key_sum);
+    if (kKeepsSums && sums_ == Sums::none) clear(key_sum);
     add(key_sum, value_sum);
   }
 
@@ -174,11 +175,13 @@ class Consumer : ConsumerWeights<Tiles> {
   template <int kLater>
   __device__ __forceinline__ void finish(float (&key_sum)[kSums], const float (&query_sum)[32]) {
     const std::uint32_t before = at.count - 1;
-    if (is_unfinished_) add_query(query_sum, before);
+    if (sums_ == Sums::unfinished) add_query(query_sum, before);
     hopper::products_wait<kLater>();
     hopper::pin(key_sum);
-    if (is_unfinished_) release(shared.query_empty[before % Tiles::kStages]);
-    is_unfinished_ = false;
+    if (sums_ == Sums::unfinished) {
+      release(shared.query_empty[before % Tiles::kStages]);
+      sums_ = Sums::finished;
+    }
   }
 
   // If kOverlaps, a step ends after the first product of the next one, so that tensor cores have
@@ -207,6 +210,7 @@ class Consumer : ConsumerWeights<Tiles> {
       hopper::pin(scores);
       if constexpr (kGeneral) skip_scores();
       differentiate_pairs(row);
+      draw_next();
       release(shared.output_empty[at.slot()]);
       release(shared.query_empty[at.slot()]);
       at.next();
@@ -260,7 +264,8 @@ class Consumer : ConsumerWeights<Tiles> {
     hopper::pin(key_sum);
     hopper::products_begin();
     issue_query(product, from);
-    issue_sum(key_sum, packed, query, !kKeepsSums || has_sums_ ? 1 : 0);
+    issue_sum(key_sum, packed, query, !kKeepsSums || sums_ != Sums::none ? 1 : 0);
+    draw_next();
     hopper::products_wait<1>();
     hopper::pin(value_sum);
     hopper::pin(weights);
@@ -269,7 +274,7 @@ class Consumer : ConsumerWeights<Tiles> {
     const float scale = Tiles::sum_scale(a);
 #pragma unroll
     for (int i = 0; i < 32; ++i) query_sum[i] = scale * product[i];
-    has_sums_ = is_unfinished_ = true;
+    sums_ = Sums::unfinished;
     at.next();
     if constexpr (!kOverlaps) finish<0>(key_sum, query_sum);
   }
@@ -470,8 +475,9 @@ class Consumer : ConsumerWeights<Tiles> {
     pass_buffer(count);
   }
 
-  bool has_sums_ = false;       // a product has written key_sum
-  bool is_unfinished_ = false;  // the last step has not ended
+  // Whether a product has written key_sum, and whether the step that did has ended.
+  enum class Sums { none, unfinished, finished };
+  Sums sums_ = Sums::none;
 };
 
 }  // namespace annulus::flash::backward

@@ -20,6 +20,7 @@ class ConsumerWeights {
  protected:
   using Element = typename Tiles::Element;
   static constexpr bool kLists = Tiles::kPairs != PairClass::band;
+  static constexpr bool kDrops = Tiles::kDrops;
   static constexpr bool kGeneral = Tiles::kGeneral;
   static constexpr bool kSoftCap = Tiles::kSoftCap;
   static constexpr int kScores = Tiles::kQueries / 2;
@@ -28,6 +29,9 @@ class ConsumerWeights {
   static constexpr int kSpecialSync = 2;
   static constexpr int kGroupSync = 3;
   static constexpr int kPairSync = 5;  // and three more, for each pair of warps
+  // Whether a step's dropout is drawn while the last products of the step before run. That takes
+  // registers that kernels with 128 dims lack: they draw while their first products run.
+  static constexpr bool kDrawsAhead = kDrops && Tiles::kDim == 64;
   // Calls of Philox that run at a time.
   static constexpr int kDraws = Tiles::kDim == 64 ? 4 : 2;
 
@@ -54,9 +58,17 @@ class ConsumerWeights {
   // The warp's keys, and its shared memory before store_grad_scores(), which stores dS of these
   // keys there.
   [[nodiscard]] __device__ __forceinline__ WarpScores warp_scores() const {
-    return {work.batch, shared.step[at.slot()].head,
+    return warp_scores(at);
+  }
+  [[nodiscard]] __device__ __forceinline__ WarpScores
+  warp_scores(const RingPosition<Tiles::kStages>& of) const {
+    return {work.batch, shared.step[of.slot()].head,
             work.first_column + static_cast<std::int32_t>(warp) * 16, static_cast<int>(lane),
-            reinterpret_cast<unsigned char*>(shared.grad_score[at.count % 2]) + warp * 16 * 128};
+            reinterpret_cast<unsigned char*>(shared.grad_score[of.count % 2]) + warp * 16 * 128};
+  }
+  // The class for dropout asks as well: without the branch, the compiler spills registers.
+  [[nodiscard]] __device__ __forceinline__ bool has_dropout() const {
+    return kDrops && a.dropout.threshold != 0;
   }
   [[nodiscard]] __device__ __forceinline__ bool has_scores() const {
     return kGeneral && (a.scores.bias.data != nullptr || a.scores.mask.data != nullptr);
@@ -73,7 +85,8 @@ class ConsumerWeights {
   // The consumer finds these bits before it has the step's scores: of hidden pairs (see
   // hidden_bits()) and of dropped ones.
   struct Found {
-    std::uint32_t hidden = 0, dropped = 0;
+    std::uint32_t hidden = 0;
+    DroppedBits<kScores> dropped;
     bool masked = false;  // whether the step's tile is masked
   };
 
@@ -128,19 +141,37 @@ class ConsumerWeights {
     __syncwarp();
   }
 
-  // Bit i: score i drops. Two warps share the draws: each of their threads draws a row.
-  [[nodiscard]] __device__ __forceinline__ std::uint32_t draw_dropped(std::int32_t row) const {
-    static_assert(kScores == 32 || !kGeneral);
-    const WarpScores of = warp_scores();
-    const int odd = warp % 2, r = 32 * odd + lane;
-    const std::uint32_t bits = draw_row<kDraws>(
-        a, {of.batch, of.head, row + r, of.column - 16 * odd}, shared.neighbours != 0);
+  // Waits for a step's queries and draws its dropout. Two warps share the draws: each of their
+  // threads draws a row of every 64.
+  __device__ __forceinline__ void draw(const RingPosition<Tiles::kStages>& step) const {
+    shared.query_full[step.slot()].wait(step.parity());
+    const WarpScores of = warp_scores(step);
+    const std::int32_t row = shared.step[step.slot()].tile * Tiles::kQueries;
+    const int odd = warp % 2;
     unsigned char* const even_keys = of.own - odd * 16 * 128;
-    reinterpret_cast<std::uint16_t*>(even_keys + kDropped)[r] = static_cast<std::uint16_t>(bits);
-    reinterpret_cast<std::uint16_t*>(even_keys + 16 * 128 + kDropped)[r] =
-        static_cast<std::uint16_t>(bits >> 16U);
+#pragma unroll 1
+    for (int r = 32 * odd + lane; r < Tiles::kQueries; r += 64) {
+      const std::uint32_t bits = draw_row<kDraws>(
+          a, {of.batch, of.head, row + r, of.column - 16 * odd}, shared.neighbours != 0);
+      reinterpret_cast<std::uint16_t*>(even_keys + kDropped)[r] = static_cast<std::uint16_t>(bits);
+      reinterpret_cast<std::uint16_t*>(even_keys + 16 * 128 + kDropped)[r] =
+          static_cast<std::uint16_t>(bits >> 16U);
+    }
     hopper::named_sync(kPairSync + warp / 2, 64);
-    return bits_at(kDropped);
+  }
+  // Draws the first step's dropout.
+  __device__ __forceinline__ void draw_first() const {
+    if constexpr (kDrawsAhead) {
+      if (has_dropout()) draw({});
+    }
+  }
+  // Draws the next step's dropout, if there is a next step.
+  __device__ __forceinline__ void draw_next() const {
+    if constexpr (kDrawsAhead) {
+      if (has_dropout() && at.count + 1 < static_cast<std::uint32_t>(shared.steps)) {
+        draw({at.count + 1});
+      }
+    }
   }
 
   // The entry of score 0 in the step's bias.
@@ -308,9 +339,11 @@ class ConsumerWeights {
       grad += __shfl_xor_sync(0xffffffff, grad, distance);
     }
     float kept = 1;
+    const std::int32_t row = first_row + r, column = work.first_column + k;
+    if constexpr (kDrops) {
+      if (has_dropout()) kept = drops(row, column) ? 0 : 1;
+    }
     if constexpr (kGeneral) {
-      const std::int32_t row = first_row + r, column = work.first_column + k;
-      if (a.dropout.threshold != 0) kept = drops(row, column) ? 0 : 1;
       if (a.scores.bias.data != nullptr) {
         const std::int64_t offset =
             offset_at(a, a.scores.bias.strides, work.batch, shared.step[slot].head, row, column);
@@ -331,7 +364,7 @@ class ConsumerWeights {
 
   // Factor of dO·Vᵀ where nothing drops.
   [[nodiscard]] __device__ __forceinline__ float grad_factor() const {
-    return kGeneral ? a.value_scale : 1;
+    return kDrops ? a.value_scale : 1;
   }
 
   // The weight of a logit. The logit is value · unit in the general class, and value · unit / log2
@@ -376,20 +409,6 @@ class ConsumerWeights {
     }
 #pragma unroll
     for (int i = 0; i < kScores; i += 2) weights[i / 2] = pack<Element>(scores[i], scores[i + 1]);
-  }
-
-  // Like weigh_plain(), or weigh_capped() if there is a soft cap. Dropout acts on `weights`, but
-  // not on `scores`.
-  __device__ __forceinline__ void weigh_general(float (&scores)[kScores],
-                                                std::uint32_t (&weights)[kScores / 2],
-                                                std::int32_t row, const Found& found,
-                                                const RowValues& early) const {
-    if (a.soft_cap != 0) {
-      weigh_capped(scores, weights, row, found, early);
-    } else {
-      weigh_plain(scores, weights, row, found, early);
-    }
-    if (a.dropout.threshold != 0) backward::drop<Element>(weights, found.dropped);
   }
 
   // Like weigh_plain(), but leaves weights times the cap's derivative in `scores`.
@@ -443,7 +462,15 @@ class ConsumerWeights {
     }
     if constexpr (kGeneral) {
       if (a.scores.mask.data != nullptr) find_masked(row);
-      if (a.dropout.threshold != 0) found.dropped = draw_dropped(row);
+    }
+    if constexpr (kDrops) {
+      if (has_dropout()) {
+        if constexpr (!kDrawsAhead) draw(at);
+#pragma unroll
+        for (int part = 0; part < kScores / 32; ++part) {
+          found.dropped[part] = bits_at(kDropped, part);
+        }
+      }
     }
     if constexpr (kFindsEarly) found.hidden = hidden_bits(0);
     return found;
@@ -456,18 +483,21 @@ class ConsumerWeights {
                                         const Found& found, const RowValues& early) const {
     if constexpr (kGeneral) {
       if (a.scores.bias.data != nullptr) add_bias(scores);
-      weigh_general(scores, weights, row, found, early);
-    } else if constexpr (kSoftCap) {
+    }
+    if (kSoftCap || (kGeneral && a.soft_cap != 0)) {
       weigh_capped(scores, weights, row, found, early);
     } else {
       weigh_plain(scores, weights, row, found, early);
+    }
+    if constexpr (kDrops) {
+      if (has_dropout()) backward::drop<Element>(weights, found.dropped);
     }
   }
 
   // Drops dP of the pairs that dropout drops.
   __device__ __forceinline__ void drop(float (&grads)[kScores], const Found& found) const {
-    if constexpr (kGeneral) {
-      if (a.dropout.threshold != 0) backward::drop(grads, found.dropped);
+    if constexpr (kDrops) {
+      if (has_dropout()) backward::drop(grads, found.dropped);
     }
   }
 

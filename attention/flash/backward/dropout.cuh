@@ -71,25 +71,31 @@ template <int kUnroll>
   return dropped;
 }
 
-/// Drops pairs from dO·Vᵀ. They are multiplied by 0, not set to 0, so that non-finite values still
-/// count. Bit i of `dropped`: score i drops.
+/// Bit i % 32 of word i / 32: score i drops.
 template <int kScores>
-__device__ __forceinline__ void drop(float (&grads)[kScores], std::uint32_t dropped) {
+using DroppedBits = std::uint32_t[kScores / 32];
+
+/// Drops pairs from dO·Vᵀ. They are multiplied by 0, not set to 0, so that non-finite values still
+/// count.
+template <int kScores>
+__device__ __forceinline__ void drop(float (&grads)[kScores], const DroppedBits<kScores>& dropped) {
 #pragma unroll
   for (int i = 0; i < kScores; ++i) {
-    if ((dropped >> i & 1) != 0) grads[i] *= 0;
+    if ((dropped[i / 32] >> i % 32 & 1) != 0) grads[i] *= 0;
   }
 }
 /// The same for packed weights.
 template <class Element, int kPacked>
-__device__ __forceinline__ void drop(std::uint32_t (&weights)[kPacked], std::uint32_t dropped) {
+__device__ __forceinline__ void drop(std::uint32_t (&weights)[kPacked],
+                                     const DroppedBits<2 * kPacked>& dropped) {
   using Pair = std::conditional_t<std::is_same_v<Element, __half>, __half2, __nv_bfloat162>;
   constexpr std::uint32_t kOnes = std::is_same_v<Element, __half> ? 0x3c003c00 : 0x3f803f80;
 #pragma unroll
   for (int i = 0; i < kPacked; ++i) {
     std::uint32_t kept = kOnes;
-    if ((dropped >> 2 * i & 1) != 0) kept &= 0xffff0000;
-    if ((dropped >> (2 * i + 1) & 1) != 0) kept &= 0x0000ffff;
+    const std::uint32_t two = dropped[i / 16] >> 2 * i % 32;
+    if ((two & 1) != 0) kept &= 0xffff0000;
+    if ((two & 2) != 0) kept &= 0x0000ffff;
     const Pair product =
         __hmul2(reinterpret_cast<const Pair&>(weights[i]), reinterpret_cast<const Pair&>(kept));
     weights[i] = reinterpret_cast<const std::uint32_t&>(product);

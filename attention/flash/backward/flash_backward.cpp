@@ -57,11 +57,17 @@ bool takes_turns(const AttentionProblem& problem, const BackwardBlock& block) {
   return block.repeats_bits && has_narrow_kernels(problem);
 }
 
+// True if narrow heads need the general class. Others have no class for dropout alone.
+bool needs_general_class(const AttentionProblem& problem) {
+  return is_general(problem) &&
+         (!has_narrow_kernels(problem) || problem.bias || problem.dense_mask || problem.soft_cap);
+}
+
 int rows_of_tile(const AttentionProblem& problem) {
   return is_float32(problem)
              ? kFloat32Tile
              : tile_queries(tile_dim(problem),
-                            is_general(problem) ? PairClass::general : PairClass::lists);
+                            needs_general_class(problem) ? PairClass::general : PairClass::lists);
 }
 
 int keys_of_tile(const AttentionProblem& problem) {
@@ -300,7 +306,7 @@ Arguments FlashBackward::arguments_of(const BackwardBlock& block, const Gradient
     if (is_wanted(gradients.value)) a.value_sum = tensor_map(gradients.value, kSumRows);
   }
   a.scale = static_cast<float>(problem_.logit_scale());
-  a.general = is_general(problem_);
+  a.general = needs_general_class(problem_);
   a.natural_lse = a.general || is_float32(problem_);
   if (!block.scores.empty()) {
     a.scores = cuda::score_arguments(block.scores);

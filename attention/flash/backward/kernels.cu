@@ -219,6 +219,7 @@ cudaError_t launch(const Arguments& a, cudaStream_t stream) {
   constexpr PairClass kBand = PairClass::band, kLists = PairClass::lists;
   const bool lists = a.mask.key_tiles > 0, cap = a.soft_cap != 0;
   if (a.general) return launch<kDim, kHalf, PairClass::general, false>(a, stream);
+  if (a.dropout.threshold != 0) return launch<kDim, kHalf, PairClass::dropout, false>(a, stream);
   if (lists && cap) return launch<kDim, kHalf, kLists, true>(a, stream);
   if (lists) return launch<kDim, kHalf, kLists, false>(a, stream);
   if (cap) return launch<kDim, kHalf, kBand, true>(a, stream);

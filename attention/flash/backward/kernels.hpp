@@ -27,7 +27,8 @@ inline constexpr int kWideQueryTiles = 2;
 enum class PairClass : std::uint8_t {
   band,     ///< in masked tiles, tests the band and the lengths
   lists,    ///< walks by a TileMask, by which it tests pairs in masked tiles
-  general,  ///< likewise; in all tiles, adds a bias, tests a dense mask and draws dropout, as asked
+  dropout,  ///< likewise; in all tiles, draws dropout
+  general,  ///< likewise; also adds a bias, tests a dense mask and caps logits, as asked
 };
 
 /// Keys of a tile.
@@ -53,7 +54,8 @@ enum class PairClass : std::uint8_t {
                                           cudaStream_t stream);
 
 /// Enqueues the main kernel, with a thread block for each item. Both half types of each are
-/// compiled together, from kernel.cu.in. The general class tests for a soft cap at run time.
+/// compiled together, from kernel.cu.in. The dropout class has no soft cap; the general
+/// class tests for one at run time.
 template <int kDim, bool kHalf, PairClass kPairs, bool kSoftCap>
 [[nodiscard]] cudaError_t launch_differentiate(const Arguments& arguments, unsigned items,
                                                cudaStream_t stream);

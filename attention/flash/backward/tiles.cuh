@@ -23,6 +23,7 @@ struct Tiles {
   static constexpr int kQueries = tile_queries(kDim, kPairs);
   static constexpr int kStages = 2;
   static constexpr bool kGeneral = kPairs == PairClass::general;
+  static constexpr bool kDrops = kGeneral || kPairs == PairClass::dropout;
   /// How the warpgroups share dQ: by the keys of the sum (each has its own buffer); otherwise by
   /// dims if D = 128, else by queries.
   static constexpr bool kSplitsKeys = kDim == 64 && kQueries == 64;
@@ -54,7 +55,7 @@ struct Tiles {
 /// The factor that turns sums of products into gradients of values.
 template <class Tiles>
 __device__ __forceinline__ float value_scale(const Arguments& a) {
-  return (Tiles::kGeneral ? a.value_scale : 1) * Tiles::bias_scale(a);
+  return (Tiles::kDrops ? a.value_scale : 1) * Tiles::bias_scale(a);
 }
 
 /// A key tile of one key/value head, and the query tiles that see some of it.

@@ -25,6 +25,7 @@ template <class Element_, int kDim_, int kValueDim_, bool kGeneral_>
 struct WideTiles : Tiles<Element_, kDim_> {
   static constexpr int kValueDim = kValueDim_;
   static constexpr bool kGeneral = kGeneral_;
+  static constexpr bool kDrops = kGeneral;
   static constexpr int kKeys = kWideTileKeys;
   static constexpr int kOutputElements = kKeys * kValueDim;
   /// Key tiles of a block of the kernel for dK and dV.

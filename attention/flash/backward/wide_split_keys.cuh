@@ -136,7 +136,7 @@ class SplitKeyConsumer : WideKeyConsumer<Tiles> {
     if constexpr (Tiles::kGeneral) {
       if (a.dropout.threshold != 0) {
         shared.dropped.full[slot].wait(at.parity());
-        drop<Element>(weights, dropped_bits());
+        drop<Element>(weights, {dropped_bits()});
       }
     }
     const bool special = masked && (shared.verdict[slot].wait(at.parity()) & kSpecialOutputs) != 0;
@@ -225,7 +225,7 @@ class SplitKeyConsumer : WideKeyConsumer<Tiles> {
     hopper::products_wait<0>();
     hopper::pin(grads);
     if constexpr (Tiles::kGeneral) {
-      if (drops) drop(grads, dropped_bits());
+      if (drops) drop(grads, {dropped_bits()});
     }
     shared.weights.full[slot].wait(at.parity());
     std::uint32_t packed[kPacked];

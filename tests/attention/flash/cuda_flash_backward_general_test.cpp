@@ -41,6 +41,8 @@ TEST_F(CudaFlashBackward, Dropout) {
   expect_half_accurate(random, problem);
   repeats_bits_ = true;
   expect_half_accurate(random, problem);
+  problem.soft_cap.reset();
+  expect_half_accurate(random, problem);
 }
 
 TEST_F(CudaFlashBackward, DropoutOfOddLengths) {

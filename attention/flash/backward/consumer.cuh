@@ -22,8 +22,6 @@ class Consumer : ConsumerWeights<Tiles> {
   using Weights::a;
   using Weights::at;
   using Weights::differentiate_pair;
-  using Weights::draw_first;
-  using Weights::draw_next;
   using Weights::drop;
   using Weights::find_pairs;
   using Weights::forget_place;
@@ -73,7 +71,6 @@ class Consumer : ConsumerWeights<Tiles> {
     if constexpr (kKeepsSums) hopper::leave_undefined(key_sum);
     if constexpr (!kKeepsSums) clear(key_sum);
     hopper::leave_undefined(query_sum);
-    draw_first();
     shared.key_full.wait(0);
     // Where steps overlap, no register is left to keep the number.
     const std::uint32_t known = kOverlaps ? 0 : number_of_steps();
@@ -210,7 +207,6 @@ class Consumer : ConsumerWeights<Tiles> {
       hopper::pin(scores);
       if constexpr (kGeneral) skip_scores();
       differentiate_pairs(row);
-      draw_next();
       release(shared.output_empty[at.slot()]);
       release(shared.query_empty[at.slot()]);
       at.next();
@@ -265,7 +261,6 @@ class Consumer : ConsumerWeights<Tiles> {
     hopper::products_begin();
     issue_query(product, from);
     issue_sum(key_sum, packed, query, !kKeepsSums || sums_ != Sums::none ? 1 : 0);
-    draw_next();
     hopper::products_wait<1>();
     hopper::pin(value_sum);
     hopper::pin(weights);

@@ -29,9 +29,6 @@ class ConsumerWeights {
   static constexpr int kSpecialSync = 2;
   static constexpr int kGroupSync = 3;
   static constexpr int kPairSync = 5;  // and three more, for each pair of warps
-  // Whether a step's dropout is drawn while the last products of the step before run. That takes
-  // registers that kernels with 128 dims lack: they draw while their first products run.
-  static constexpr bool kDrawsAhead = kDrops && Tiles::kDim == 64;
   // Calls of Philox that run at a time.
   static constexpr int kDraws = Tiles::kDim == 64 ? 4 : 2;
 
@@ -58,13 +55,9 @@ class ConsumerWeights {
   // The warp's keys, and its shared memory before store_grad_scores(), which stores dS of these
   // keys there.
   [[nodiscard]] __device__ __forceinline__ WarpScores warp_scores() const {
-    return warp_scores(at);
-  }
-  [[nodiscard]] __device__ __forceinline__ WarpScores
-  warp_scores(const RingPosition<Tiles::kStages>& of) const {
-    return {work.batch, shared.step[of.slot()].head,
+    return {work.batch, shared.step[at.slot()].head,
             work.first_column + static_cast<std::int32_t>(warp) * 16, static_cast<int>(lane),
-            reinterpret_cast<unsigned char*>(shared.grad_score[of.count % 2]) + warp * 16 * 128};
+            reinterpret_cast<unsigned char*>(shared.grad_score[at.count % 2]) + warp * 16 * 128};
   }
   // The class for dropout asks as well: without the branch, the compiler spills registers.
   [[nodiscard]] __device__ __forceinline__ bool has_dropout() const {
@@ -141,12 +134,10 @@ class ConsumerWeights {
     __syncwarp();
   }
 
-  // Waits for a step's queries and draws its dropout. Two warps share the draws: each of their
-  // threads draws a row of every 64.
-  __device__ __forceinline__ void draw(const RingPosition<Tiles::kStages>& step) const {
-    shared.query_full[step.slot()].wait(step.parity());
-    const WarpScores of = warp_scores(step);
-    const std::int32_t row = shared.step[step.slot()].tile * Tiles::kQueries;
+  // Draws the step's dropout. Two warps share the draws: each of their threads draws a row of every
+  // 64.
+  __device__ __forceinline__ void draw(DroppedBits<kScores>& dropped, std::int32_t row) const {
+    const WarpScores of = warp_scores();
     const int odd = warp % 2;
     unsigned char* const even_keys = of.own - odd * 16 * 128;
 #pragma unroll 1
@@ -158,20 +149,8 @@ class ConsumerWeights {
           static_cast<std::uint16_t>(bits >> 16U);
     }
     hopper::named_sync(kPairSync + warp / 2, 64);
-  }
-  // Draws the first step's dropout.
-  __device__ __forceinline__ void draw_first() const {
-    if constexpr (kDrawsAhead) {
-      if (has_dropout()) draw({});
-    }
-  }
-  // Draws the next step's dropout, if there is a next step.
-  __device__ __forceinline__ void draw_next() const {
-    if constexpr (kDrawsAhead) {
-      if (has_dropout() && at.count + 1 < static_cast<std::uint32_t>(shared.steps)) {
-        draw({at.count + 1});
-      }
-    }
+#pragma unroll
+    for (int part = 0; part < kScores / 32; ++part) dropped[part] = bits_at(kDropped, part);
   }
 
   // The entry of score 0 in the step's bias.
@@ -464,13 +443,7 @@ class ConsumerWeights {
       if (a.scores.mask.data != nullptr) find_masked(row);
     }
     if constexpr (kDrops) {
-      if (has_dropout()) {
-        if constexpr (!kDrawsAhead) draw(at);
-#pragma unroll
-        for (int part = 0; part < kScores / 32; ++part) {
-          found.dropped[part] = bits_at(kDropped, part);
-        }
-      }
+      if (has_dropout()) draw(found.dropped, row);
     }
     if constexpr (kFindsEarly) found.hidden = hidden_bits(0);
     return found;

@@ -6,13 +6,14 @@
 namespace annulus::flash {
 
 [[nodiscard]] inline CUtensorMapDataType tensor_map_type(DType dtype) {
+  if (dtype == DType::boolean) return CU_TENSOR_MAP_DATA_TYPE_UINT8;
   if (dtype == DType::float32) return CU_TENSOR_MAP_DATA_TYPE_FLOAT32;
   return dtype == DType::float16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
                                  : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
 }
 
-/// A tensor [batch, sequence, head, dim] of a half type or float32 as TMA sees it, in boxes of
-/// `box_rows` positions and 128 bytes: 64 or 32 dims.
+/// A tensor [batch, sequence, head, dim] of a half type, float32 or boolean as TMA sees it, in boxes
+/// of `box_rows` positions and 128 bytes: 64, 32 or 128 dims.
 [[nodiscard]] inline CUtensorMap tensor_map(const ConstTensorView& tensor, int box_rows) {
   constexpr std::size_t kBoxBytes = 128;
   constexpr std::int64_t kVectorBytes = 16;

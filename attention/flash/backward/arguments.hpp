@@ -64,6 +64,12 @@ struct Arguments {
   /// Gradients that TMA adds to, in boxes of kSumRows rows and 32 dims.
   CUtensorMap query_sum, key_sum, value_sum;
 
+  /// Bias, or without one the dense mask, as [batch, row, head, key] in boxes of 64 rows and 128
+  /// bytes, and likewise the bias's gradient. Set where has_score_boxes. Broadcast batches and heads
+  /// have size 1.
+  CUtensorMap score_boxes, bias_gradient_boxes;
+  bool has_score_boxes = false;
+
   RowValues lse;    ///< natural
   RowValues delta;  ///< rowsum(dO ∘ O) − dLSE
   /// For each batch, head and query tile, the LSE of its rows, +∞ where a row sees nothing or does

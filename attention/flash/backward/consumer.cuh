@@ -427,8 +427,7 @@ class Consumer : ConsumerWeights<Tiles> {
   [[nodiscard]] __device__ __forceinline__ float* sum_place(std::uint32_t count, std::uint32_t box,
                                                             std::uint32_t query,
                                                             std::uint32_t dim) const {
-    return shared.grad_query[sum_buffer(count)][box] + query * 32 + (dim / 4 ^ query % 8) * 4 +
-           dim % 4;
+    return shared.grad_query[sum_buffer(count)][box] + place_in_box(query, dim);
   }
   [[nodiscard]] __device__ __forceinline__ std::uint32_t sum_buffer(std::uint32_t count) const {
     return kSplitsKeys ? group : count % Tiles::kSumBuffers;

@@ -115,12 +115,13 @@ class ConsumerWeights {
   __device__ __forceinline__ void find_masked(std::int32_t row) const {
     const WarpScores of = warp_scores();
     auto* const hidden = reinterpret_cast<std::uint16_t*>(of.own + kMasked);
-    if (shared.copies_mask != 0) {
+    if (a.scores.bias.data == nullptr && shared.copies_boxes != 0) {
       wait_for_bias();
-      const auto& rows = shared.scores.bias[at.count % Tiles::kBiasStages];
+      const float* const box = shared.scores.bias[at.count % Tiles::kBiasStages][0];
 #pragma unroll
       for (int r = lane; r < Tiles::kQueries; r += 32) {
-        const std::uint32_t shown = set_of_16(*reinterpret_cast<const uint4*>(&rows[r][4 * warp]));
+        const std::uint32_t shown =
+            set_of_16(*reinterpret_cast<const uint4*>(box + place_in_box(r, 4 * warp)));
         hidden[r] = static_cast<std::uint16_t>(row + r < a.rows ? ~shown : ~0U);
       }
       pass_bias();
@@ -153,13 +154,22 @@ class ConsumerWeights {
     for (int part = 0; part < kScores / 32; ++part) dropped[part] = bits_at(kDropped, part);
   }
 
-  // The entry of score 0 in the step's bias.
-  [[nodiscard]] __device__ __forceinline__ float* bias_entries() const {
-    return &shared.scores.bias[at.count % Tiles::kBiasStages][2 * (lane % 4)][warp * 16 + lane / 4];
-  }
-  // The distance from there to the entry of `score`.
-  [[nodiscard]] __device__ __forceinline__ static constexpr int bias_distance(int score) {
-    return (score / 4 * 8 + score % 2) * SharedScores<Tiles>::kPitch + score / 2 % 2 * 8;
+  // Calls use(entry, i) for the entry of score i in the step's bias.
+  template <class Use>
+  __device__ __forceinline__ void for_bias(Use use) const {
+    float* const box = shared.scores.bias[at.count % Tiles::kBiasStages][warp / 2];
+    const std::uint32_t first = place_in_box(2 * (lane % 4), warp % 2 * 16 + lane / 4);
+    // The next query (j) and the keys 8 further on (h) have places that differ in these bits.
+    constexpr std::uint32_t kNextQuery = 32 + 4, kNextKeys = 8;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        float* const entries = box + (first ^ (h * kNextKeys) ^ (j * kNextQuery));
+#pragma unroll
+        for (int i = 0; i < kScores / 4; ++i) use(entries[8 * 32 * i], 4 * i + 2 * h + j);
+      }
+    }
   }
   // Releases the place of this step's bias: ScorePreparation adds the gradient that may lie there,
   // and copies the bias of a later step to it.
@@ -174,20 +184,14 @@ class ConsumerWeights {
   // Turns products q·k into logits.
   __device__ __forceinline__ void add_bias(float (&scores)[kScores]) const {
     wait_for_bias();
-    const float* const bias = bias_entries();
-#pragma unroll
-    for (int i = 0; i < kScores; ++i) {
-      scores[i] = fmaf(scores[i], a.scale, bias[bias_distance(i)]);
-    }
+    for_bias([&](float bias, int i) { scores[i] = fmaf(scores[i], a.scale, bias); });
     if (a.grad_bias == nullptr) pass_bias();
   }
 
   // Overwrites the bias with its gradient.
   template <class Of>
   __device__ __forceinline__ void store_bias_gradient(Of of) const {
-    float* const entries = bias_entries();
-#pragma unroll
-    for (int i = 0; i < kScores; ++i) entries[bias_distance(i)] = of(i);
+    for_bias([&](float& entry, int i) { entry = of(i); });
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
     pass_bias();
   }
@@ -195,7 +199,7 @@ class ConsumerWeights {
   // Consumes the bias or mask that ScorePreparation has copied for a step that is computed pair by
   // pair.
   __device__ __forceinline__ void skip_scores() const {
-    if (a.scores.bias.data == nullptr && shared.copies_mask == 0) return;
+    if (a.scores.bias.data == nullptr && shared.copies_boxes == 0) return;
     wait_for_bias();
     if (a.grad_bias == nullptr) {
       pass_bias();

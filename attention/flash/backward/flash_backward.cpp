@@ -115,6 +115,38 @@ void require_own_entries(const TensorView& bias, bool repeats_bits) {
   }
 }
 
+// A bias or mask [b,n,t,key] as [b,t,n,key], in which broadcast batches and heads have size 1.
+ConstTensorView by_rows(const ConstTensorView& scores) {
+  const auto size = [&](int dim) { return scores.stride(dim) == 0 ? 1 : scores.size(dim); };
+  return {scores.data(), scores.dtype(), Extents{size(0), scores.size(2), size(1), scores.size(3)},
+          Extents{scores.stride(0), scores.stride(2), scores.stride(1), scores.stride(3)},
+          scores.place()};
+}
+
+// True if TMA can copy boxes of a bias or mask.
+bool has_boxes(const ConstTensorView& scores) {
+  constexpr std::int64_t kAlignment = 16;
+  const auto fits = [&](int dim) {
+    const std::int64_t stride = scores.stride(dim);
+    return stride >= 0 &&
+           stride * static_cast<std::int64_t>(size_of(scores.dtype())) % kAlignment == 0;
+  };
+  return scores.stride(3) == 1 && fits(0) && fits(1) && fits(2) &&
+         reinterpret_cast<std::uintptr_t>(scores.data()) % kAlignment == 0;
+}
+
+// Sets the boxes in which TMA copies the bias and adds its gradient, or copies the mask, if it can.
+void set_score_boxes(Arguments& a, const ScoreTensors& scores, const TensorView& grad_bias) {
+  const ConstTensorView& copied = scores.bias ? *scores.bias : *scores.mask;
+  if (!has_boxes(copied)) return;
+  if (is_wanted(grad_bias)) {
+    if (!has_boxes(grad_bias) || grad_bias.stride(2) == 0) return;
+    a.bias_gradient_boxes = tensor_map(by_rows(grad_bias), kSumRows);
+  }
+  a.score_boxes = tensor_map(by_rows(copied), kSumRows);
+  a.has_score_boxes = true;
+}
+
 const std::int32_t* lengths_in(const Tensor& tensor) {
   return tensor.shape().rank() == 0 ? nullptr
                                     : static_cast<const std::int32_t*>(tensor.view().data());
@@ -312,6 +344,7 @@ Arguments FlashBackward::arguments_of(const BackwardBlock& block, const Gradient
     a.scores = cuda::score_arguments(block.scores);
     a.query_rows = rows_of(block.query);
     a.grad_output_rows = rows_of(block.grad_output);
+    if (has_narrow_kernels(problem_)) set_score_boxes(a, block.scores, gradients.bias);
   }
   if (is_wanted(gradients.bias)) {
     a.grad_bias = static_cast<float*>(gradients.bias.data());

@@ -56,20 +56,9 @@ __global__ void __launch_bounds__(Tiles::kThreads, 1)
   __syncthreads();
   if constexpr (Tiles::kDrops) {
     const bool all = __syncthreads_and(is_neighbour(a, shared.work, threadIdx.x)) != 0;
-    if (threadIdx.x == 0) shared.neighbours = all ? 1 : 0;
-    if (Tiles::kGeneral && threadIdx.x == 0) {
-      const auto can_copy = [&](const auto* data, const std::int64_t(&strides)[4]) {
-        return can_copy_rows(a, shared.work, all, data, strides);
-      };
-      const auto& mask = a.scores.mask;
-      shared.copies_mask =
-          mask.data != nullptr && a.scores.bias.data == nullptr && can_copy(mask.data, mask.strides)
-              ? 1
-              : 0;
-      shared.copies_rows = can_copy(a.scores.bias.data, a.scores.bias.strides) &&
-                                   can_copy(a.grad_bias, a.grad_bias_strides)
-                               ? 1
-                               : 0;
+    if (threadIdx.x == 0) {
+      shared.neighbours = all ? 1 : 0;
+      shared.copies_boxes = a.has_score_boxes && (all || a.scores.by_column) ? 1 : 0;
     }
   }
   if constexpr (kLists) {

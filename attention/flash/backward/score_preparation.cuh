@@ -9,25 +9,9 @@
 
 namespace annulus::flash::backward {
 
-/// True if the rows of a key tile in a tensor [b,n,t,key] can be copied in bulk. `neighbours`: its
-/// keys are neighbours in position.
-template <class Tiles, class T>
-[[nodiscard]] __device__ __forceinline__ bool can_copy_rows(const Arguments& a,
-                                                            const Work<Tiles>& work,
-                                                            bool neighbours, const T* data,
-                                                            const std::int64_t (&strides)[4]) {
-  if (data == nullptr) return true;
-  if (strides[3] != 1 || !(neighbours || a.scores.by_column)) return false;
-  constexpr std::int64_t kAligned = 16 / sizeof(T);
-  const T* const first = data + key_at(a, work.first_column);
-  const std::int32_t keys = min(Tiles::kKeys, a.columns - work.first_column);
-  return ((strides[0] | strides[1] | strides[2] | keys) & (kAligned - 1)) == 0 &&
-         reinterpret_cast<std::uintptr_t>(first) % 16 == 0;
-}
-
 /// Two warps of the producer's warpgroup, which copy a step's bias to shared memory while consumers
-/// are at the step before, and add its gradient. Without a bias, they copy the dense mask there if
-/// they can do so in bulk. Each of the 64 threads has a row of the query tile.
+/// are at the step before, and add its gradient: by TMA where they can, else one by one. Without a
+/// bias, they copy the dense mask there if TMA can.
 template <class Tiles>
 class ScorePreparation {
   static_assert(Tiles::kQueries == 64);
@@ -39,7 +23,7 @@ class ScorePreparation {
       : a(arguments), work(memory.work), shared(memory) {}
 
   __device__ __forceinline__ void run() {
-    if (a.scores.bias.data == nullptr && shared.copies_mask == 0) return;
+    if (a.scores.bias.data == nullptr && shared.copies_boxes == 0) return;
     for (; at.count < steps(); at.next()) {
       shared.query_full[at.slot()].wait(at.parity());
       if (at.count >= kBiasStages) finish_bias();
@@ -85,40 +69,54 @@ class ScorePreparation {
       T* entry = data + min(row, a.rows - 1) * strides[2] + key_at(a, column) * strides[3];
 #pragma unroll 2
       for (int r = first; r < first + 32; ++r) {
-        use(&shared.scores.bias[stage()][r][key], entry, row, column);
+        use(&shared.scores.bias[stage()][key / 32][place_in_box(r, key % 32)], entry, row, column);
         if (++row < a.rows) entry += strides[2];
       }
     }
   }
 
-  template <class T>
-  [[nodiscard]] __device__ __forceinline__ std::uint32_t row_bytes() const {
-    return min(Tiles::kKeys, a.columns - work.first_column) * static_cast<std::uint32_t>(sizeof(T));
-  }
-  // This thread's row in a tensor that is copied in bulk.
-  template <class T>
-  [[nodiscard]] __device__ __forceinline__ T* row_in(T* data,
-                                                     const std::int64_t (&strides)[4]) const {
+  // Where the boxes of a stage's tile lie in a tensor with these strides.
+  struct Corner {
+    std::int32_t key, row, head, batch;
+  };
+  [[nodiscard]] __device__ __forceinline__ Corner
+  corner_in(const std::int64_t (&strides)[4]) const {
     const Step& step = bias_step();
-    const std::int32_t row = step.tile * Tiles::kQueries + thread();
-    return data + work.batch * strides[0] + step.head * strides[1] +
-           min(row, a.rows - 1) * strides[2] + key_at(a, work.first_column);
+    return {static_cast<std::int32_t>(key_at(a, work.first_column)), step.tile * Tiles::kQueries,
+            strides[1] != 0 ? step.head : 0, strides[0] != 0 ? work.batch : 0};
   }
 
-  template <class T>
-  __device__ __forceinline__ void copy_row(const cuda::ScoreArgument<T>& tensor) const {
+  __device__ __forceinline__ void copy_boxes() const {
     hopper::Barrier& full = shared.scores.bias_full[stage()];
-    full.arrive_expecting(row_bytes<T>());
-    copy_bytes(shared.scores.bias[stage()][thread()], row_in(tensor.data, tensor.strides),
-               row_bytes<T>(), full);
+    if (thread() != 0) return full.arrive();
+    auto& boxes = shared.scores.bias[stage()];
+    const bool bias = a.scores.bias.data != nullptr;
+    const Corner at = corner_in(bias ? a.scores.bias.strides : a.scores.mask.strides);
+    const int count = bias ? Tiles::kKeys / 32 : 1;
+    full.arrive_expecting(count * static_cast<std::uint32_t>(sizeof(boxes[0])));
+#pragma unroll 1
+    for (int i = 0; i < count; ++i) {
+      hopper::copy_box(boxes[i], &a.score_boxes, full, hopper::Cache::evict_first, at.key + 32 * i,
+                       at.row, at.head, at.batch);
+    }
+  }
+  __device__ __forceinline__ void add_boxes() const {
+    if (thread() != 0) return;
+    const Corner at = corner_in(a.grad_bias_strides);
+#pragma unroll 1
+    for (int i = 0; i < Tiles::kKeys / 32; ++i) {
+      hopper::add_box(&a.bias_gradient_boxes, shared.scores.bias[stage()][i], at.key + 32 * i,
+                      at.row, at.head, at.batch);
+    }
+    asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+    asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
   }
 
   __device__ __forceinline__ void load() const {
-    const auto& [data, strides] = a.scores.bias;
     __syncwarp();  // all threads have finished with the stage
     bias_step() = shared.step[at.slot()];
-    if (data == nullptr) return copy_row(a.scores.mask);
-    if (shared.copies_rows != 0) return copy_row(a.scores.bias);
+    if (shared.copies_boxes != 0) return copy_boxes();
+    const auto& [data, strides] = a.scores.bias;
     for_entries(data, strides, [](float* to, const float* from, int, int) {
       asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(hopper::shared_address(to)),
                    "l"(from)
@@ -134,19 +132,7 @@ class ScorePreparation {
   __device__ __forceinline__ void finish_bias() const {
     shared.scores.bias_read[stage()].wait(at.count / kBiasStages % 2 ^ 1);
     if (a.grad_bias == nullptr) return;
-    if (shared.copies_rows != 0) {
-      if (bias_step().tile * Tiles::kQueries + thread() < a.rows) {
-        asm volatile(
-            "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(
-                row_in(a.grad_bias, a.grad_bias_strides)),
-            "r"(hopper::shared_address(shared.scores.bias[stage()][thread()])),
-            "r"(row_bytes<float>())
-            : "memory");
-      }
-      asm volatile("cp.async.bulk.commit_group;" ::: "memory");
-      asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
-      return;
-    }
+    if (shared.copies_boxes != 0) return add_boxes();
     for_entries(a.grad_bias, a.grad_bias_strides,
                 [&](const float* from, float* to, std::int32_t row, std::int32_t column) {
                   if (row < a.rows && column < a.columns && *from != 0) atomicAdd(to, *from);

@@ -143,15 +143,18 @@ struct Next {
   RingPosition<Tiles::kStages> at;
 };
 
+/// The place of an element in a box of 32 float32 columns, swizzled as TMA does.
+[[nodiscard]] __device__ __forceinline__ std::uint32_t place_in_box(std::uint32_t row,
+                                                                    std::uint32_t column) {
+  return row * 32 + (column / 4 ^ row % 8) * 4 + column % 4;
+}
+
 /// Bias or dense mask of tiles: see ScorePreparation.
 template <class Tiles>
 struct SharedScores {
-  /// Floats from one query's entries to the next one's: 16 bytes more than the entries, so that the
-  /// rows that a warp reads at a time lie in different banks.
-  static constexpr int kPitch = Tiles::kKeys + 4;
-  /// The bias, which consumers overwrite with its gradient; without a bias, bytes of the dense
-  /// mask.
-  alignas(128) float bias[Tiles::kBiasStages][Tiles::kQueries][kPitch];
+  /// The bias, in a box for every 32 keys, which consumers overwrite with its gradient; without a
+  /// bias, the dense mask, in one box.
+  alignas(1024) float bias[Tiles::kBiasStages][Tiles::kKeys / 32][Tiles::kQueries * 32];
   hopper::Barrier bias_full[Tiles::kBiasStages], bias_read[Tiles::kBiasStages];
   Step bias_step[2][Tiles::kBiasStages];
 };
@@ -182,8 +185,7 @@ struct SharedTiles {
   std::int32_t steps;
   std::int32_t special_keys;  ///< keys or values are special
   std::int32_t neighbours;    ///< keys are neighbours in position
-  std::int32_t copies_rows;   ///< rows of bias and gradient are copied in bulk
-  std::int32_t copies_mask;   ///< the dense mask is copied to the bias's place
+  std::int32_t copies_boxes;  ///< TMA copies the bias and adds its gradient, or copies the mask
   hopper::Barrier key_full, key_watched;
   hopper::Barrier query_full[Tiles::kStages], query_empty[Tiles::kStages];
   hopper::Barrier output_full[Tiles::kStages], output_empty[Tiles::kStages];

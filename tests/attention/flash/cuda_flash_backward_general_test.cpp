@@ -220,7 +220,7 @@ TEST_F(CudaFlashBackward, BiasesAndDenseMasksOfOddLengths) {
 TEST_F(CudaFlashBackward, EveryShapeOfBias) {
   Random random(63);
   int i = 0;
-  // Rows of 212 entries are copied in bulk.
+  // TMA copies rows of 212 entries.
   std::vector<Extents> shapes = score_shapes(2, 4, 150, 210);
   std::ranges::copy(score_shapes(2, 4, 150, 212), std::back_inserter(shapes));
   for (const Extents& shape : shapes) {
@@ -289,7 +289,7 @@ TEST_F(CudaFlashBackward, ScoresHideValuesThatAreNotFinite) {
   Random random(66);
   for (const bool by_bias : {false, true}) {
     for (const Dims& dims : kHalfDims) {
-      // Rows of 304 entries of either are copied in bulk.
+      // TMA copies rows of 304 entries of either.
       AttentionProblem problem = half_problem({1, 304, 304, 2, 1, dims.head, dims.value});
       (by_bias ? problem.bias : problem.dense_mask) = Extents{1, 1, 304, 304};
       problem.mask.set_window(30, 10);

@@ -2,7 +2,7 @@
 
 #include <annulus/attention/implementation.hpp>
 
-#include "flash/is_general.hpp"
+#include "flash/has_modifiers.hpp"
 
 namespace annulus::flash {
 
@@ -11,7 +11,7 @@ namespace annulus::flash {
 /// few, writing and reading the parts would take longer than the keys. How keys are shared out, and
 /// bits with it, depends on the block's rows and heads.
 [[nodiscard]] inline FewRows few_rows(const AttentionProblem& problem) {
-  if (problem.dtype == DType::float32 || is_general(problem)) return {};
+  if (problem.dtype == DType::float32 || has_modifiers(problem)) return {};
   if (problem.in_global_order()) return {};
   Mask mask = problem.mask;
   if (problem.call_arguments.offsets) mask.set_offset(0);  // any, as the kernel adds them itself

@@ -10,8 +10,8 @@
 #include <annulus/core/division.hpp>
 
 #include "flash/argument_views.hpp"
+#include "flash/has_modifiers.hpp"
 #include "flash/head_dims.hpp"
-#include "flash/is_general.hpp"
 #include "flash/small_tanh.hpp"
 #include "flash/tensor_map.hpp"
 #include "problem/block_checks.hpp"
@@ -33,7 +33,7 @@ KernelInfo pick(bool soft_cap) {
 
 template <int kHeadDim, int kValueDim, bool kHalf>
 KernelInfo pick(const AttentionProblem& problem, bool ids) {
-  if (is_general(problem)) {
+  if (has_modifiers(problem)) {
     return kernel_info<kHeadDim, kValueDim, kHalf, MaskClass::general, false>();
   }
   const bool cap = problem.soft_cap.has_value();
@@ -97,7 +97,7 @@ FlashAttention::Entry& FlashAttention::find(const AttentionBlock& block) {
   for (Entry& entry : entries_) {
     if (entry.batches == block.query.size(0) && entry.heads == block.query.size(2) &&
         entry.unmasked == block.unmasked &&
-        (block.unmasked && !is_general(problem_)
+        (block.unmasked && !has_modifiers(problem_)
              ? entry.rows.size() == block.rows.size() &&
                    entry.columns.size() == block.columns.size()
              : entry.first_batch == block.first_batch && entry.rows == block.rows &&
@@ -124,7 +124,7 @@ FlashAttention::Entry FlashAttention::make_entry(const AttentionBlock& block) {
   entry.kernel = find_kernel(problem_, false);
   const bool masked = !block.unmasked;
   const Mask mask = masked ? mask_of_calls(problem_) : Mask();
-  const bool placed = masked || is_general(problem_);  // positions matter
+  const bool placed = masked || has_modifiers(problem_);  // positions matter
   const ListPlan plan(mask, {entry.first_batch, entry.batches, entry.first_head, entry.heads},
                       placed ? block.rows : PositionRanges::all(block.rows.size()),
                       placed ? block.columns : PositionRanges::all(block.columns.size()),

@@ -13,7 +13,7 @@
 #include "cuda_implementations.hpp"
 #include "flash/few_rows.hpp"
 #include "flash/flash.hpp"
-#include "flash/is_general.hpp"
+#include "flash/has_modifiers.hpp"
 
 namespace annulus {
 namespace {
@@ -35,11 +35,11 @@ constexpr std::array kHalfRates{
     H200Rates{128, 128, kInLongRuns * 728e12, kInLongRuns * 722e12, 300e12},
     H200Rates{192, 128, kInLongRuns * 742e12, kInLongRuns * 702e12, 300e12},
     H200Rates{256, 256, kInLongRuns * 788e12, kInLongRuns * 753e12, 300e12}};
-// Rates of long walks in long runs (benchmarks/NOTES.md, "Predicted backward passes" and "Wide
-// heads by five products"). Dropout, biases and dense masks have one general rate, as theirs are
-// alike.
+// Rates of long walks in long runs (benchmarks/NOTES.md, "Predicted backward passes", "Wide heads
+// by five products" and "A class for dropout alone"). The general rates are means of dropout,
+// biases without their gradients and dense masks.
 constexpr std::array kBackwardRates{
-    H200Rates{64, 64, 510e12, 510e12, 230e12}, H200Rates{128, 128, 565e12, 565e12, 365e12},
+    H200Rates{64, 64, 510e12, 510e12, 250e12}, H200Rates{128, 128, 565e12, 565e12, 375e12},
     H200Rates{192, 128, 495e12, 480e12, 275e12}, H200Rates{256, 256, 500e12, 485e12, 340e12}};
 constexpr std::array kFloat32Rates{H200Rates{64, 64, 38e12, 38e12},
                                    H200Rates{128, 128, 41e12, 41e12},
@@ -54,7 +54,7 @@ constexpr const char* kFlash = "flash_attn2";
 // general class have not been examined.
 Capability keeps_global_order(const AttentionProblem& problem) {
   const Mask& mask = problem.mask;
-  if (problem.dtype == DType::float32 || flash::is_general(problem) || mask.has_segments() ||
+  if (problem.dtype == DType::float32 || flash::has_modifiers(problem) || mask.has_segments() ||
       mask.has_packings() || mask.block_mask()) {
     return Capability::no(
         "reproducible world: the flash kernel has the same bits on any number of ranks for half "
@@ -108,7 +108,7 @@ class FlashImplementation final : public Implementation {
           "the flash kernel of half types takes the maximum before it scales, so it needs a "
           "positive scale");
     }
-    if (wide && flash::is_general(problem)) {
+    if (wide && flash::has_modifiers(problem)) {
       return Capability::no(
           "the flash kernel supports bias, dense mask and dropout for half types, not for float32");
     }

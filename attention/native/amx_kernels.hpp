@@ -53,8 +53,8 @@ struct Shape {
   std::int64_t column_stride = 0;
   std::int64_t result_stride = 0;
 };
-/// result = A · B, or result += A · B if `add`. Products of parts too small to affect the rounded
-/// result are left out.
+/// result = A · B, or result += A · B if `add`. Of three parts, the products that are too small to
+/// affect the rounded result are left out.
 void multiply(const Shape& shape, const Parts& left, const Parts& right, bool add, float* result);
 
 /// to [columns, to_stride] = the transpose of `rows` [count, columns]; both counts are multiples of

@@ -162,20 +162,28 @@ class NativeKernel final : public Kernel {
 };
 
 // Operations per second of a core while the others work too, S = 8192, and what masks leave of them
-// (benchmarks/NOTES.md, "16 cores of their own"; without AMX, "The CPU kernel and AMX").
+// (benchmarks/NOTES.md, "16 cores of their own" and "The native backward pass by AMX"; without AMX,
+// "The CPU kernel and AMX").
 double core_rate(const ProblemClass& problem) {
   struct Rates {
     double at_64 = 55e9;
     double at_128 = 55e9;
   };
-  // The backward pass has no products by AMX; without AMX, its operations take as long as the
-  // forward pass's (benchmarks/NOTES.md, "Gradients beside PyTorch and JAX").
-  constexpr double kBackwardBesideAmx = 14e9;
+  // Without AMX, operations of the backward pass take as long as the forward pass's
+  // (benchmarks/NOTES.md, "Gradients beside PyTorch and JAX").
   Rates rates;
   if (best_matrix_path(problem.dtype) == MatrixPath::amx) {
-    rates = problem.pass == Pass::backward    ? Rates{kBackwardBesideAmx, kBackwardBesideAmx}
-            : problem.dtype == DType::float32 ? Rates{80e9, 91e9}
-                                              : Rates{188e9, 270e9};
+    const bool backward = problem.pass == Pass::backward;
+    switch (problem.dtype) {
+      case DType::float32:
+        rates = backward ? Rates{45e9, 53e9} : Rates{80e9, 91e9};
+        break;
+      case DType::float16:
+        rates = backward ? Rates{71e9, 90e9} : Rates{109e9, 130e9};
+        break;
+      default:
+        rates = backward ? Rates{114e9, 118e9} : Rates{188e9, 270e9};
+    }
   }
   constexpr std::array kLeft{1.0, 1.0, 0.75, 0.75, 0.7};  // by MaskKind
   constexpr double kSoftCap = 0.8;

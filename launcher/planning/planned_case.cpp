@@ -165,7 +165,7 @@ PlannedCase lay_out(const Options& options, const Registry& registry) {
   return planned;
 }
 
-// Says so if auto has nothing but the plain kernel on GPUs, which takes everything.
+// Warns if auto has only the plain kernel on GPUs. That kernel takes every problem.
 void add_plain_kernel(std::vector<std::string>& warnings, const Options& options, Place place,
                       const Selection& selection) {
   if (place.is_host() || options.implementation != "auto") return;
@@ -174,9 +174,10 @@ void add_plain_kernel(std::vector<std::string>& warnings, const Options& options
   const auto flash = std::ranges::find(selection.passed_over, "flash_attn2",
                                        &std::pair<std::string, std::string>::first);
   warnings.push_back(
-      "on GPUs, only the plain kernel takes this problem, many times slower than the "
-      "others" +
-      (flash == selection.passed_over.end() ? "" : ": " + flash->second));
+      "on GPUs, only the plain kernel (native) takes this problem, and it is many times slower "
+      "than "
+      "the others" +
+      (flash == selection.passed_over.end() ? "" : "; flash_attn2: " + flash->second));
 }
 
 }  // namespace

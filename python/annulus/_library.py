@@ -182,11 +182,12 @@ def _open() -> ctypes.CDLL:
             file = None if name == missing else _of_packages(name)
             if file is None:
                 raise ImportError(
-                    f"annulus: {error}. The package needs its own library ({path()}), which `pip install .` "
-                    "builds in a checkout and ANNULUS_PYTHON_LIBRARY may name, and the libraries that it "
-                    "was built against: OpenBLAS, fmt and Highway, and in a build for GPUs NCCL, "
-                    "cuDNN and NVRTC, installed for the system or by pip (nvidia-nccl-cu13, "
-                    "nvidia-cudnn-cu13, nvidia-cuda-nvrtc), as torch and JAX do") from error
+                    f"annulus: {error}. The package needs its own library, {path()}: build it with "
+                    "`pip install .` in a checkout, or set ANNULUS_PYTHON_LIBRARY to its path. It also "
+                    "needs the libraries that it was built against: OpenBLAS, fmt and Highway, and in "
+                    "a build for GPUs NCCL, cuDNN and NVRTC. Install these for the system or by pip "
+                    "(nvidia-nccl-cu13, nvidia-cudnn-cu13, nvidia-cuda-nvrtc), as torch and JAX "
+                    "do") from error
             missing = name
             ctypes.CDLL(file)
 

@@ -64,9 +64,9 @@ struct Arguments {
   /// Gradients that TMA adds to, in boxes of kSumRows rows and 32 dims.
   CUtensorMap query_sum, key_sum, value_sum;
 
-  /// Bias, or without one the dense mask, as [batch, row, head, key] in boxes of 64 rows and 128
-  /// bytes, and likewise the bias's gradient. Set where has_score_boxes. Broadcast batches and heads
-  /// have size 1.
+  /// The bias, or the dense mask if there is no bias, as [batch, row, head, key] in boxes of 64
+  /// rows and 128 bytes, and the bias's gradient in the same form. Valid if has_score_boxes.
+  /// Broadcast batches and heads have size 1.
   CUtensorMap score_boxes, bias_gradient_boxes;
   bool has_score_boxes = false;
 
@@ -83,20 +83,20 @@ struct Arguments {
   std::int32_t rows = 0, columns = 0;
   std::int32_t padded_rows = 0;    ///< a multiple of the query tile
   std::int32_t section_heads = 1;  ///< (batch, kv head) pairs whose work shares L2
-  std::int32_t split_items = 0;    ///< items that two thread blocks share: see Work::split()
+  std::int32_t split_items = 0;    ///< the first items, which two blocks share: see Work::split()
 
   /// For each batch, head and query tile, 1 + the last key tile that has added to its dQ, or 0;
   /// null: key tiles add in any order. next_index follows the array.
   std::int32_t* turns = nullptr;
   std::int32_t* next_index = nullptr;  ///< which work the next block takes
-  bool heads_inside = false;           ///< the order of a key tile's steps: see walk.cuh
+  bool heads_inside = false;           ///< all heads of a query tile before the next: see walk.cuh
 
   /// Row r sees column c if low <= c − r <= high, r < row_lengths[batch] and c <
   /// column_lengths[batch]. Without arrays, the tensors' lengths hold.
   std::int32_t low = 0, high = 0;
   const std::int32_t* row_lengths = nullptr;
   const std::int32_t* column_lengths = nullptr;
-  /// Instead of the band and lengths, if it has tiles. Kernels of the general class need it.
+  /// Replaces the band and lengths if it has tiles. The dropout and general classes need it.
   TileMask mask;
   float scale = 1;  ///< of the logits
 

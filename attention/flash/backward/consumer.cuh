@@ -72,7 +72,7 @@ class Consumer : ConsumerWeights<Tiles> {
     if constexpr (!kKeepsSums) clear(key_sum);
     hopper::leave_undefined(query_sum);
     shared.key_full.wait(0);
-    // Where steps overlap, no register is left to keep the number.
+    // Overlapping steps leave no register for the number of steps, so they read it each time.
     const std::uint32_t known = kOverlaps ? 0 : number_of_steps();
     while (at.count < (kOverlaps ? number_of_steps() : known)) step(key_sum, value_sum, query_sum);
     if constexpr (kOverlaps) finish<0>(key_sum, query_sum);
@@ -313,9 +313,8 @@ class Consumer : ConsumerWeights<Tiles> {
       const int key = warp % 4 * 16 + lane / 4 + 8 * h;
 #pragma unroll
       for (int i = 0; i < kSums / 4; ++i) {
-        const int chunk = (i % 4 * 2 + lane % 4 / 2) ^ (key % 8);
-        *reinterpret_cast<float2*>(to + i / 4 * (kSumRows * 32) + key * 32 + chunk * 4 +
-                                   lane % 2 * 2) =
+        *reinterpret_cast<float2*>(to + i / 4 * (kSumRows * 32) +
+                                   place_in_box(key, i % 4 * 8 + lane % 4 * 2)) =
             float2{factor * sum[4 * i + 2 * h], factor * sum[4 * i + 2 * h + 1]};
       }
     }
@@ -450,26 +449,12 @@ class Consumer : ConsumerWeights<Tiles> {
     if (a.grad_query.data == nullptr) return;
     wait_for_buffer(count);
     const std::uint32_t box = kSplitsKeys ? warp % 4 / 2 : warp / 2;
-    float* const first = sum_place(count, box, 2 * (lane % 4), 16 * (warp % 2) + lane / 4);
-    // The next query (j) and the dims 8 further on (h) have places that differ in these bits.
-    constexpr std::uint32_t kNextQuery = 128 + 16, kNextDims = 32;
-    const std::uint32_t place = hopper::shared_address(first);
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-#pragma unroll
-      for (int j = 0; j < 2; ++j) {
-        const std::uint32_t to = place ^ (h * kNextDims) ^ (j * kNextQuery);
-#pragma unroll
-        for (int i = 0; i < 8; ++i) {
-          asm volatile("st.shared.f32 [%0], %1;" ::"r"(to + 1024 * i), "f"(sum[4 * i + 2 * h + j])
-                       : "memory");
-        }
-      }
-    }
+    for_box<32>(shared.grad_query[sum_buffer(count)][box], 2 * (lane % 4),
+                16 * (warp % 2) + lane / 4, [&](float& entry, int i) { entry = sum[i]; });
     pass_buffer(count);
   }
 
-  // Whether a product has written key_sum, and whether the step that did has ended.
+  // What key_sum holds: nothing yet, sums that a product may still add to, or finished sums.
   enum class Sums { none, unfinished, finished };
   Sums sums_ = Sums::none;
 };

@@ -59,7 +59,7 @@ class ConsumerWeights {
             work.first_column + static_cast<std::int32_t>(warp) * 16, static_cast<int>(lane),
             reinterpret_cast<unsigned char*>(shared.grad_score[at.count % 2]) + warp * 16 * 128};
   }
-  // The class for dropout asks as well: without the branch, the compiler spills registers.
+  // The dropout class always has dropout, but asks too: without the branch, registers are spilled.
   [[nodiscard]] __device__ __forceinline__ bool has_dropout() const {
     return kDrops && a.dropout.threshold != 0;
   }
@@ -115,7 +115,7 @@ class ConsumerWeights {
   __device__ __forceinline__ void find_masked(std::int32_t row) const {
     const WarpScores of = warp_scores();
     auto* const hidden = reinterpret_cast<std::uint16_t*>(of.own + kMasked);
-    if (a.scores.bias.data == nullptr && shared.copies_boxes != 0) {
+    if (a.scores.bias.data == nullptr && shared.scores.in_boxes != 0) {
       wait_for_bias();
       const float* const box = shared.scores.bias[at.count % Tiles::kBiasStages][0];
 #pragma unroll
@@ -135,8 +135,7 @@ class ConsumerWeights {
     __syncwarp();
   }
 
-  // Draws the step's dropout. Two warps share the draws: each of their threads draws a row of every
-  // 64.
+  // Draws the step's dropout. Two warps share the draws: each thread draws one row of every 64.
   __device__ __forceinline__ void draw(DroppedBits<kScores>& dropped, std::int32_t row) const {
     const WarpScores of = warp_scores();
     const int odd = warp % 2;
@@ -156,20 +155,9 @@ class ConsumerWeights {
 
   // Calls use(entry, i) for the entry of score i in the step's bias.
   template <class Use>
-  __device__ __forceinline__ void for_bias(Use use) const {
-    float* const box = shared.scores.bias[at.count % Tiles::kBiasStages][warp / 2];
-    const std::uint32_t first = place_in_box(2 * (lane % 4), warp % 2 * 16 + lane / 4);
-    // The next query (j) and the keys 8 further on (h) have places that differ in these bits.
-    constexpr std::uint32_t kNextQuery = 32 + 4, kNextKeys = 8;
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-#pragma unroll
-      for (int j = 0; j < 2; ++j) {
-        float* const entries = box + (first ^ (h * kNextKeys) ^ (j * kNextQuery));
-#pragma unroll
-        for (int i = 0; i < kScores / 4; ++i) use(entries[8 * 32 * i], 4 * i + 2 * h + j);
-      }
-    }
+  __device__ __forceinline__ void for_bias(const Use& use) const {
+    for_box<kScores>(shared.scores.bias[at.count % Tiles::kBiasStages][warp / 2], 2 * (lane % 4),
+                     warp % 2 * 16 + lane / 4, use);
   }
   // Releases the place of this step's bias: ScorePreparation adds the gradient that may lie there,
   // and copies the bias of a later step to it.
@@ -199,7 +187,7 @@ class ConsumerWeights {
   // Consumes the bias or mask that ScorePreparation has copied for a step that is computed pair by
   // pair.
   __device__ __forceinline__ void skip_scores() const {
-    if (a.scores.bias.data == nullptr && shared.copies_boxes == 0) return;
+    if (a.scores.bias.data == nullptr && shared.scores.in_boxes == 0) return;
     wait_for_bias();
     if (a.grad_bias == nullptr) {
       pass_bias();

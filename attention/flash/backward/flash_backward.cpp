@@ -16,8 +16,8 @@
 #include "flash/backward/score_gradients.hpp"
 #include "flash/flash_attention.hpp"
 #include "flash/float32/backward/kernels.hpp"
+#include "flash/has_modifiers.hpp"
 #include "flash/head_dims.hpp"
-#include "flash/is_general.hpp"
 #include "flash/small_tanh.hpp"
 #include "flash/tensor_map.hpp"
 #include "problem/block_checks.hpp"
@@ -27,8 +27,8 @@ namespace {
 
 // Queries, dO and sums of dQ of the heads computed at a time should stay in L2 (50 or 60 MB).
 constexpr double kSectionBytes = 36 << 20;
-// A window is narrow if it has at most this part of the rows. Few key tiles are then cut off by the
-// last row, and have fewer steps than others.
+// A window is narrow if its width is at most this fraction of the rows. Few key tiles then reach
+// past the last row and have fewer steps than others.
 constexpr double kNarrow = 0.25;
 // Larger than any distance, and small enough that sums of two do not overflow.
 constexpr std::int64_t kFar = std::int64_t{1} << 29;
@@ -52,14 +52,14 @@ bool has_narrow_kernels(const AttentionProblem& problem) {
   return !is_float32(problem) && !is_wide(tile_dim(problem));
 }
 
-// True if key tiles add to dQ in a fixed order. All other kernels own their gradients.
+// True if key tiles add to dQ in a fixed order. Only kernels of narrow heads add to a shared dQ.
 bool takes_turns(const AttentionProblem& problem, const BackwardBlock& block) {
   return block.repeats_bits && has_narrow_kernels(problem);
 }
 
-// True if narrow heads need the general class. Others have no class for dropout alone.
+// True if the problem needs the general class. Only narrow heads have a class for dropout alone.
 bool needs_general_class(const AttentionProblem& problem) {
-  return is_general(problem) &&
+  return has_modifiers(problem) &&
          (!has_narrow_kernels(problem) || problem.bias || problem.dense_mask || problem.soft_cap);
 }
 
@@ -140,7 +140,7 @@ void set_score_boxes(Arguments& a, const ScoreTensors& scores, const TensorView&
   const ConstTensorView& copied = scores.bias ? *scores.bias : *scores.mask;
   if (!has_boxes(copied)) return;
   if (is_wanted(grad_bias)) {
-    if (!has_boxes(grad_bias) || grad_bias.stride(2) == 0) return;
+    if (!has_boxes(grad_bias)) return;
     a.bias_gradient_boxes = tensor_map(by_rows(grad_bias), kSumRows);
   }
   a.score_boxes = tensor_map(by_rows(copied), kSumRows);
@@ -188,9 +188,9 @@ FlashBackward::Entry FlashBackward::make_entry(const BackwardBlock& block) const
   const auto make_lists = [&](const Mask& mask) {
     entry.lists = std::make_unique<TileLists>(
         mask, entry.of, block.rows, block.columns, rows_of_tile(problem_), keys_of_tile(problem_),
-        is_general(problem_), has_wide_kernels(problem_), device_.memory());
+        has_modifiers(problem_), has_wide_kernels(problem_), device_.memory());
   };
-  if (is_general(problem_)) {
+  if (has_modifiers(problem_)) {
     make_lists(block.unmasked ? Mask() : problem_.mask);
     return entry;
   }
@@ -209,15 +209,11 @@ FlashBackward::Entry FlashBackward::make_entry(const BackwardBlock& block) const
   return entry;
 }
 
-std::int64_t FlashBackward::set_mask(Arguments& a, const BackwardBlock& block) {
-  const int dim = tile_dim(problem_);
-  const bool in_turns = takes_turns(problem_, block);
-  double rows_at_a_time = a.padded_rows;  // of a head, that should stay in L2
-  std::int64_t seen_tiles = ceil_divide(a.columns, tile_keys(dim));
+FlashBackward::Seen FlashBackward::set_mask(Arguments& a, const BackwardBlock& block) {
+  Seen seen{static_cast<double>(a.padded_rows), ceil_divide(a.columns, kWideTileKeys)};
   a.low = -static_cast<std::int32_t>(kFar);
   a.high = static_cast<std::int32_t>(kFar);
-  a.heads_inside = in_turns;
-  if (!block.unmasked || is_general(problem_)) {
+  if (!block.unmasked || has_modifiers(problem_)) {
     const Entry& entry = find(block);
     a.low = entry.low;
     a.high = entry.high;
@@ -225,35 +221,39 @@ std::int64_t FlashBackward::set_mask(Arguments& a, const BackwardBlock& block) {
     a.column_lengths = lengths_in(entry.column_lengths);
     if (entry.lists) {
       a.mask = entry.lists->mask();
-      rows_at_a_time = entry.lists->rows_at_a_time();
-      seen_tiles = entry.lists->most_keys();
+      seen = {entry.lists->rows_at_a_time(), entry.lists->most_keys()};
     } else {
       const std::int64_t width = std::int64_t{a.high} - a.low;
       const std::int64_t in_band = (kWideTileKeys - 1 + width) / kWideTileKeys + 2;
       const std::int64_t before_end = (a.padded_rows - 1 + a.high) / kWideTileKeys + 1;
-      seen_tiles = std::min({seen_tiles, in_band, before_end});
-      // Key tiles of one window have as many steps, so they keep pace head by head as well. The
-      // rows of all heads of a group would not stay in L2.
-      if (static_cast<double>(width) <= kNarrow * a.rows) a.heads_inside = false;
+      seen.key_tiles = std::min({seen.key_tiles, in_band, before_end});
     }
   }
+  return seen;
+}
+
+void FlashBackward::set_order(Arguments& a, double rows_at_a_time, bool in_turns) const {
+  // Under a narrow window, nearly all key tiles have equally many steps, so they keep pace head by
+  // head too. The rows of all heads of a group at a time would not stay in L2.
+  const bool is_narrow =
+      a.mask.key_tiles == 0 && static_cast<double>(a.high) - a.low <= kNarrow * a.rows;
+  a.heads_inside = in_turns && !is_narrow;
   // Sections of one size: a small last one would end with idle multiprocessors.
   const std::int64_t pairs = std::int64_t{a.batches} * (a.heads / a.heads_per_kv_head);
-  const double fitting_heads = kSectionBytes / (rows_at_a_time * dim * 8);
+  const double fitting_heads = kSectionBytes / (rows_at_a_time * tile_dim(problem_) * 8);
   const auto most =
       static_cast<std::int64_t>(std::clamp(fitting_heads, 1.0, static_cast<double>(pairs)));
   a.section_heads = static_cast<std::int32_t>(ceil_divide(pairs, ceil_divide(pairs, most)));
-  // All key tiles have as many steps.
+  // True if all key tiles have equally many steps.
   const bool is_full = a.mask.key_tiles == 0 && a.row_lengths == nullptr &&
                        a.column_lengths == nullptr && a.low <= 1 - a.rows &&
                        a.high >= a.columns - 1;
-  // Blocks that split items are at different rows, which must stay in L2. With several heads in a
-  // group, they would also be at different heads.
+  // Blocks of split items are at different rows of a head, so all its rows must stay in L2. With
+  // several query heads in a group, they would also be at different heads, and the rows would not.
   if (has_narrow_kernels(problem_) && !in_turns && is_full && fitting_heads >= 1 &&
       a.heads_per_kv_head == 1 && pairs * ceil_divide(a.columns, kTileKeys) >= multiprocessors_) {
     a.split_items = multiprocessors_;
   }
-  return seen_tiles;
 }
 
 void FlashBackward::set_workspace(Arguments& a, const BackwardBlock& block, bool wants_query) {
@@ -313,10 +313,11 @@ Arguments FlashBackward::arguments_of(const BackwardBlock& block, const Gradient
   a.rows = static_cast<std::int32_t>(query[1]);
   a.columns = static_cast<std::int32_t>(key[1]);
   a.padded_rows = static_cast<std::int32_t>(round_up(query[1], tile));
-  const std::int64_t seen_tiles = set_mask(a, block);
+  const Seen seen = set_mask(a, block);
+  set_order(a, seen.rows_at_a_time, takes_turns(problem_, block));
   if (has_wide_kernels(problem_)) {
     // Even without dQ: the bits of dK and dV depend on the parts.
-    a.grad_scores = divide_into_parts(a, seen_tiles, score_gradient_bytes);
+    a.grad_scores = divide_into_parts(a, seen.key_tiles, score_gradient_bytes);
   }
   set_workspace(a, block, is_wanted(gradients.query));
   if (!is_float32(problem_)) {

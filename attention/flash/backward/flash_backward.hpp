@@ -44,10 +44,16 @@ class FlashBackward {
 
   [[nodiscard]] const Entry& find(const BackwardBlock& block);
   [[nodiscard]] Entry make_entry(const BackwardBlock& block) const;
-  // Fills in which pairs are visible, and the order of work. Returns how many key tiles a query
-  // tile sees, at most.
-  std::int64_t set_mask(Arguments& arguments, const BackwardBlock& block);
-  // Reserves workspace.
+  struct Seen {
+    double
+        rows_at_a_time;  // rows of a head that the key tiles in work see, which should stay in L2
+    std::int64_t key_tiles;  // the most key tiles of wide heads that a query tile sees
+  };
+  // Sets which pairs are visible.
+  Seen set_mask(Arguments& arguments, const BackwardBlock& block);
+  // Sets the order of work.
+  void set_order(Arguments& arguments, double rows_at_a_time, bool in_turns) const;
+  // Reserves the workspace, and points the arguments into it.
   void set_workspace(Arguments& arguments, const BackwardBlock& block, bool wants_query);
   [[nodiscard]] Arguments arguments_of(const BackwardBlock& block, const Gradients& gradients);
 

@@ -6,8 +6,8 @@
 
 namespace annulus::flash::backward {
 
-/// Adds x and y to a pair of elements in L2. Sums repeat their bits, as threads add to an element
-/// only once or in an order that does not vary.
+/// Adds x and y to a pair of elements in L2. Where bits must repeat, threads add to an element only
+/// once or in an order that does not vary.
 __device__ __forceinline__ void add_pair(const Gradient& to, std::int64_t at, float x, float y) {
   asm volatile("red.relaxed.gpu.global.add.v2.f32 [%0], {%1, %2};" ::"l"(to.data + at), "f"(x),
                "f"(y)

@@ -58,7 +58,9 @@ __global__ void __launch_bounds__(Tiles::kThreads, 1)
     const bool all = __syncthreads_and(is_neighbour(a, shared.work, threadIdx.x)) != 0;
     if (threadIdx.x == 0) {
       shared.neighbours = all ? 1 : 0;
-      shared.copies_boxes = a.has_score_boxes && (all || a.scores.by_column) ? 1 : 0;
+      if constexpr (Tiles::kGeneral) {
+        shared.scores.in_boxes = a.has_score_boxes && (all || a.scores.by_column) ? 1 : 0;
+      }
     }
   }
   if constexpr (kLists) {
@@ -88,7 +90,7 @@ __global__ void __launch_bounds__(Tiles::kThreads, 1)
 }
 
 template <class Tiles>
-cudaError_t launch(const Arguments& a, unsigned items, cudaStream_t stream) {
+cudaError_t launch(const Arguments& a, unsigned blocks, cudaStream_t stream) {
   constexpr std::size_t kShared = sizeof(SharedTiles<Tiles>);
   static_assert(kShared <= 227 * 1024);
   const auto kernel = &differentiate<Tiles>;
@@ -96,7 +98,7 @@ cudaError_t launch(const Arguments& a, unsigned items, cudaStream_t stream) {
           cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared)) {
     return code;
   }
-  return hopper::launch_early(kernel, items, Tiles::kThreads, kShared, stream, a);
+  return hopper::launch_early(kernel, blocks, Tiles::kThreads, kShared, stream, a);
 }
 
 }  // namespace annulus::flash::backward

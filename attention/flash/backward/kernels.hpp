@@ -53,11 +53,11 @@ enum class PairClass : std::uint8_t {
 [[nodiscard]] cudaError_t launch_backward(const Arguments& arguments, int dim, bool half,
                                           cudaStream_t stream);
 
-/// Enqueues the main kernel, with a thread block for each item. Both half types of each are
-/// compiled together, from kernel.cu.in. The dropout class has no soft cap; the general
-/// class tests for one at run time.
+/// Enqueues the main kernel with `blocks` thread blocks: one for each item, and a second one for
+/// each split item. Each instance is compiled for both half types together, from kernel.cu.in. The
+/// dropout class has no soft cap; the general class tests for one at run time.
 template <int kDim, bool kHalf, PairClass kPairs, bool kSoftCap>
-[[nodiscard]] cudaError_t launch_differentiate(const Arguments& arguments, unsigned items,
+[[nodiscard]] cudaError_t launch_differentiate(const Arguments& arguments, unsigned blocks,
                                                cudaStream_t stream);
 /// The same for wide heads. One kernel computes dK and dV and another dQ: see ScoreGradients. They
 /// find lists and soft caps at run time. They need no turns, since they repeat bits anyway.

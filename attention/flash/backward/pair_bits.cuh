@@ -12,8 +12,9 @@
 // bits of its scores from shared memory.
 namespace annulus::flash::backward {
 
-/// Byte offsets of the bits of a consumer warp's pairs in its shared memory: dropout (of 64
-/// queries if there is a dense mask), the dense mask, and the bits that the warp finds by itself.
+/// Byte offsets of the bits of a consumer warp's pairs in its shared memory: dropout, the dense
+/// mask, and the bits that the warp finds by itself. Tiles of 128 queries have no dense mask, whose
+/// place their dropout takes too.
 inline constexpr int kDropped = 0, kMasked = 128, kFound = 256;
 
 /// Bit i: the bit of the thread's score i, of 32. `of_rows`: 16 bits for each of 64 queries, one

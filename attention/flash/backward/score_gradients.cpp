@@ -10,15 +10,16 @@ namespace annulus::flash::backward {
 namespace {
 
 constexpr std::int64_t kTileBytes = std::int64_t{kWideTileKeys} * kWideTileKeys * 2;
-// The most key tiles of a part, if a query tile sees more than that.
+// The most key tiles of a part that does not have all of them.
 constexpr std::int64_t kPartKeyTiles = 256;
-// Key blocks that a part should have, so that multiprocessors finish at about the same time. Fewer
-// are enough for a part with all queries: splitting the queries gives a key tile more blocks.
+// Key blocks that a part should have, so that multiprocessors finish at about the same time. A part
+// with all queries may have fewer: otherwise it would be split by queries, and a key tile would
+// need a block in each of those parts.
 constexpr std::int64_t kManyBlocks = 1024, kEnoughBlocks = 512;
 // Query tiles that a key tile should meet in a part, so that a block's fixed costs matter little.
 constexpr std::int64_t kSteps = 64;
 
-// The size of equal parts of `all`, at most `most` each. The last part is about as large.
+// The size of parts that divide `all` about evenly, at most `most`. The last one may be smaller.
 std::int64_t even_part(std::int64_t all, std::int64_t most) {
   return ceil_divide(all, ceil_divide(all, std::clamp<std::int64_t>(most, 1, all)));
 }
@@ -35,8 +36,8 @@ ScoreGradients divide_into_parts(const Arguments& a, std::int64_t seen_tiles,
   std::int64_t keys = all_keys, places = std::max<std::int64_t>(seen_tiles, 1);
   if (pairs * heads * tiles * places > most_tiles) {
     const std::int64_t most_keys = std::min(kPartKeyTiles, most_tiles / kWideQueryTiles);
-    // Parts without a visible pair are launched under lists, so sparse masks keep all keys if some
-    // queries then fit.
+    // Under lists, even parts without a visible pair are launched. So parts of a sparse mask keep
+    // all keys if kSteps query tiles then fit.
     const bool is_sparse = 4 * places <= all_keys && places * kSteps <= most_tiles;
     if (places > most_keys && !is_sparse) {
       // An even number, since a block may have two key tiles.

@@ -3,15 +3,15 @@
 #include <cstdint>
 
 #include "flash/backward/arguments.hpp"
-#include "flash/backward/producer.cuh"
 #include "flash/backward/scores.cuh"
 #include "flash/backward/tiles.cuh"
+#include "flash/hopper/tma.cuh"
 
 namespace annulus::flash::backward {
 
-/// Two warps of the producer's warpgroup, which copy a step's bias to shared memory while consumers
-/// are at the step before, and add its gradient: by TMA where they can, else one by one. Without a
-/// bias, they copy the dense mask there if TMA can.
+/// Two warps of the producer's warpgroup copy a step's bias to shared memory while consumers are at
+/// the step before, and add its gradient. TMA does both if the tensors suit it; otherwise, threads
+/// copy and add entry by entry. Without a bias, TMA copies the dense mask if it suits.
 template <class Tiles>
 class ScorePreparation {
   static_assert(Tiles::kQueries == 64);
@@ -23,7 +23,7 @@ class ScorePreparation {
       : a(arguments), work(memory.work), shared(memory) {}
 
   __device__ __forceinline__ void run() {
-    if (a.scores.bias.data == nullptr && shared.copies_boxes == 0) return;
+    if (a.scores.bias.data == nullptr && shared.scores.in_boxes == 0) return;
     for (; at.count < steps(); at.next()) {
       shared.query_full[at.slot()].wait(at.parity());
       if (at.count >= kBiasStages) finish_bias();
@@ -100,6 +100,7 @@ class ScorePreparation {
                        at.row, at.head, at.batch);
     }
   }
+  // Adds zeros to the entries of keys that follow the block's last one.
   __device__ __forceinline__ void add_boxes() const {
     if (thread() != 0) return;
     const Corner at = corner_in(a.grad_bias_strides);
@@ -115,7 +116,7 @@ class ScorePreparation {
   __device__ __forceinline__ void load() const {
     __syncwarp();  // all threads have finished with the stage
     bias_step() = shared.step[at.slot()];
-    if (shared.copies_boxes != 0) return copy_boxes();
+    if (shared.scores.in_boxes != 0) return copy_boxes();
     const auto& [data, strides] = a.scores.bias;
     for_entries(data, strides, [](float* to, const float* from, int, int) {
       asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(hopper::shared_address(to)),
@@ -132,7 +133,7 @@ class ScorePreparation {
   __device__ __forceinline__ void finish_bias() const {
     shared.scores.bias_read[stage()].wait(at.count / kBiasStages % 2 ^ 1);
     if (a.grad_bias == nullptr) return;
-    if (shared.copies_boxes != 0) return add_boxes();
+    if (shared.scores.in_boxes != 0) return add_boxes();
     for_entries(a.grad_bias, a.grad_bias_strides,
                 [&](const float* from, float* to, std::int32_t row, std::int32_t column) {
                   if (row < a.rows && column < a.columns && *from != 0) atomicAdd(to, *from);

@@ -84,11 +84,11 @@ struct Work {
     if (index < a.split_items) split(a, index, is_rest);
   }
 
-  /// Leaves the block the first query tiles of an item, or the rest. Items of equal work would all
-  /// begin and end together, wait for memory together, and leave multiprocessors idle at the end.
-  /// So the first blocks, one for each multiprocessor, take parts of their items that grow from
-  /// almost nothing to almost all. The last blocks take the rests, the largest first, as the
-  /// multiprocessors become free one after another.
+  /// Keeps the first query tiles of a split item, or the rest. Items of equal work would all begin
+  /// and end together, wait for memory together, and leave multiprocessors idle at the end. So the
+  /// first blocks, one for each multiprocessor, take shares of their items that grow from almost
+  /// none to almost all. The last blocks take the rests, the largest first, as multiprocessors
+  /// become free one after another.
   __device__ __forceinline__ void split(const Arguments& a, std::int32_t item, bool is_rest) {
     const std::int32_t steps = last_tile - first_tile + 1;
     const std::int32_t middle = first_tile + steps * (item + 1) / (a.split_items + 1);
@@ -149,14 +149,34 @@ struct Next {
   return row * 32 + (column / 4 ^ row % 8) * 4 + column % 4;
 }
 
+/// Calls use(element, 4i + 2h + j) for the elements in rows `row` + 8i + j and columns `column` +
+/// 8h of a box: a product's kElements values of a thread. `row` is even, `column` % 16 < 8.
+template <int kElements, class Use>
+__device__ __forceinline__ void for_box(float* box, std::uint32_t row, std::uint32_t column,
+                                        const Use& use) {
+  const std::uint32_t first = place_in_box(row, column);
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      // The places of the next row and of the column 8 further on differ from `first` in these
+      // bits.
+      float* const elements = box + (first ^ (j * (32 + 4)) ^ (h * 8));
+#pragma unroll
+      for (int i = 0; i < kElements / 4; ++i) use(elements[i * 8 * 32], 4 * i + 2 * h + j);
+    }
+  }
+}
+
 /// Bias or dense mask of tiles: see ScorePreparation.
 template <class Tiles>
 struct SharedScores {
-  /// The bias, in a box for every 32 keys, which consumers overwrite with its gradient; without a
-  /// bias, the dense mask, in one box.
+  /// The bias, one box for every 32 keys. Consumers overwrite it with its gradient. Without a bias,
+  /// the dense mask, in one box.
   alignas(1024) float bias[Tiles::kBiasStages][Tiles::kKeys / 32][Tiles::kQueries * 32];
   hopper::Barrier bias_full[Tiles::kBiasStages], bias_read[Tiles::kBiasStages];
   Step bias_step[2][Tiles::kBiasStages];
+  std::int32_t in_boxes;  ///< TMA copies the bias and adds its gradient, or copies the mask
 };
 struct NoSharedScores {};
 
@@ -185,7 +205,6 @@ struct SharedTiles {
   std::int32_t steps;
   std::int32_t special_keys;  ///< keys or values are special
   std::int32_t neighbours;    ///< keys are neighbours in position
-  std::int32_t copies_boxes;  ///< TMA copies the bias and adds its gradient, or copies the mask
   hopper::Barrier key_full, key_watched;
   hopper::Barrier query_full[Tiles::kStages], query_empty[Tiles::kStages];
   hopper::Barrier output_full[Tiles::kStages], output_empty[Tiles::kStages];

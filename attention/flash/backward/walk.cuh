@@ -9,9 +9,9 @@
 // the lists of a TileMask decide.
 //
 // In turns (see Turn), key tiles walk from the last query tile to the first, so that all that run
-// together walk at one pace, each behind its predecessor. Otherwise, they walk from the first on.
-// They walk through the query tiles of each head, or, where Arguments::heads_inside, through the
-// heads of each query tile.
+// together keep one pace, each behind its predecessor. Otherwise, they walk from the first on. They
+// finish all query tiles of a head before the next head; or, if Arguments::heads_inside, all heads
+// of a query tile before the next query tile.
 namespace annulus::flash::backward {
 
 /// A query tile of one head.

@@ -176,7 +176,7 @@ class WideKeyConsumer : protected WideConsumer<Tiles> {
     return true;
   }
 
-  // True if some pair of the warpgroup may be hidden, but not by a bias.
+  // True if some pair of the warpgroup may be hidden by something other than a bias.
   [[nodiscard]] __device__ __forceinline__ bool is_masked_without_bias() const {
     return shared.step[at.slot()].seen[key_tile()] == Seen::some ||
            (shared.flags(at.slot()) & kHiddenRows) != 0 ||

@@ -20,7 +20,8 @@ __global__ void __launch_bounds__(Tiles::kThreads, 1)
   auto& shared = *reinterpret_cast<WideKeyMemory<Tiles>*>(bytes);
   if (threadIdx.x == 0) {
     const auto index = static_cast<std::int32_t>(blockIdx.x), place = index / part.pairs;
-    // key_tile_order lists single key tiles, and all of the call.
+    // key_tile_order lists every key tile of the call by itself, so it suits only blocks of one key
+    // tile in parts that have all of them.
     const bool ordered =
         Tiles::kKeyTiles == 1 && a.mask.key_tile_order != nullptr && are_compact(a);
     const std::int32_t pair = part.first_pair + index - place * part.pairs;

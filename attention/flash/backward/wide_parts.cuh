@@ -72,8 +72,9 @@ struct Part {
   }
 };
 
-/// The row of dS that query tile 0 of a head would have; query tile t has row score_row() + t. It
-/// may be negative, since the part may begin with a later query tile. `pair` is that of `head`.
+/// The index of a head's query tile 0 among the query tiles of ScoreGradients; query tile t has
+/// index score_row() + t. It is negative if the part's first head begins with a later query tile.
+/// `pair` is the (batch, kv head) pair of `head`.
 [[nodiscard]] __device__ __forceinline__ std::int32_t score_row(const Arguments& a,
                                                                 const Part& part, std::int32_t pair,
                                                                 std::int32_t head) {

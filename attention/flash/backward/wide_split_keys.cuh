@@ -94,7 +94,8 @@ class SplitKeyConsumer : WideKeyConsumer<Tiles> {
     }
   }
 
-  // `bias`: of the step. Calls meanwhile() while the last product runs.
+  // `bias` is that of the step. Calls meanwhile() while the last product runs, or after it if it is
+  // computed pair by pair.
   template <int kSums, class Meanwhile>
   __device__ __forceinline__ void add_weights(float (&sum)[kSums], const float (&bias)[kScores],
                                               const Meanwhile& meanwhile) {
@@ -148,7 +149,7 @@ class SplitKeyConsumer : WideKeyConsumer<Tiles> {
   }
 
   // Calls use(entry, score) for each score of the thread, with the score's entry in a tensor
-  // indexed like the bias. Rows and columns past the end get an entry of another pair.
+  // indexed like the bias. Scores past the last row or column get an entry of another pair.
   template <class T, class Use>
   __device__ __forceinline__ void for_entries(T* data, const std::int64_t (&strides)[4],
                                               const Use& use) const {
@@ -161,14 +162,14 @@ class SplitKeyConsumer : WideKeyConsumer<Tiles> {
     for (int i = 0; i < kScores / 2; ++i) {
 #pragma unroll
       for (int h = 0; h < 2; ++h) use(entries[h], i / 2 * 4 + 2 * h + i % 2);
-      // Score i is that of the row i / 2 · 8 + i % 2 from the first on.
+      // Entries i are in row first + i / 2 · 8 + i % 2.
       const int rows = i % 2 == 0 ? 1 : 7;
       if (first + i / 2 * 8 + i % 2 + rows >= a.rows) continue;
 #pragma unroll
       for (T*& entry : entries) entry += rows * strides[2];
     }
   }
-  // If there is a bias.
+  // Does nothing without a bias.
   __device__ __forceinline__ void read_bias(float (&bias)[kScores]) const {
     if (a.scores.bias.data == nullptr) return;
     for_entries(a.scores.bias.data, a.scores.bias.strides,
@@ -201,7 +202,7 @@ class SplitKeyConsumer : WideKeyConsumer<Tiles> {
         reinterpret_cast<const unsigned char*>(shared.dropped.of[at.slot()][warp % 4]), lane);
   }
 
-  // True if the warp has a hidden pair. Other weights are not negative.
+  // True if the warp has a hidden pair, whose weight is −0. Other weights have no sign.
   [[nodiscard]] __device__ __forceinline__ static bool has_hidden(
       const std::uint32_t (&weights)[kPacked]) {
     std::uint32_t signs = 0;
@@ -262,7 +263,8 @@ class SplitKeyConsumer : WideKeyConsumer<Tiles> {
     release(shared.query_empty[slot]);
   }
 
-  std::int64_t bias_keys_[2] = {};  // the thread's keys in bias and gradient
+  std::int64_t bias_keys_[2] =
+      {};  // of the thread's keys in the bias and its gradient; unset without a bias
 };
 
 }  // namespace annulus::flash::backward

@@ -68,7 +68,7 @@ TEST(ScoreGradientParts, FitTheMemory) {
   }
 }
 
-// Parts have about as many blocks as a GPU has multiprocessors, however long the sequence is.
+// Parts have enough blocks for most multiprocessors of a GPU, however long the sequence is.
 TEST(ScoreGradientParts, HaveManyBlocks) {
   for (const auto& [heads, kv_heads] : {std::pair{1, 1}, {16, 16}, {64, 8}, {40, 1}}) {
     for (const std::int32_t length : {16384, 131072, 1 << 20}) {
@@ -80,7 +80,7 @@ TEST(ScoreGradientParts, HaveManyBlocks) {
   }
 }
 
-// Parts of some keys of a sparse mask would often have no visible pair.
+// If keys were divided, many parts of a sparse mask would have no visible pair.
 TEST(ScoreGradientParts, HaveAllKeysOfSparseMasks) {
   const Arguments a = arguments_of(1, 8, 8, 1 << 20, 1 << 20);
   EXPECT_EQ(divide_into_parts(a, 300, score_gradient_bytes).key_tiles, 1 << 14);

@@ -47,7 +47,7 @@ TEST_F(CudaFlashBackward, WindowsAndRowsThatSeeNothing) {
   expect_all_accurate(random, causal_half_problem({1, 300, 300, 2, 1, 0, 0}, -150));
 }
 
-// More key tiles than multiprocessors. Two blocks share some of them.
+// There are more key tiles than multiprocessors, so two blocks share some of them.
 TEST_F(CudaFlashBackward, ManyKeyTilesOfEqualWork) {
   Random random(69);
   for (const Dims& dims : {Dims{64, 64}, {128, 128}}) {
@@ -55,7 +55,7 @@ TEST_F(CudaFlashBackward, ManyKeyTilesOfEqualWork) {
   }
 }
 
-// Rows have even positions and columns odd ones, so a window of one key shows no row a key.
+// Rows have even positions and columns odd ones, so no row sees a key in a window of one key.
 TEST_F(CudaFlashBackward, NothingOfAnEmptyBand) {
   Random random(68);
   for (const Dims& dims : kAllDims) {

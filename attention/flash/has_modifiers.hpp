@@ -4,8 +4,8 @@
 
 namespace annulus::flash {
 
-/// True if the problem needs a kernel of the general class: see MaskClass.
-[[nodiscard]] inline bool is_general(const AttentionProblem& problem) {
+/// True if the problem has a bias, a dense mask or dropout, for which kernels look at every pair.
+[[nodiscard]] inline bool has_modifiers(const AttentionProblem& problem) {
   return problem.bias || problem.dense_mask ||
          (problem.dropout && problem.dropout->threshold() > 0);
 }

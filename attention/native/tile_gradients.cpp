@@ -134,7 +134,7 @@ bool TileGradients::find_pairs(const RowTile& tile, const HeadTile& heads) {
             first,
             columns_.columns.slice(first, end - first),
             seen.full && whole,
-            shown.all && whole};
+            shown.all && (whole || !block_.scores.mask)};
   return true;
 }
 

@@ -234,10 +234,11 @@ FlashBackward::Seen FlashBackward::set_mask(Arguments& a, const BackwardBlock& b
 
 void FlashBackward::set_order(Arguments& a, double rows_at_a_time, bool in_turns) const {
   // Under a narrow window, nearly all key tiles have equally many steps, so they keep pace head by
-  // head too. The rows of all heads of a group at a time would not stay in L2.
+  // head too. The rows of all heads of a group at a time would not stay in L2. If bits must not
+  // depend on ranks, lists and bands need one order.
   const bool is_narrow =
       a.mask.key_tiles == 0 && static_cast<double>(a.high) - a.low <= kNarrow * a.rows;
-  a.heads_inside = in_turns && !is_narrow;
+  a.heads_inside = in_turns && (problem_.in_global_order() || !is_narrow);
   // Sections of one size: a small last one would end with idle multiprocessors.
   const std::int64_t pairs = std::int64_t{a.batches} * (a.heads / a.heads_per_kv_head);
   const double fitting_heads = kSectionBytes / (rows_at_a_time * tile_dim(problem_) * 8);

@@ -59,7 +59,10 @@ __global__ void __launch_bounds__(Tiles::kThreads, 1)
     if (threadIdx.x == 0) {
       shared.neighbours = all ? 1 : 0;
       if constexpr (Tiles::kGeneral) {
-        shared.scores.in_boxes = a.has_score_boxes && (all || a.scores.by_column) ? 1 : 0;
+        // TMA reads and adds from a multiple of 16 bytes on.
+        const std::int64_t unit = a.scores.bias.data != nullptr ? 4 : 16;
+        const bool fits = key_at(a, shared.work.first_column) % unit == 0;
+        shared.scores.in_boxes = a.has_score_boxes && fits && (all || a.scores.by_column) ? 1 : 0;
       }
     }
   }

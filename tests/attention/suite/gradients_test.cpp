@@ -127,6 +127,20 @@ TEST_P(Backward, GradientsOfEveryBias) {
   }
 }
 
+// Without a dense mask, also in tiles that the mask hides in part.
+TEST_P(Backward, ABiasUnderEveryMask) {
+  Random random(94);
+  std::size_t i = 0;
+  for (const std::vector<MaskKind>& kinds : kinds_beside_blocks()) {
+    const std::int64_t t = rows(150), s = columns(300);
+    AttentionProblem problem =
+        test::problem_of({2, t, s, 4, 2, 5, 6}, backend().dtypes[i++ % backend().dtypes.size()]);
+    problem.mask = random_mask(random, kinds, 2, t, s);
+    problem.bias = Extents{2, 4, t, s};
+    expect_right(WholeGradients(random, problem));
+  }
+}
+
 // A sum of 120000 terms of one entry is as accurate as others.
 TEST_P(Backward, ABiasOfOneEntry) {
   Random random(87);

@@ -145,7 +145,7 @@ class Bench {
     progress_.aside([&] {
       if (options_.explain) {
         report_.add_meta("layout chosen", why_layout_text(setup));
-        explain(attention, report_);
+        explain(attention, wants_backward() ? attention.backward_pass() : nullptr, report_);
       }
       add_bench_row(report_, setup, attention, measured, mesh_.size());
     });

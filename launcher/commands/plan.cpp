@@ -207,8 +207,9 @@ Report layouts_report(const PlannedCase& planned, const ring::Plan& chosen_plan,
   report.add_meta("schedule", variant_text(planned.choice));
   add_price_of_order(planned.choice, planned.backward ? "backward" : "forward", report);
   if (options.explain) {
-    explain(planned.choice, report);
-    explain(prices, report);
+    Explanation explanation(report);
+    explanation.add(planned.selection, planned.choice);
+    explanation.add(prices);
   }
   report.add_meta("predicted by", cost_assumptions(prices, chosen_plan));
   for (const LayoutKind layout : kLayouts) {

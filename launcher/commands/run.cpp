@@ -302,7 +302,7 @@ ExitCode run_command(const CommandContext& context) {
   if (backward != nullptr) add_price_of_order(backward->schedule(), "backward", report);
   if (options.explain) {
     report.add_meta("layout chosen", why_layout_text(setup));
-    explain(attention, report);
+    explain(attention, backward, report);
   }
   const auto write_report = [&] {
     progress.end();

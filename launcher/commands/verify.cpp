@@ -319,7 +319,11 @@ class Verifier {
       add_price_of_order(found.schedule, "forward", report_);
       if (found.gradients) add_price_of_order(found.gradients->schedule, "backward", report_);
       if (context_.options.explain) {
-        explain(found.selection, found.schedule, found.decision, found.prices, report_);
+        Explanation(report_).add(found.selection, found.schedule, found.decision, found.prices);
+        if (const auto& back = found.gradients; back && back->refusal.empty()) {
+          Explanation(report_, "backward ")
+              .add(back->selection, back->schedule, back->decision, back->prices);
+        }
       }
       add_result(named, found);
     });

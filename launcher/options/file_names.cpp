@@ -116,15 +116,18 @@ void check_files_are_given(const Options& options) {
     need("--forward-output", options.forward_output);
     need("--forward-lse", options.forward_lse);
   }
-  if (!options.grad_output.empty()) {
-    need("--grad-query", options.grad_query);
-    need("--grad-key", options.grad_key);
-    need("--grad-value", options.grad_value);
+  if (!missing.empty()) {
+    throw UserError(fmt::format(
+        "annulus run lacks {}{}; see annulus run --help", fmt::join(missing, ", "),
+        lacks_operands ? " (a .safetensors file of --input may hold query, key and value)" : ""));
   }
+  if (options.grad_output.empty()) return;
+  need("--grad-query", options.grad_query);
+  need("--grad-key", options.grad_key);
+  need("--grad-value", options.grad_value);
   if (missing.empty()) return;
-  throw UserError(fmt::format(
-      "annulus run lacks {}{}; see annulus run --help", fmt::join(missing, ", "),
-      lacks_operands ? " (a .safetensors file of --input may hold query, key and value)" : ""));
+  throw UserError(fmt::format("--grad-output {}: annulus run lacks {}, where the gradients go",
+                              options.grad_output, fmt::join(missing, ", ")));
 }
 
 bool are_one_safetensors(const std::string& first, const std::string& second) {

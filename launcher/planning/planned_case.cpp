@@ -125,8 +125,8 @@ std::vector<int> planned_nodes(const Options& options, const MeshShape& mesh) {
 }
 
 ring::PlanInput PlannedCase::input(const ring::ShardedOperands& laid_out) const {
-  ring::PlanInput made =
-      ring::make_plan_input(setup.problem, laid_out, candidates, place, model, how, backward);
+  ring::PlanInput made = ring::make_plan_input(setup.problem, laid_out, selection.candidates, place,
+                                               model, how, backward);
   made.prices.node_of_rank = node_of_rank;
   return made;
 }
@@ -166,9 +166,10 @@ PlannedCase lay_out(const Options& options, const Registry& registry) {
 }
 
 // Warns if auto has only the plain kernel on GPUs. That kernel takes every problem.
-void add_plain_kernel(std::vector<std::string>& warnings, const Options& options, Place place,
-                      const Selection& selection) {
-  if (place.is_host() || options.implementation != "auto") return;
+void add_plain_kernel(std::vector<std::string>& warnings, const Options& options,
+                      const PlannedCase& planned) {
+  const Selection& selection = planned.selection;
+  if (planned.place.is_host() || options.implementation != "auto") return;
   if (selection.candidates.size() != 1 || selection.candidates.front()->names().front() != "native")
     return;
   const auto flash = std::ranges::find(selection.passed_over, "flash_attn2",
@@ -191,7 +192,7 @@ std::string predictor_text(const ring::CostModel& model, const std::set<std::str
 
 PlannedCase lay_out_case(const Options& options, const Registry& registry) {
   PlannedCase planned = lay_out(options, registry);
-  planned.candidates = select(options, planned, registry).candidates;
+  planned.selection = select(options, planned, registry);
   return planned;
 }
 
@@ -202,13 +203,13 @@ void settle_schedule(PlannedCase& planned, const Options& options, const Registr
     check_choices(planned.setup.problem, planned.operands, registry, planned.place,
                   Presence::assumed);
   }
-  const Selection selection = select(options, planned, registry);
-  planned.choice = ring::choose_schedule(planned.input(), selection.schedule_for(options.schedule));
+  planned.choice =
+      ring::choose_schedule(planned.input(), planned.selection.schedule_for(options.schedule));
   planned.how = ring::with_variant(planned.how, planned.choice);
   const std::vector<std::string> unused = hints_of_choice(options, {planned.choice.schedule});
   std::vector<std::string>& warnings = planned.setup.warnings;
   warnings.insert(warnings.end(), unused.begin(), unused.end());
-  add_plain_kernel(warnings, options, planned.place, selection);
+  add_plain_kernel(warnings, options, planned);
 }
 
 }  // namespace annulus::launcher

@@ -22,7 +22,7 @@ namespace annulus::launcher {
 struct PlannedCase {
   ProblemSetup setup;
   ring::ShardedOperands operands;
-  std::vector<const Implementation*> candidates;
+  Selection selection;  ///< of implementations; it need not be this machine that computes
   Place place;
   ring::CostModel model;  ///< its transport is the one of ranks on these nodes under --transport
   std::vector<int> node_of_rank;  ///< see ring::Prices

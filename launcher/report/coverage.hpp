@@ -31,8 +31,9 @@ class Coverage {
   Counts layouts_;
   Counts dtypes_;
   Counts schedules_;
-  Counts with_rows_;  // schedules, of problems whose bias or dense mask differs by row
-  Counts backward_;   // schedules
+  Counts with_rows_;         // schedules, of problems whose bias or dense mask differs by row
+  Counts backward_;          // schedules
+  Counts without_backward_;  // reasons
   int gradients_of_lse_ = 0;
   int added_gradients_ = 0;
   int other_for_keys_ = 0;  // layouts of keys that differ from the queries'

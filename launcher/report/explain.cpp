@@ -23,21 +23,6 @@ std::string candidates_text(const Selection& selection) {
   return text;
 }
 
-void explain(const ring::Decision& decision, Report& report) {
-  std::string made = fmt::format("{}: {}", ring::name_of(decision.by), decision.why);
-  if (!decision.choice.is_open()) made += ": " + choice_text(decision.choice);
-  report.add_meta("choice made by", made);
-  for (const ring::Decision::Passed& other : decision.passed) {
-    report.add_meta(fmt::format("choice not made by {}", ring::name_of(other.link)), other.reason);
-  }
-  for (const ring::TunedCandidate& one : decision.candidates) {
-    report.add_meta("candidate of the measurement, " + choice_text(one.choice),
-                    one.reason.empty() ? fmt::format("{:.4g} ms (predicted {:.4g} ms)",
-                                                     one.seconds * 1e3, one.predicted * 1e3)
-                                       : "passed over: " + one.reason);
-  }
-}
-
 // Why the chosen variant was taken; each of the others has a line that says why it was not.
 std::string why_chosen(const ring::ScheduleChoice& choice) {
   if (choice.passed_over.empty()) return "it was named";
@@ -51,34 +36,61 @@ std::string why_chosen(const ring::ScheduleChoice& choice) {
 
 }  // namespace
 
-void explain(const ring::ScheduleChoice& choice, Report& report) {
-  report.add_meta("schedule chosen", variant_text(choice));
-  report.add_meta("schedule chosen because", why_chosen(choice));
+void Explanation::add(const ring::Decision& decision) {
+  std::string made = fmt::format("{}: {}", ring::name_of(decision.by), decision.why);
+  if (!decision.choice.is_open()) made += ": " + choice_text(decision.choice);
+  add_line("choice made by", made);
+  for (const ring::Decision::Passed& other : decision.passed) {
+    add_line(fmt::format("choice not made by {}", ring::name_of(other.link)), other.reason);
+  }
+  for (const ring::TunedCandidate& one : decision.candidates) {
+    add_line("candidate of the measurement, " + choice_text(one.choice),
+             one.reason.empty() ? fmt::format("{:.4g} ms (predicted {:.4g} ms)", one.seconds * 1e3,
+                                              one.predicted * 1e3)
+                                : "passed over: " + one.reason);
+  }
+}
+
+void Explanation::add(const ring::ScheduleChoice& choice) {
+  add_line("schedule chosen", variant_text(choice));
+  add_line("schedule chosen because", why_chosen(choice));
   for (const auto& other : choice.passed_over) {
-    report.add_meta("schedule passed over, " + variant_text(other), other.reason);
+    add_line("schedule passed over, " + variant_text(other), other.reason);
   }
 }
 
-void explain(const ring::Prices& prices, Report& report) {
-  for (const auto& [name, cost] : prices.kernels) {
-    report.add_meta("rate of " + name, cost.source);
-  }
+void Explanation::add(const ring::Prices& prices) {
+  for (const auto& [name, cost] : prices.kernels) add_line("rate of " + name, cost.source);
 }
 
-void explain(const Selection& selection, const ring::ScheduleChoice& choice,
-             const ring::Decision& decision, const ring::Prices& prices, Report& report) {
-  report.add_meta("implementation chosen", candidates_text(selection));
-  explain(choice, report);
-  explain(decision, report);
+void Explanation::add(const Selection& selection, const ring::ScheduleChoice& choice,
+                      const ring::Decision& decision, const ring::Prices& prices) {
+  add_line("implementation chosen", candidates_text(selection));
+  add(choice);
+  add(decision);
+  add_passed_over(selection);
+  add(prices);
+}
+
+void Explanation::add(const Selection& selection, const ring::ScheduleChoice& choice) {
+  add_line("implementation chosen", candidates_text(selection));
+  add(choice);
+  add_passed_over(selection);
+}
+
+void Explanation::add_passed_over(const Selection& selection) {
   for (const auto& [name, reason] : selection.passed_over) {
-    report.add_meta("implementation passed over, " + name, reason);
+    add_line("implementation passed over, " + name, reason);
   }
-  explain(prices, report);
 }
 
-void explain(const Attention& attention, Report& report) {
-  explain(attention.selection(), attention.schedule(), attention.decision(),
-          attention.plan_input().prices, report);
+void Explanation::add(const ring::ShardedAttention& pass) {
+  add(pass.selection(), pass.schedule(), pass.decision(), pass.plan_input().prices);
+}
+
+void explain(const Attention& attention, const ring::ShardedAttention* backward, Report& report) {
+  Explanation(report).add(attention.forward_pass());
+  if (backward != nullptr) Explanation(report, "backward ").add(*backward);
 }
 
 void add_price_of_order(const ring::ScheduleChoice& choice, std::string_view pass, Report& report,

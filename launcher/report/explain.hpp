@@ -2,7 +2,9 @@
 
 #include <optional>
 #include <ostream>
+#include <string>
 #include <string_view>
+#include <utility>
 
 #include <annulus/attention/registry.hpp>
 #include <annulus/mesh/mesh.hpp>
@@ -10,20 +12,42 @@
 #include <annulus/ring/plan.hpp>
 #include <annulus/ring/planner.hpp>
 #include <annulus/ring/prices.hpp>
+#include <annulus/ring/sharded_attention.hpp>
 
 #include "launcher/report/report.hpp"
 
 namespace annulus::launcher {
 
-/// Adds lines of --explain to a report: the schedule and why, then why others were passed over.
-void explain(const ring::ScheduleChoice& choice, Report& report);
-/// Adds the sources of predictions.
-void explain(const ring::Prices& prices, Report& report);
-/// Adds all lines: the implementation and the schedule chosen, the link of the tuning chain that
-/// decided, the ones passed over, and the sources of predictions.
-void explain(const Selection& selection, const ring::ScheduleChoice& choice,
-             const ring::Decision& decision, const ring::Prices& prices, Report& report);
-void explain(const Attention& attention, Report& report);
+/// Adds lines of --explain about one pass to a report. The names of the lines begin with `prefix`:
+/// nothing, or "backward ".
+class Explanation {
+ public:
+  Explanation(Report& report, std::string prefix = {})
+      : report_(report), prefix_(std::move(prefix)) {}
+
+  /// The schedule and why, then why others were passed over.
+  void add(const ring::ScheduleChoice& choice);
+  /// The same, and the implementation.
+  void add(const Selection& selection, const ring::ScheduleChoice& choice);
+  /// The sources of predictions.
+  void add(const ring::Prices& prices);
+  /// All of these, and the link of the tuning chain that decided.
+  void add(const Selection& selection, const ring::ScheduleChoice& choice,
+           const ring::Decision& decision, const ring::Prices& prices);
+  void add(const ring::ShardedAttention& pass);
+
+ private:
+  void add(const ring::Decision& decision);
+  void add_passed_over(const Selection& selection);
+  void add_line(const std::string& name, const std::string& value) {
+    report_.add_meta(prefix_ + name, value);
+  }
+
+  Report& report_;
+  std::string prefix_;
+};
+/// Adds the lines of both passes; the backward pass may be null.
+void explain(const Attention& attention, const ring::ShardedAttention* backward, Report& report);
 
 /// Measured seconds of a call whose bits are the same on any number of ranks, and of one whose bits
 /// need not be.

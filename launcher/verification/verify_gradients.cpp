@@ -203,7 +203,10 @@ GradientVerification verify_gradients(const ShardedCase& sharded_case,
   const OracleGradients& truth = *kept;
   result.sharded = gradients.errors(truth, world);
   tell("unsharded backward pass");
+  result.decision = pass.decision();
   result.schedule = pass.schedule();
+  result.selection = pass.selection();
+  result.prices = pass.plan_input().prices;
   result.implementations = pass.implementations_of_ranks();
   result.unsharded =
       unsharded_errors(unsharded_case(with_all_columns, context.place()), result.implementations,

@@ -68,6 +68,12 @@ class Numbers(GradientTest):
             expected = expected or found
             self.assertEqual(found, expected, f"{ranks} ranks")
 
+    def test_explains_both_passes(self):
+        result = self.succeed("run", *OPERANDS, *OUTPUT, *GIVEN, *WANTED, "--explain", ranks=2)
+        for line in ["schedule chosen", "implementation chosen", "implementation passed over, sdpa"]:
+            self.assertIn(f"# {line}: ", result.stdout)
+            self.assertIn(f"# backward {line}: ", result.stdout)
+
     def test_results_of_the_forward_pass_from_files(self):
         words = [*OPERANDS, "--causal", "--schedule", "ring"]
         wanted = ["dq", "dk", "dv"]

@@ -52,6 +52,7 @@ class Backward(CliTest):
             result = self.succeed(*words, *form)
             self.assertIn("# pass: backward", result.stdout)
         self.assertIn("native (assumed)", self.annulus(*words).stdout)
+        self.assertIn("# implementation passed over, sdpa: ", self.succeed(*words, "--explain").stdout)
 
     def test_gradients_in_half_the_bytes(self):
         words = [*PLAN, "--backward", "--dtype", "bfloat16", "--schedule", "ring"]

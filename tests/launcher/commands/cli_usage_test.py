@@ -176,6 +176,7 @@ class Reports(CliTest):
                   "# schedule passed over, ", "# implementation passed over, ", "GFLOP/s")]
         self.assertEqual(order, sorted(order))
         self.assertNotIn("# rank 0", result.stdout)
+        self.assertNotIn("# backward ", result.stdout)
         result = self.succeed("run", *OPERANDS, *OUTPUT, "--show-ranks", "1", ranks=2)
         self.assertIn("# rank 0", result.stdout)
         self.assertNotIn("# rank 1", result.stdout)

@@ -18,7 +18,7 @@ TEST(Explain, SaysWhyAScheduleWasChosenAndOthersWerePassedOver) {
   choice.passed_over = {{{ring::Schedule::hybrid, 2}, "predicted 2 ms", 2e-3},
                         {{ring::Schedule::local}, "keys are sharded along sp"}};
   Report report("plan", {}, {{"rank", ""}}, {});
-  explain(choice, report);
+  Explanation(report).add(choice);
   EXPECT_THAT(report.about(),
               ElementsAre(Pair("schedule chosen", "ring"),
                           Pair("schedule chosen because", HasSubstr("1 ms, the best of 2 ")),
@@ -26,13 +26,15 @@ TEST(Explain, SaysWhyAScheduleWasChosenAndOthersWerePassedOver) {
                           Pair("schedule passed over, local", "keys are sharded along sp")));
 }
 
+// Lines name the pass.
 TEST(Explain, AScheduleThatWasNamedHasNoOthers) {
   Report report("plan", {}, {{"rank", ""}}, {});
   ring::ScheduleChoice choice;
   choice.schedule = ring::Schedule::ring;
-  explain(choice, report);
-  EXPECT_THAT(report.about(), ElementsAre(Pair("schedule chosen", "ring"),
-                                          Pair("schedule chosen because", "it was named")));
+  Explanation(report, "backward ").add(choice);
+  EXPECT_THAT(report.about(),
+              ElementsAre(Pair("backward schedule chosen", "ring"),
+                          Pair("backward schedule chosen because", "it was named")));
 }
 
 }  // namespace

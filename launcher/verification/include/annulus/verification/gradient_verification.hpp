@@ -6,7 +6,10 @@
 #include <string>
 #include <vector>
 
+#include <annulus/attention/registry.hpp>
 #include <annulus/ring/planner.hpp>
+#include <annulus/ring/prices.hpp>
+#include <annulus/ring/tuning.hpp>
 
 namespace annulus::verification {
 
@@ -25,6 +28,9 @@ struct Failure {
 /// Findings of verify_sharded() about either pass, the same on every rank.
 struct PassFindings {
   ring::ScheduleChoice schedule;
+  ring::Decision decision;
+  Selection selection;  ///< points into the registry
+  ring::Prices prices;  ///< that the schedule was chosen by
   /// The implementations of all ranks' blocks, joined by "+"; "none" without blocks.
   std::string implementations;
   bool repeats = true;  ///< a second call gave the same bits, if they are promised

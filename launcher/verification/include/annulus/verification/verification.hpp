@@ -95,9 +95,6 @@ using Phase = std::function<void(const char* what, double done, double total)>;
 
 /// The findings of verify_sharded(), the same on every rank.
 struct Verification : PassFindings {
-  ring::Decision decision;
-  Selection selection;  ///< points into the registry
-  ring::Prices prices;  ///< that the schedule was chosen by
   std::string transport;
   AccuracyBound bound;
   Accuracy sharded;

@@ -249,7 +249,12 @@ bool train(MPI_Comm communicator, bool same_bits_on_any_ranks) {
 
 int main(int argc, char** argv) {
   MPI_Init(&argc, &argv);
-  const bool world = argc > 1 && std::string_view(argv[1]) == "world";
+  const bool world = argc == 2 && std::string_view(argv[1]) == "world";
+  if (argc > 1 && !world) {
+    std::fprintf(stderr, "usage: mpirun -np RANKS train_block [world]\n");
+    MPI_Finalize();
+    return 2;
+  }
   MPI_Comm communicator = MPI_COMM_NULL;
   MPI_Comm_dup(MPI_COMM_WORLD, &communicator);
   const bool fell = train(communicator, world);

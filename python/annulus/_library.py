@@ -195,6 +195,14 @@ def _open() -> ctypes.CDLL:
 _library = _open()
 
 
+# The keywords of arguments that the library calls otherwise.
+_KEYWORDS = {"sequence layout": "layout", "sequence granule": "granule", "causal offset": "offset",
+             "segment ids": "segments", "query segment ids": "segments", "kv segment ids": "segments",
+             "sink tokens": "sink_tokens", "block mask": "block_mask", "soft cap": "soft_cap",
+             "softmax dtype": "softmax_dtype", "bias policy": "bias_policy",
+             "call arguments": "call_arguments"}
+
+
 def check(status: int, _function: Any, _arguments: Any) -> None:
     """Raises the exception of a status."""
     if status == 0:
@@ -202,9 +210,14 @@ def check(status: int, _function: Any, _arguments: Any) -> None:
     if status == _INTERRUPTED:
         _with_lock.annulus_python_raise()  # the exception of a signal handler, as KeyboardInterrupt
     kind = _ERRORS.get(status, LibraryError if status >= 16 else UserError)
-    error = kind(_library.annulus_error_message().decode())
-    if isinstance(error, ArgumentError):
-        error.argument = _library.annulus_error_argument().decode()
+    message = _library.annulus_error_message().decode()
+    if issubclass(kind, ArgumentError):
+        name = _library.annulus_error_argument().decode()
+        keyword = _KEYWORDS.get(name, name)
+        error = kind(keyword + message.removeprefix(name))
+        error.argument = keyword
+    else:
+        error = kind(message)
     if _failures and str(_failures[-1]) in str(error):
         raise error from _failures.pop()
     raise error

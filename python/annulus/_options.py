@@ -82,14 +82,14 @@ def int32(values: Any, name: str) -> np.ndarray:
     return np.ascontiguousarray(array, np.int32)
 
 
-def _number(name: str, value: Any, kind: type) -> Any:
+def _number(name: str, value: Any, kind: type, expected: str = "a number") -> Any:
     """Converts the value to a number of Python; TypeError for a string, None and the like."""
     if not isinstance(value, str):
         try:
             return kind(value)
         except (TypeError, ValueError):
             pass
-    raise TypeError(f"{name}: got {value!r}, expected a number")
+    raise TypeError(f"{name}: got {value!r}, expected {expected}")
 
 
 def _bytes(values: Any, name: str) -> bytes:
@@ -127,7 +127,8 @@ def calls_of(options: dict[str, Any]) -> list[Call]:
             calls.append(("text", name, given[name]))
     for name in _INTEGERS:
         if name in given:
-            calls.append(("integer", name, _number(name, given[name], int)))
+            expected = "True or False" if name == "causal" else "a number"
+            calls.append(("integer", name, _number(name, given[name], int, expected)))
     for name in _REALS:
         if name in given:
             calls.append(("real", name, _number(name, given[name], float)))

@@ -210,14 +210,11 @@ def check(status: int, _function: Any, _arguments: Any) -> None:
     if status == _INTERRUPTED:
         _with_lock.annulus_python_raise()  # the exception of a signal handler, as KeyboardInterrupt
     kind = _ERRORS.get(status, LibraryError if status >= 16 else UserError)
-    message = _library.annulus_error_message().decode()
-    if issubclass(kind, ArgumentError):
-        name = _library.annulus_error_argument().decode()
-        keyword = _KEYWORDS.get(name, name)
-        error = kind(keyword + message.removeprefix(name))
+    name = _library.annulus_error_argument().decode() if issubclass(kind, ArgumentError) else ""
+    keyword = _KEYWORDS.get(name, name)
+    error = kind(keyword + _library.annulus_error_message().decode().removeprefix(name))
+    if isinstance(error, ArgumentError):
         error.argument = keyword
-    else:
-        error = kind(message)
     if _failures and str(_failures[-1]) in str(error):
         raise error from _failures.pop()
     raise error

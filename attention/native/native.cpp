@@ -161,9 +161,9 @@ class NativeKernel final : public Kernel {
   MemoryPool& memory_;  // for workspace
 };
 
-// Operations per second of a core while the others work too, S = 8192, and what masks leave of them
-// (benchmarks/NOTES.md, "16 cores of their own" and "The native backward pass by AMX"; without AMX,
-// "The CPU kernel and AMX").
+// Operations per second of a core while the others work too, S = 8192 (backward 4096), and what
+// masks leave of them (benchmarks/NOTES.md, "16 cores of their own" and "The native backward pass
+// by AMX"; without AMX, "The CPU kernel and AMX").
 double core_rate(const ProblemClass& problem) {
   struct Rates {
     double at_64 = 55e9;

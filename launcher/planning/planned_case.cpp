@@ -176,8 +176,7 @@ void add_plain_kernel(std::vector<std::string>& warnings, const Options& options
                                        &std::pair<std::string, std::string>::first);
   warnings.push_back(
       "on GPUs, only the plain kernel (native) takes this problem, and it is many times slower "
-      "than "
-      "the others" +
+      "than the others" +
       (flash == selection.passed_over.end() ? "" : "; flash_attn2: " + flash->second));
 }
 

@@ -66,9 +66,9 @@ void Coverage::add(const verification::ShardedCase& sharded, std::string_view sc
   non_finite_columns_ += sharded.fills.key ? 1 : 0;
   non_finite_queries_ += sharded.fills.query ? 1 : 0;
   if (!sharded.backward) {
-    ++without_backward_[!problem.normalize_output ? "an unnormalised output"
+    ++without_backward_[!problem.normalize_output ? "unnormalised outputs"
                         : sharded.fills.key       ? "NaN or infinities"
-                                                  : "other reasons"];
+                                                  : "others"];
   }
   const auto has_rows = [](const std::optional<Extents>& scores) {
     return scores && (*scores)[2] != 1;
@@ -108,26 +108,26 @@ std::vector<std::pair<std::string, std::string>> Coverage::lines() const {
     }
   }
   if (never > kNamed) missing += fmt::format(" and {} more", never - kNamed);
-  return {
-      {"masks by position", counts_text(parts_of(by_position, false), parts_)},
-      {"masks by batch", counts_text(parts_of(by_batch, false), parts_)},
-      {"masks by entry", counts_text(parts_of(by_entry, false), parts_)},
-      {"modifiers", counts_text(parts_of(modifiers, true), parts_)},
-      {"pairs of parts", fmt::format("{} of {}{}", pairs_.size(), pairs, missing)},
-      {"layouts", fmt::format("{}, another one for keys {}",
-                              counts_text(names_of(kLayouts), layouts_), other_for_keys_)},
-      {"dtypes", fmt::format("{}, a softmax in float64 {}", counts_text(names_of(kDtypes), dtypes_),
-                             wide_softmax_)},
-      {"NaN and infinities", fmt::format("in keys and values {}, in queries too {}",
-                                         non_finite_columns_, non_finite_queries_)},
-      {"schedules", counts_text(schedules_)},
-      {"rows of bias or mask", counts_text(with_rows_)},
-      {"backward passes",
-       backward_.empty()
-           ? "none"
-           : fmt::format("{}; with a gradient of the LSE {}, added {}; left out because of {}",
-                         counts_text(backward_), gradients_of_lse_, added_gradients_,
-                         without_backward_.empty() ? "nothing" : counts_text(without_backward_))}};
+  return {{"masks by position", counts_text(parts_of(by_position, false), parts_)},
+          {"masks by batch", counts_text(parts_of(by_batch, false), parts_)},
+          {"masks by entry", counts_text(parts_of(by_entry, false), parts_)},
+          {"modifiers", counts_text(parts_of(modifiers, true), parts_)},
+          {"pairs of parts", fmt::format("{} of {}{}", pairs_.size(), pairs, missing)},
+          {"layouts", fmt::format("{}, another one for keys {}",
+                                  counts_text(names_of(kLayouts), layouts_), other_for_keys_)},
+          {"dtypes", fmt::format("{}, a softmax in float64 {}",
+                                 counts_text(names_of(kDtypes), dtypes_), wide_softmax_)},
+          {"NaN and infinities", fmt::format("in keys and values {}, in queries too {}",
+                                             non_finite_columns_, non_finite_queries_)},
+          {"schedules", counts_text(schedules_)},
+          {"rows of bias or mask", counts_text(with_rows_)},
+          {"backward passes",
+           backward_.empty()
+               ? "none"
+               : fmt::format("{}; with a gradient of the LSE {}, added {}", counts_text(backward_),
+                             gradients_of_lse_, added_gradients_)},
+          {"without a backward pass",
+           without_backward_.empty() ? "none" : counts_text(without_backward_)}};
 }
 
 }  // namespace annulus::launcher

@@ -33,7 +33,7 @@ class Coverage {
   Counts schedules_;
   Counts with_rows_;         // schedules, of problems whose bias or dense mask differs by row
   Counts backward_;          // schedules
-  Counts without_backward_;  // reasons
+  Counts without_backward_;  // kinds of problems
   int gradients_of_lse_ = 0;
   int added_gradients_ = 0;
   int other_for_keys_ = 0;  // layouts of keys that differ from the queries'

@@ -22,7 +22,7 @@ namespace annulus::launcher {
 /// nothing, or "backward ".
 class Explanation {
  public:
-  Explanation(Report& report, std::string prefix = {})
+  explicit Explanation(Report& report, std::string prefix = {})
       : report_(report), prefix_(std::move(prefix)) {}
 
   /// The schedule and why, then why others were passed over.

@@ -197,10 +197,13 @@ _library = _open()
 
 # The keywords of arguments that the library calls otherwise.
 _KEYWORDS = {"sequence layout": "layout", "sequence granule": "granule", "causal offset": "offset",
-             "segment ids": "segments", "query segment ids": "segments", "kv segment ids": "segments",
-             "sink tokens": "sink_tokens", "block mask": "block_mask", "soft cap": "soft_cap",
-             "softmax dtype": "softmax_dtype", "bias policy": "bias_policy",
-             "call arguments": "call_arguments"}
+             "segment ids": "segments", "query segment ids": "segments (query)",
+             "kv segment ids": "segments (keys)", "sink tokens": "sink_tokens",
+             "block mask": "block_mask", "block size": "block_size", "dense mask": "mask",
+             "soft cap": "soft_cap", "softmax dtype": "softmax_dtype", "bias policy": "bias_policy",
+             "call arguments": "call_arguments", "q_lengths": "query_lengths",
+             "query spec": "query_spec", "kv spec": "kv_spec", "kv layout": "kv_layout",
+             "dropout seed": "seed"}
 
 
 def check(status: int, _function: Any, _arguments: Any) -> None:
@@ -211,10 +214,11 @@ def check(status: int, _function: Any, _arguments: Any) -> None:
         _with_lock.annulus_python_raise()  # the exception of a signal handler, as KeyboardInterrupt
     kind = _ERRORS.get(status, LibraryError if status >= 16 else UserError)
     name = _library.annulus_error_argument().decode() if issubclass(kind, ArgumentError) else ""
-    keyword = _KEYWORDS.get(name, name)
-    error = kind(keyword + _library.annulus_error_message().decode().removeprefix(name))
+    bare = name.partition("[")[0]  # without an index
+    keyword = _KEYWORDS.get(bare, bare)
+    error = kind(keyword + _library.annulus_error_message().decode().removeprefix(bare))
     if isinstance(error, ArgumentError):
-        error.argument = keyword
+        error.argument = keyword.partition(" (")[0] + name.removeprefix(bare)
     if _failures and str(_failures[-1]) in str(error):
         raise error from _failures.pop()
     raise error

@@ -10,8 +10,9 @@
 namespace annulus::flash::backward {
 
 /// Two warps of the producer's warpgroup copy a step's bias to shared memory while consumers are at
-/// the step before, and add its gradient. TMA does both if the tensors suit it; otherwise, threads
-/// copy and add entry by entry. Without a bias, TMA copies the dense mask if it suits.
+/// the step before, and add its gradient. TMA does both if the tensors and the place of the first
+/// key suit it; otherwise, threads copy and add entry by entry. Without a bias, TMA copies the
+/// dense mask if it can.
 template <class Tiles>
 class ScorePreparation {
   static_assert(Tiles::kQueries == 64);

@@ -94,14 +94,14 @@ class CudaFlashBackward : public CudaGradientsTest {
   }
 
   /// Parts of two batches of 320 rows and columns. The first and the last rows are ranges, as in
-  /// zigzag shards. Each part of the rows between them has every third row. A range of columns
-  /// begins at an odd position.
+  /// zigzag shards. Each part of the rows between them has every third row. Key tiles begin at
+  /// multiples of 16, of 4 and of 1.
   static std::vector<GradientPart> parts_of(const WholeGradients& whole) {
     std::vector<GradientPart> parts;
     for (const PositionRun& rows :
          std::vector<PositionRun>{{0, 80}, {240, 80}, {80, 54, 3}, {81, 53, 3}, {82, 53, 3}}) {
       const std::vector<PositionRun> columns =
-          rows.step == 1 ? std::vector<PositionRun>{{0, 83}, {83, 157}, {240, 80}}
+          rows.step == 1 ? std::vector<PositionRun>{{0, 84}, {84, 155}, {239, 81}}
                          : std::vector<PositionRun>{{0, 107, 3}, {1, 107, 3}, {2, 106, 3}};
       for (const PositionRun& c : columns) {
         for (std::int64_t b = 0; b < 2; ++b) parts.push_back(part_of(whole, b, rows, c));

@@ -179,7 +179,7 @@ double core_rate(const ProblemClass& problem) {
         rates = backward ? Rates{45e9, 53e9} : Rates{80e9, 91e9};
         break;
       case DType::float16:
-        rates = backward ? Rates{71e9, 90e9} : Rates{109e9, 130e9};
+        rates = backward ? Rates{66e9, 78e9} : Rates{102e9, 122e9};
         break;
       default:
         rates = backward ? Rates{114e9, 118e9} : Rates{188e9, 270e9};

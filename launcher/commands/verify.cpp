@@ -342,6 +342,7 @@ class Verifier {
       progress_.aside([&] {
         add_row(report_, named, nullptr, allowed ? "refused" : "FAILED");
         if (allowed) {
+          add_refusal(named, "refused", error.what());
           tally_.add_unordered();
         } else {
           add_failure(named, error.what());
@@ -393,7 +394,14 @@ class Verifier {
     const std::string failure = found.failure();
     add_row(report_, named, &found, failure.empty() ? "OK" : "FAILED");
     if (!failure.empty()) add_failure(named, failure);
+    if (found.gradients) add_refusal(named, "without gradients", found.gradients->refusal);
     tally_.add(found);
+  }
+
+  // Only for a single problem: many drawn ones are refused.
+  void add_refusal(const NamedCase& named, const char* what, const std::string& why) {
+    if (!context_.options.random_case || why.empty()) return;
+    report_.add_meta(fmt::format("problem {} {}", named.index, what), why);
   }
 
   void add_failure(const NamedCase& named, const std::string& what) {

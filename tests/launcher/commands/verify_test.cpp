@@ -30,6 +30,18 @@ TEST(Verify, RandomProblemsPass) {
               ::testing::ContainsRegex("# computed by: native [0-9]+(, [a-z]+ [0-9]+)*\n"));
 }
 
+// Drawn for four ranks.
+TEST(Verify, SaysWhyASingleProblemIsRefused) {
+  if (ranks() != 4) GTEST_SKIP() << "for 4 ranks";
+  const Outcome gradients = verify("--random-case 0:0 --backward --reproducible world");
+  const Outcome both = verify("--random-case 0:1 --backward --reproducible world");
+  const Outcome two = verify("--random 2 --backward --reproducible world");
+  if (!leader()) return;
+  EXPECT_THAT(gradients.out, HasSubstr("# problem 0 without gradients: "));
+  EXPECT_THAT(both.out, HasSubstr("# problem 1 refused: "));
+  EXPECT_THAT(two.out, Not(HasSubstr("# problem ")));
+}
+
 // Also problems that are drawn for vanilla, in float32.
 TEST(Verify, RandomProblemsPassWithAnotherImplementation) {
   const Outcome outcome = verify("--random 25 --seed 5 --impl native");

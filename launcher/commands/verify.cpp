@@ -28,6 +28,7 @@
 #include "launcher/report/tally.hpp"
 #include "launcher/report/warnings.hpp"
 #include "launcher/setup/cost_model_option.hpp"
+#include "launcher/setup/hints.hpp"
 #include "launcher/setup/open_context.hpp"
 #include "launcher/setup/problem_setup.hpp"
 
@@ -316,6 +317,13 @@ class Verifier {
         verification::verify_sharded(named.sharded, context_on(named.mesh), show);
     progress_.aside([&] {
       print_warnings(found.decision.warnings);
+      std::vector<ring::Schedule> chosen{found.schedule.schedule};
+      std::optional<bool> rounds;
+      if (const auto* const gradients = computed_gradients(&found)) {
+        chosen.push_back(gradients->schedule.schedule);
+        rounds = gradients->adds_rounded;
+      }
+      print_warnings(hints_of_choice(context_.options, chosen, rounds));
       add_price_of_order(found.schedule, "forward", report_);
       if (found.gradients) add_price_of_order(found.gradients->schedule, "backward", report_);
       if (context_.options.explain) {

@@ -74,6 +74,13 @@ class Numbers(GradientTest):
             self.assertIn(f"# {line}: ", result.stdout)
             self.assertIn(f"# backward {line}: ", result.stdout)
 
+    def test_verify_says_which_options_have_no_effect(self):
+        words = ["verify", "--shape", "1,64,64,4,2,16", "--dtype", "bfloat16", "--backward", "--grad-wire",
+                 "bfloat16", "--mesh", "sp=2", "--schedule"]
+        for schedule, warned in [("pass_q", True), ("ring", False)]:
+            result = self.succeed(*words, schedule, ranks=2)
+            self.assertEqual("--grad-wire bfloat16: has no effect" in result.stderr, warned, result.stderr)
+
     def test_results_of_the_forward_pass_from_files(self):
         words = [*OPERANDS, "--causal", "--schedule", "ring"]
         wanted = ["dq", "dk", "dv"]

@@ -106,9 +106,9 @@ class Block {
   float* bottom_;
 };
 
-// Of three parts, products of parts a and b with a + b ≥ 3 are left out: they are below the
-// rounding of float32. Each product shares one operand with the product before it, which saves half
-// of the loads.
+// If there are three parts, the kernel leaves out products of parts a and b with a + b ≥ 3, which
+// are below the rounding of float32. Each product shares one operand with the product before it,
+// which saves half of the loads.
 template <bool wide, int parts>
 void multiply_block(const Shape& shape, const Parts& left, const Parts& right, bool add,
                     std::int64_t row, std::int64_t column, float* result) {

@@ -317,9 +317,10 @@ class Verifier {
         verification::verify_sharded(named.sharded, context_on(named.mesh), show);
     progress_.aside([&] {
       print_warnings(found.decision.warnings);
+      const verification::GradientVerification* const gradients = computed_gradients(&found);
       std::vector<ring::Schedule> chosen{found.schedule.schedule};
       std::optional<bool> rounds;
-      if (const auto* const gradients = computed_gradients(&found)) {
+      if (gradients != nullptr) {
         chosen.push_back(gradients->schedule.schedule);
         rounds = gradients->adds_rounded;
       }
@@ -328,9 +329,10 @@ class Verifier {
       if (found.gradients) add_price_of_order(found.gradients->schedule, "backward", report_);
       if (context_.options.explain) {
         Explanation(report_).add(found.selection, found.schedule, found.decision, found.prices);
-        if (const auto& back = found.gradients; back && back->refusal.empty()) {
+        if (gradients != nullptr) {
           Explanation(report_, "backward ")
-              .add(back->selection, back->schedule, back->decision, back->prices);
+              .add(gradients->selection, gradients->schedule, gradients->decision,
+                   gradients->prices);
         }
       }
       add_result(named, found);

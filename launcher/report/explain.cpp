@@ -65,20 +65,14 @@ void Explanation::add(const ring::Prices& prices) {
 
 void Explanation::add(const Selection& selection, const ring::ScheduleChoice& choice,
                       const ring::Decision& decision, const ring::Prices& prices) {
-  add_line("implementation chosen", candidates_text(selection));
-  add(choice);
+  add(selection, choice);
   add(decision);
-  add_passed_over(selection);
   add(prices);
 }
 
 void Explanation::add(const Selection& selection, const ring::ScheduleChoice& choice) {
   add_line("implementation chosen", candidates_text(selection));
   add(choice);
-  add_passed_over(selection);
-}
-
-void Explanation::add_passed_over(const Selection& selection) {
   for (const auto& [name, reason] : selection.passed_over) {
     add_line("implementation passed over, " + name, reason);
   }

@@ -38,7 +38,6 @@ class Explanation {
 
  private:
   void add(const ring::Decision& decision);
-  void add_passed_over(const Selection& selection);
   void add_line(const std::string& name, const std::string& value) {
     report_.add_meta(prefix_ + name, value);
   }

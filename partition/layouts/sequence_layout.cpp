@@ -30,11 +30,11 @@ std::string_view name_of(LayoutKind kind) noexcept {
   return kNames[static_cast<std::size_t>(kind)].second;
 }
 
-LayoutKind parse_layout(std::string_view name) {
+LayoutKind parse_layout(std::string_view name, const std::string& argument) {
   for (const auto& [kind, known] : kNames) {
     if (known == name) return kind;
   }
-  throw ArgumentError("sequence layout", fmt::format("'{}'", name),
+  throw ArgumentError(argument, fmt::format("'{}'", name),
                       "contiguous, zigzag, striped or balanced");
 }
 

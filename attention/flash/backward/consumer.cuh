@@ -349,7 +349,8 @@ class Consumer : ConsumerWeights<Tiles> {
         for (int i = 0; i < kParts; ++i) {
           const int dim = 64 * i + 2 * lane;
           const int pair = kSplitsDims ? dim / 32 : r / 64 * 2 + dim / 32;
-          float* const to = sum_place(at.count, pair, r % 64, dim % 32);
+          float* const to =
+              shared.grad_query[sum_buffer(at.count)][pair] + place_in_box(r % 64, dim % 32);
           to[0] = Tiles::sum_scale(a) * sum[i].x;
           to[1] = Tiles::sum_scale(a) * sum[i].y;
         }
@@ -422,12 +423,7 @@ class Consumer : ConsumerWeights<Tiles> {
     }
   }
 
-  // Where dQ of step `count` lies, swizzled as TMA expects it.
-  [[nodiscard]] __device__ __forceinline__ float* sum_place(std::uint32_t count, std::uint32_t box,
-                                                            std::uint32_t query,
-                                                            std::uint32_t dim) const {
-    return shared.grad_query[sum_buffer(count)][box] + place_in_box(query, dim);
-  }
+  // The buffer that holds dQ of step `count`, in boxes.
   [[nodiscard]] __device__ __forceinline__ std::uint32_t sum_buffer(std::uint32_t count) const {
     return kSplitsKeys ? group : count % Tiles::kSumBuffers;
   }
@@ -454,7 +450,7 @@ class Consumer : ConsumerWeights<Tiles> {
     pass_buffer(count);
   }
 
-  // What key_sum holds: nothing yet, sums that a product may still add to, or finished sums.
+  // key_sum holds nothing yet, sums that a product may still add to, or finished sums.
   enum class Sums { none, unfinished, finished };
   Sums sums_ = Sums::none;
 };

@@ -46,14 +46,7 @@ const Named<Text> kTexts[] = {
      }},
     {"mode", [](Options o, Text v) { o.mode = parse_attention_mode(v); }},
     {"layout", [](Options o, Text v) { o.layout = parse_layout(v); }},
-    {"kv_layout",
-     [](Options o, Text v) {
-       try {
-         o.kv_layout = parse_layout(v);
-       } catch (const ArgumentError& error) {
-         throw ArgumentError("kv layout", error.value(), error.expected());
-       }
-     }},
+    {"kv_layout", [](Options o, Text v) { o.kv_layout = parse_layout(v, "kv layout"); }},
     {"schedule", [](Options o, Text v) { o.schedule = v; }},
     {"implementation", [](Options o, Text v) { o.implementation = v; }},
     {"transport", [](Options o, Text v) { o.transport = parse_transport(v); }},

@@ -59,8 +59,9 @@ enum class LayoutKind : std::uint8_t {
 };
 
 [[nodiscard]] std::string_view name_of(LayoutKind kind) noexcept;
-/// Throws ArgumentError("sequence layout", …) for an unknown name.
-[[nodiscard]] LayoutKind parse_layout(std::string_view name);
+/// Throws ArgumentError(argument, …) for an unknown name.
+[[nodiscard]] LayoutKind parse_layout(std::string_view name,
+                                      const std::string& argument = "sequence layout");
 
 /// A bijection between global positions and (rank, local position). Plain data; no communication.
 ///

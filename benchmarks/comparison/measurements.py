@@ -91,7 +91,7 @@ class Job:
 
 
 # Cases with what is wanted of the forward pass, in TFLOP/s per GPU and as a multiple of the best
-# peer's, and of the backward pass.
+# peer's, and of the backward pass, as such a multiple.
 CASES = {
     "64/8:causal:8k": (580, None, 1.8), "64/8:causal:32k": (620, None, 1.12),
     "64/8:causal:128k": (600, None, 1.05), "32/32:causal:8k": (420, 4.0, 2.0),
@@ -104,41 +104,36 @@ def cases(job: Job) -> dict[str, tuple[Optional[float], ...]]:
     return SMALL_CASES if job.small else CASES
 
 
-def compare(job: Job, timed: str, seconds: int) -> Step:
-    """Beside the peers; the backward pass needs no case that is not causal."""
-    backward = timed == "backward"
-    wanted = {parse_case(text): figures for text, figures in cases(job).items()
-              if not backward or "causal" in text}
-    folder = os.path.join(job.scratch, timed)
-    words = ["--python", job.python, "--output-dir", folder]
+def compare(job: Job, seconds: int) -> Step:
+    """Both passes beside the peers."""
+    wanted = {parse_case(text): figures for text, figures in cases(job).items()}
+    words = ["--python", job.python, "--output-dir", job.scratch, "--backward", "--gradients",
+             "none", "--rounds", "1", "--iters", "5"]
     for case in wanted:
         words += ["--cases", str(case)]
-    if backward:
-        words += ["--backward", "--gradients", "none", "--rounds", "1", "--iters", "5"]
-    else:
-        words += ["--rounds", str(job.rounds), "--iters", "8", "--warmup", "4"]
-    written = os.path.join(folder, "comparison")
+    written = os.path.join(job.scratch, "comparison")
 
     def read(_: dict[str, list[Any]]) -> tuple[Any, list[Figure]]:
         found = results.load(written + ".json")
         figures = []
         for entry in found.cases:
-            rate, of_peer, backward_of_peer = wanted[entry.case]
+            rate, *of_peer = wanted[entry.case]
             name = f"{entry.case.shape} {entry.case.mask} {table.length_text(entry.case.length)}"
-            ours, peer = (found.rate(entry, results.OURS, timed), found.best_peer(entry, timed))
-            figures.append(Figure(f"{name}, TFLOP/s per GPU", ours, None if backward else rate))
-            figures.append(Figure(f"{name}, × best peer", ours / peer if ours and peer else None,
-                                  backward_of_peer if backward else of_peer))
+            for timed, least, multiple in zip(("forward", "backward"), (rate, None), of_peer):
+                ours, peer = found.rate(entry, results.OURS, timed), found.best_peer(entry, timed)
+                figures.append(Figure(f"{name}, {timed}, TFLOP/s per GPU", ours, least))
+                figures.append(Figure(f"{name}, {timed}, × best peer",
+                                      ours / peer if ours and peer else None, multiple))
         return None, figures
 
-    return Step(timed, "compare_backward" if backward else "compare", seconds,
-                [Command(job.tool("compare", *words))], read, written)
+    return Step("compare", "compare", seconds, [Command(job.tool("compare", *words))], read,
+                written)
 
 
 def choices(job: Job, seconds: int) -> Step:
     written = os.path.join(job.scratch, "choices")
-    words = ["--transports", "peer" if job.device == "cuda" else "auto", "--iters", "8", "--warmup",
-             "3", "--within", "inf", "--output", written + ".json"]
+    words = ["--transports", "peer" if job.device == "cuda" else "auto", "--iters", "4", "--warmup",
+             "1", "--within", "inf", "--output", written + ".json"]
     for text in cases(job):
         words += ["--case", text]
 
@@ -149,7 +144,8 @@ def choices(job: Job, seconds: int) -> Step:
         for case, by_choice in found.items():
             times = {choice: statistics.median(one["ms"] for one in rounds if "ms" in one)
                      for choice, rounds in by_choice.items() if any("ms" in one for one in rounds)}
-            ratio = times.pop("auto") / min(times.values())
+            automatic = times.pop("auto", None)
+            ratio = automatic / min(times.values()) if automatic and times else None
             figures.append(Figure(f"{case}, auto ÷ best by hand", ratio,
                                   None if job.small else 1.03, most=True))
         return None, figures
@@ -310,6 +306,5 @@ def failures(job: Job, seconds: int) -> Step:
 
 def steps(job: Job) -> list[Step]:
     """The most telling ones first, since time may run out."""
-    return [compare(job, "forward", 160), choices(job, 70), decode(job, 35), strong(job, 30),
-            compare(job, "backward", 95), two_nodes(job, 20), random_problems(job, 60),
-            million(job, 35), failures(job, 90)]
+    return [compare(job, 210), choices(job, 75), decode(job, 45), strong(job, 30),
+            two_nodes(job, 16), random_problems(job, 95), million(job, 30), failures(job, 92)]

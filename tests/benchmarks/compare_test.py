@@ -346,6 +346,16 @@ class Choices(CompareTest):
         self.assertEqual(cases["64/8 causal 16k"]["allgather, nccl"], [{"ms": 1.0}] * 2)
         self.expect_success(self.choices("--within", "1.01"))
 
+    def test_an_interruption_keeps_what_was_measured(self):
+        killer = self.stub(BEGINNING + """
+if "--schedule" in words:
+    os.kill(os.getppid(), 9)
+""" + STUB, name="killer")
+        self.assertEqual(self.choices(mpirun=killer).returncode, -9)
+        by_choice = json.loads(self.read("choices.json"))["cases"]["64/8 causal 16k"]
+        self.assertEqual(by_choice["auto"], [{"ms": 2.0}])
+        self.assertEqual(by_choice["ring, peer"], [])
+
     def test_chosen_schedules(self):
         result = self.expect_success(self.choices("--schedules", "ulysses,hybrid", "--transports", "peer"))
         self.assertEqual({name for name in cells(result.stdout, 0) if "," in name},
@@ -368,7 +378,7 @@ class Choices(CompareTest):
 class SeveralGpus(CompareTest):
     """Every program is a stub, which answers as annulus, as mpirun and as Python would."""
 
-    STEPS = ["forward", "choices", "decode", "strong", "backward", "two_nodes", "random", "million",
+    STEPS = ["compare", "choices", "decode", "strong", "two_nodes", "random", "million",
              "failures"]
     STUB = BEGINNING + """
 tools = [i for i, word in enumerate(words) if os.path.basename(word) in ("compare", "choices")]
@@ -413,12 +423,13 @@ elif "bench" in words:
         self.assertEqual(result.returncode, 1, result.stdout + result.stderr)  # nccl is wrong
         figures = self.figures(result)
         self.assertEqual({step for step, _ in figures}, set(self.STEPS))
-        self.assertLess({"compare_4x_h200.md", "compare_backward_4x_h200.md"},
-                        set(os.listdir(self.path("out"))))
+        self.assertIn("compare_4x_h200.md", os.listdir(self.path("out")))
         self.assertEqual({name for name in os.listdir(self.path("out")) if ".json" in name}, set(
             f"{name}_4x_h200.json" for name in
-            ["choices", "compare", "compare_backward", "decode", "failures", "random", "ring_1m",
+            ["choices", "compare", "decode", "failures", "random", "ring_1m",
              "strong_128k", "two_nodes"]))
+        for timed in ("forward", "backward"):
+            self.assertIn(("compare", f"64/8 causal 8k, {timed}, × best peer"), figures)
         self.assertEqual(figures["decode", "1,1,1M,64,8,128, ÷ 4 × one GPU's rate"],
                          ["1", "≥ 0.8", "yes"])
         self.assertEqual(figures["two_nodes", "double_ring ÷ ring, bytes between nodes"],
@@ -454,7 +465,7 @@ elif "bench" in words:
         self.assertIn("--share-gpus", two)
 
     def test_bad_values_name_the_option(self):
-        for option, value in [("--steps", "forward,backwards"), ("--gpus", "3"),
+        for option, value in [("--steps", "compare,backwards"), ("--gpus", "3"),
                               ("--annulus", self.path("missing"))]:
             result = self.several(option, value)
             self.assertEqual(result.returncode, 2)

@@ -207,7 +207,8 @@ class Effects {
     }
     need("grad-sinks", has("sinks"), "without --sinks", "--sinks");
     for (const char* option : {"deterministic", "grad-wire"}) {
-      need_form(option, has("grad-output") || o.backward.value_or(false),
+      // Random problems have gradients unless they are switched off.
+      need_form(option, has("grad-output") || o.backward.value_or(has("random")),
                 o.command == Command::run ? "--grad-output" : "--backward");
     }
     need("deterministic", !has("reproducible"), "with --reproducible, which says it too",

@@ -383,17 +383,21 @@ void add_output(TableBuilder& table) {
   table.file("grad-bias", writing(Writes::gradient, run), &Options::grad_bias,
              "gradient of the bias, float32, [B,N,T,S] with 1 where the bias is broadcast (tensor "
              "grad_bias; needs --bias)");
-  table.flag("deterministic", without_calibrate({{Command::run, Command::bench}}),
-             &Options::deterministic,
-             "the same as --reproducible run: repeating the command repeats every bit of the "
-             "gradients (default on CPUs)");
-  table.add("reproducible", "run|world", without_calibrate(kPlanned),
-            choice_into(&Options::reproducible, {"run", "world"},
+  table.add("deterministic", "", without_calibrate(kPlanned),
+            parsed_into(&Options::reproducible,
+                        [](const std::string& option, const std::string& text) {
+                          return parse_flag(option, text) ? Reproducible::run : Reproducible::no;
+                        }),
+            "the same as --reproducible run, for gradients");
+  table.add("reproducible", "no|run|world", without_calibrate(kPlanned),
+            choice_into(&Options::reproducible, {"no", "run", "world"},
                         [](const std::string& name) {
+                          if (name == "no") return Reproducible::no;
                           return name == "run" ? Reproducible::run : Reproducible::world;
                         }),
             "run: repeating the command repeats every bit; world: any number of ranks gives the "
-            "same bits, too, which fewer schedules and kernels can do");
+            "same bits, too, which fewer schedules and kernels can do (default: run on CPUs, no on "
+            "GPUs)");
   table.add("grad-wire", "DTYPE", without_calibrate(drawn(kPlanned)),
             dtype_into(&Options::grad_wire, {DType::float32, DType::bfloat16}),
             "dtype in which parts of gradients of keys and values go to their owners: float32, or "

@@ -121,13 +121,12 @@ struct Options {
   std::string output, lse, maximum, sum, weights, trace, json, csv;
   // Files of the backward pass, which is computed if grad_output is given.
   std::string grad_output, grad_lse, grad_query, grad_key, grad_value, grad_sinks, grad_bias;
-  std::string forward_output, forward_lse;  ///< empty: the forward pass is computed
-  std::optional<bool> deterministic;        ///< true: `run`, false: `no`
-  std::optional<Reproducible> reproducible;
-  DType grad_wire = DType::float32;  ///< or bfloat16
-  std::string cost_model;            ///< file, for predictions
-  std::string tuning_cache;          ///< empty: ring::default_tuning_file()
-  std::string build;                 ///< see ring::TuningOptions; no option
+  std::string forward_output, forward_lse;   ///< empty: the forward pass is computed
+  std::optional<Reproducible> reproducible;  ///< --deterministic sets it too
+  DType grad_wire = DType::float32;          ///< or bfloat16
+  std::string cost_model;                    ///< file, for predictions
+  std::string tuning_cache;                  ///< empty: ring::default_tuning_file()
+  std::string build;                         ///< see ring::TuningOptions; no option
 
   // Running.
   double timeout = Watchdog::kDefault.count();  ///< seconds

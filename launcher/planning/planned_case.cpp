@@ -205,7 +205,15 @@ void settle_schedule(PlannedCase& planned, const Options& options, const Registr
   planned.choice =
       ring::choose_schedule(planned.input(), planned.selection.schedule_for(options.schedule));
   planned.how = ring::with_variant(planned.how, planned.choice);
-  const std::vector<std::string> unused = hints_of_choice(options, {planned.choice.schedule});
+  std::optional<bool> rounds;
+  if (planned.backward && options.grad_wire != DType::float32) {
+    const ring::PlanInput input = planned.input();
+    rounds = std::ranges::any_of(
+        ring::make_plan(input, planned.choice.schedule, ring::simulated_ranks(input)).ranks,
+        &ring::RankPlan::adds_rounded_gradients);
+  }
+  const std::vector<std::string> unused =
+      hints_of_choice(options, {planned.choice.schedule}, rounds);
   std::vector<std::string>& warnings = planned.setup.warnings;
   warnings.insert(warnings.end(), unused.begin(), unused.end());
   add_plain_kernel(warnings, options, planned);

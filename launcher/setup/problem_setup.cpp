@@ -356,9 +356,6 @@ ProblemSetup set_up_problem(const Options& options, const AttentionShape& shape,
   setup.problem.implementation = options.implementation;
   setup.problem.schedule = options.schedule;
   setup.problem.reproducible = options.reproducible;
-  if (!options.reproducible && options.deterministic) {
-    setup.problem.reproducible = *options.deterministic ? Reproducible::run : Reproducible::no;
-  }
   setup.problem.backward.grad_wire = options.grad_wire;
   setup.problem.ulysses_degree = options.ulysses_degree;
   setup.problem.inner_size = options.inner_size;

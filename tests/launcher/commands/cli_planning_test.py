@@ -65,6 +65,13 @@ class Backward(CliTest):
                               and "grad key" in buffer["contents"]},
                              {"float32", "bfloat16"} if wire == "bfloat16" else {"float32"})
 
+    def test_says_which_options_have_no_effect(self):
+        words = [*PLAN, "--backward", "--dtype", "bfloat16", "--grad-wire", "bfloat16", "--schedule"]
+        for schedule, warned in [("pass_q", True), ("ring", False)]:
+            result = self.annulus(*words, schedule)
+            self.assertEqual(result.returncode, 0, result.stderr)
+            self.assertEqual("--grad-wire bfloat16: has no effect" in result.stderr, warned, result.stderr)
+
     def test_says_why_not(self):
         words = [*PLAN, "--backward", "--grad-wire", "bfloat16", "--dtype", "bfloat16", "--schedule",
                  "hybrid", "--ulysses-degree", "2"]

@@ -22,6 +22,17 @@ TEST(OptionValues, ShortNamesOfDtypes) {
               HasSubstr("got 'float16', expected one of float32, bfloat16"));
 }
 
+TEST(OptionValues, DeterministicGradientsAreRepeatedOnes) {
+  for (const char* command : {"run --grad-output g.npy", "verify --backward", "verify --random 3",
+                              "bench --backward", "plan --backward"}) {
+    const std::string words = std::string(command) + " --deterministic";
+    EXPECT_EQ(parse(words).reproducible, Reproducible::run) << words;
+    EXPECT_EQ(parse(words + "=false").reproducible, Reproducible::no) << words;
+  }
+  EXPECT_EQ(parse("plan --reproducible no").reproducible, Reproducible::no);
+  EXPECT_FALSE(parse("bench --backward").reproducible.has_value());
+}
+
 TEST(OptionValues, AGpuIsADeviceOfCuda) {
   EXPECT_EQ(parse("bench --device gpu").device, "cuda");
   EXPECT_EQ(parse_backend("gpu"), Backend::cuda);

@@ -177,7 +177,8 @@ class Attention {
   /// its results, and the host does not wait. On the CPU the work is done when the function
   /// returns. Tensors of the first call are checked on all ranks before anything is sent (UserError
   /// on all of them). A later failure is thrown by the next call or by wait(), as LibraryError; the
-  /// job can then only be aborted. Calls of a context run one after the other, on any streams.
+  /// job can then only be aborted. Calls of a context run one after the other, on any streams. What
+  /// a call writes must not overlap its other tensors; this is not checked.
   ///
   /// The first call cannot be captured into a CUDA graph, nor can the first call after set_mask()
   /// has planned again. Later calls can, under schedules other than allgather. A graph computes

@@ -286,10 +286,12 @@ def _place(device: str | int | None) -> int | None:
         return -1
     if isinstance(device, int):
         return device
+    if device == "cuda":
+        return -2  # ANNULUS_CURRENT_CUDA_DEVICE
     kind, _, number = device.partition(":")
     if kind == "cuda" and number.isdigit():
         return int(number)
-    raise argument_error("device", repr(device), '"cpu", "cuda:N" or N')
+    raise argument_error("device", repr(device), '"cpu", "cuda", "cuda:N" or N')
 
 
 _meshes: list[Mesh] = []
@@ -309,7 +311,8 @@ def init(comm: "MPI.Comm | Any | None" = None, *, rank: int | None = None, size:
       process alone.
     - rank, size: the rank of this process on a store and the number of ranks, if torch.distributed,
       jax.distributed and the environment do not have them.
-    - device: "cpu" or "cuda:N". None: the CUDA device that is current, or the CPU where there is none.
+    - device: "cpu", "cuda:N", or "cuda", the CUDA device that is current. None: likewise, or the CPU where
+      there is none.
     - threads: number of CPU threads of a rank's kernels; 0: its share of the cores.
     - timeout: seconds of silence after which a wait for other ranks fails.
     """

@@ -31,6 +31,18 @@ def test_meshes(sequence):
     assert annulus.mesh("sp=-1") is sequence
 
 
+def test_the_current_gpu_is_not_the_cpu():
+    from annulus import _mesh
+
+    try:
+        mesh = _mesh.Mesh("sp=-1", **{**_mesh._settings, "device": "cuda", "share_gpus": True})
+    except annulus.UnsupportedError as error:
+        assert "CUDA" in str(error)
+    else:
+        assert mesh.device.startswith("cuda:")
+        mesh.close()
+
+
 def test_another_mpi_is_refused_with_both_names():
     from annulus._mesh import _check_same_mpi
 

@@ -110,7 +110,7 @@ MISTAKES = {
     "a bias of the wrong rank": (lambda: call(bias=np.zeros((8, 8), np.float32)),
                                  annulus.ArgumentError, "bias", "2 dimensions"),
     "an unknown device": (lambda: annulus.init(device="gpu"), annulus.ArgumentError, "device",
-                          "cuda:N"),
+                          '"cuda"'),
 }
 
 

@@ -80,10 +80,10 @@ std::unique_ptr<Device> open_named(const ContextOptions& options, Mesh& mesh) {
                                          mesh.rank(),
                                          options.place ? "its place says so" : missing));
     }
-    if (!missing.empty()) {
-      throw UnsupportedError(fmt::format("rank {}: {}", mesh.rank(), missing));
+    if (!missing.empty()) throw UnsupportedError("device cuda: " + missing);
+    if (!options.place || *options.place == kCurrentCudaDevice) {
+      return make_cuda_device(current_cuda_device());
     }
-    if (!options.place) return make_cuda_device(current_cuda_device());
     const auto devices = static_cast<int>(cuda_devices().size());
     if (options.place->device < 0 || options.place->device >= devices) {
       throw ArgumentError(fmt::format("place of rank {}", mesh.rank()), to_string(*options.place),

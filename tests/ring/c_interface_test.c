@@ -244,6 +244,21 @@ static void interruption(annulus_context* context) {
   annulus_set_interruption(NULL);
 }
 
+/* Without a GPU, an error: ANNULUS_CURRENT_CUDA_DEVICE does not stand for the CPU. */
+static void current_device(MPI_Comm communicator) {
+  annulus_context_options* options = NULL;
+  annulus_context* context = NULL;
+  annulus_status status;
+  SUCCEEDS(annulus_context_options_create(&options));
+  SUCCEEDS(annulus_context_options_set_place(options, ANNULUS_CURRENT_CUDA_DEVICE));
+  SUCCEEDS(annulus_context_options_set_share_gpus(options, 1));
+  status = annulus_context_create(&communicator, options, &context);
+  CHECK(status == ANNULUS_UNSUPPORTED_ERROR ||
+        (status == ANNULUS_SUCCESS && annulus_context_place(context) >= 0));
+  if (status == ANNULUS_SUCCESS) annulus_context_destroy(context);
+  annulus_context_options_destroy(options);
+}
+
 int main(int argc, char** argv) {
   annulus_context_options* options = NULL;
   annulus_context* context = NULL;
@@ -270,6 +285,7 @@ int main(int argc, char** argv) {
   errors(context);
   interruption(context);
   annulus_context_destroy(context);
+  current_device(communicator);
 
   SUCCEEDS(annulus_context_create(NULL, NULL, &context)); /* one rank, without MPI */
   CHECK(annulus_context_size(context) == 1);

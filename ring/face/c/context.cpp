@@ -29,8 +29,11 @@ annulus_status annulus_context_options_set_mesh(annulus_context_options* options
 }
 annulus_status annulus_context_options_set_place(annulus_context_options* options,
                                                  annulus_place place) {
-  return guarded(
-      [&] { checked(options, "options").options.place = annulus::c::place_of_c(place); });
+  return guarded([&] {
+    checked(options, "options").options.place = place == ANNULUS_CURRENT_CUDA_DEVICE
+                                                    ? annulus::kCurrentCudaDevice
+                                                    : annulus::c::place_of_c(place);
+  });
 }
 annulus_status annulus_context_options_set_threads(annulus_context_options* options, int threads) {
   return guarded([&] { checked(options, "options").options.threads = threads; });

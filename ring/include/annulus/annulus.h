@@ -69,6 +69,9 @@ typedef enum annulus_dtype {
 /* The number of a CUDA device, or the host. */
 typedef int32_t annulus_place;
 #define ANNULUS_HOST ((annulus_place)-1)
+/* For contexts alone: the CUDA device that is current; ANNULUS_UNSUPPORTED_ERROR where there is
+ * none. */
+#define ANNULUS_CURRENT_CUDA_DEVICE ((annulus_place)-2)
 
 #define ANNULUS_MAXIMUM_DIMENSIONS 6
 

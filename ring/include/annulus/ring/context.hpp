@@ -33,6 +33,10 @@ enum class DeviceRule : std::uint8_t {
   gpus       ///< likewise, but ranks without a GPU are an error
 };
 
+/// As ContextOptions::place: the CUDA device that is current in the calling thread. Where there is
+/// none, UnsupportedError, while no place at all means the CPU then.
+inline constexpr Place kCurrentCudaDevice = Place::cuda(-1);
+
 struct ContextOptions {
   static constexpr double kDefaultTimeout = 300;  // thousands of ranks take long to start
   /// Named axes and their sizes, the last one fastest; one size may be −1.

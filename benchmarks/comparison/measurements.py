@@ -90,8 +90,8 @@ class Job:
         return [*commands] * self.rounds
 
 
-# Cases with what is wanted of the forward pass, in TFLOP/s per GPU and as a multiple of the best
-# peer's, and of the backward pass, as such a multiple.
+# For each case, the forward rate that four GPUs should reach, in TFLOP/s per GPU, and the multiples
+# of the best peer's rate, forward and backward.
 CASES = {
     "64/8:causal:8k": (580, None, 1.8), "64/8:causal:32k": (620, None, 1.12),
     "64/8:causal:128k": (600, None, 1.05), "32/32:causal:8k": (420, 4.0, 2.0),
@@ -225,8 +225,7 @@ def crossing_bytes(plan: dict, ranks_per_node: int) -> int:
 
 
 def two_nodes(job: Job, seconds: int) -> Step:
-    """Rings over two nodes, which are pretended, of two ranks or more; two GPUs are shared by four
-    ranks."""
+    """Rings over two simulated nodes of two ranks or more. Four ranks share two GPUs."""
     ranks_per_node = max(2, job.gpus // 2)
     length = "512" if job.small else "8k"
     shape = job.shape(length, "32,8,128")
@@ -252,7 +251,7 @@ def two_nodes(job: Job, seconds: int) -> Step:
         sent = {schedule: crossing_bytes(found[f"{schedule}, planned"][0], ranks_per_node)
                 for schedule in schedules}
         times = {schedule: median_time(found[schedule]) for schedule in schedules}
-        # Each rank sends its keys to the other node once, while a ring does at every hop.
+        # Every rank's keys cross once; in a ring, those of two ranks cross at every hop.
         figures = [Figure("double_ring ÷ ring, bytes between nodes",
                           sent["double_ring"] / sent["ring"],
                           ranks_per_node / (2 * ranks_per_node - 1), most=True),

@@ -207,7 +207,7 @@ class Effects {
     }
     need("grad-sinks", has("sinks"), "without --sinks", "--sinks");
     for (const char* option : {"deterministic", "grad-wire"}) {
-      // Random problems have gradients unless they are switched off.
+      // By default, half of the random problems have gradients.
       need_form(option, has("grad-output") || o.backward.value_or(has("random")),
                 o.command == Command::run ? "--grad-output" : "--backward");
     }

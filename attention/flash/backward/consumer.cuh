@@ -46,9 +46,8 @@ class Consumer : ConsumerWeights<Tiles> {
   using Weights::work;
   static constexpr int kSums = Tiles::kDim / 2;
   static constexpr int kGroupBytes = 64 * 128;
-  // Products may still be adding to a sum when the next step begins. Assemblers before CUDA 12.9
-  // then make products wait for each other if the sum may be undefined, or is set to 0 before the
-  // loop.
+  // Whether products may still be adding to a sum when the next step begins. Assemblers before CUDA
+  // 12.9 then make all products wait for each other, whether the sum begins undefined or at 0.
   static constexpr bool kKeepsSums = __CUDACC_VER_MAJOR__ > 12 ||
                                      (__CUDACC_VER_MAJOR__ == 12 && __CUDACC_VER_MINOR__ >= 9);
   // The general class at 128 dims lacks the registers to overlap steps.
@@ -145,7 +144,7 @@ class Consumer : ConsumerWeights<Tiles> {
   }
 
   // This warpgroup's 64 × 64 part of dQᵀ = Kᵀ·dSᵀ: half of the dims, of the queries or of the keys.
-  // Its threads then hold neighbouring dims, which lie in different banks.
+  // As it is transposed, threads of a warp hold neighbouring dims, which lie in different banks.
   __device__ __forceinline__ void issue_query(float (&sum)[32], const Start& from) const {
     constexpr int kKeys = kSplitsKeys ? 64 : Tiles::kKeys;
     // The second group's part begins kKeys rows further on; from.group has moved only 64.
@@ -181,8 +180,8 @@ class Consumer : ConsumerWeights<Tiles> {
     }
   }
 
-  // If kOverlaps, a step ends after the first product of the next one, so that tensor cores have
-  // work while its dQ is handed over.
+  // If kOverlaps, a step ends once the next one's first product is issued, so that tensor cores
+  // have work while its dQ is handed over.
   __device__ __forceinline__ void step(float (&key_sum)[kSums], float (&value_sum)[kSums],
                                        float (&query_sum)[32]) {
     // Hides from the compiler that these are the same in every step: it would keep values derived
@@ -274,7 +273,7 @@ class Consumer : ConsumerWeights<Tiles> {
     if constexpr (!kOverlaps) finish<0>(key_sum, query_sum);
   }
 
-  // Adds dK and dV of this warpgroup's keys, from where K, V, Q and dO of both were.
+  // Adds dK and dV of this warpgroup's keys, by way of the memory that K, V, Q and dO have left.
   __device__ __forceinline__ void add(const float (&key_sum)[kSums],
                                       const float (&value_sum)[kSums]) const {
     constexpr int kBox = kSumRows * 32;

@@ -75,8 +75,8 @@ class ConsumerWeights {
     }
   }
 
-  // The consumer finds these bits before it has the step's scores: of hidden pairs (see
-  // hidden_bits()) and of dropped ones.
+  // Bits found before the step's scores: of dropped pairs and, if kFindsEarly, of hidden ones (see
+  // hidden_bits()).
   struct Found {
     std::uint32_t hidden = 0;
     DroppedBits<kScores> dropped;
@@ -196,8 +196,8 @@ class ConsumerWeights {
     }
   }
 
-  // LSE or delta of the thread's queries. A read that follows products in the program waits until
-  // the last of them has begun, so these reads come before products if registers suffice.
+  // LSE or delta of the thread's queries. A read after products in program order waits until the
+  // last of them has begun, so these reads precede the next products if registers suffice.
   static constexpr bool kReadsEarly = kScores == 32 && !kGeneral;
   using RowValues = float2[kReadsEarly ? kScores / 4 : 1];
   __device__ __forceinline__ void read_early(RowValues& values, const float* of_slot) const {
@@ -333,7 +333,7 @@ class ConsumerWeights {
     return {kept * weight, weight * grad};
   }
 
-  // Factor of dO·Vᵀ where nothing drops.
+  // Factor of dO·Vᵀ of a pair that is not dropped.
   [[nodiscard]] __device__ __forceinline__ float grad_factor() const {
     return kDrops ? a.value_scale : 1;
   }

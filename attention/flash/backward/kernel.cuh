@@ -10,8 +10,7 @@
 
 namespace annulus::flash::backward {
 
-/// True if the thread's key has no position, or the one that it would have if all keys of the tile
-/// were neighbours.
+/// True if the thread's key has no position, or the first key's plus the thread's index.
 template <class Tiles>
 [[nodiscard]] __device__ __forceinline__ bool is_neighbour(const Arguments& a,
                                                            const Work<Tiles>& work,
@@ -59,7 +58,7 @@ __global__ void __launch_bounds__(Tiles::kThreads, 1)
     if (threadIdx.x == 0) {
       shared.neighbours = all ? 1 : 0;
       if constexpr (Tiles::kGeneral) {
-        // TMA reads and adds from a multiple of 16 bytes on.
+        // TMA's boxes begin at multiples of 16 bytes.
         const std::int64_t unit = a.scores.bias.data != nullptr ? 4 : 16;
         const bool fits = key_at(a, shared.work.first_column) % unit == 0;
         shared.scores.in_boxes = a.has_score_boxes && fits && (all || a.scores.by_column) ? 1 : 0;

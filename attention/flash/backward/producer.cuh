@@ -97,7 +97,7 @@ __device__ __forceinline__ void add_queries(const Arguments& a, SharedTiles<Tile
                                             std::int32_t first) {
   constexpr bool kLists = Tiles::kPairs != PairClass::band;
   constexpr int kParts = Tiles::kSplitsKeys ? 2 : 1;
-  // Each of several threads has a buffer of its own, so that its waits miss no phase.
+  // Each of several threads has its own buffer, and waits for each of that buffer's phases.
   static_assert(kThreads == 1 || (kThreads == Tiles::kSumBuffers && !Tiles::kSplitsKeys));
   const Work<Tiles>& work = shared.work;
   for (std::int32_t i = first; i < shared.steps; i += kThreads) {

@@ -101,7 +101,7 @@ class ScorePreparation {
                        at.row, at.head, at.batch);
     }
   }
-  // Adds zeros to the entries of keys that follow the block's last one.
+  // Boxes may extend past the block's last key; entries there get zeros.
   __device__ __forceinline__ void add_boxes() const {
     if (thread() != 0) return;
     const Corner at = corner_in(a.grad_bias_strides);

@@ -128,7 +128,7 @@ struct Work {
            first_column + Tiles::kKeys > columns;
   }
 
-  /// The key tile that adds to the query tile before this one, plus 1; 0 if there is none.
+  /// 1 + the key tile whose turn at the query tile precedes this one's; 0 if there is none.
   [[nodiscard]] __device__ __forceinline__ std::int32_t before(const Arguments& a,
                                                                std::int32_t tile) const {
     const std::int32_t first = max(tile * Tiles::kQueries + a.low, 0) / Tiles::kKeys;

@@ -95,7 +95,8 @@ Selection Registry::select(std::string_view name, const AttentionProblem& proble
   const char* const remedy =
       problem.in_global_order()
           ? "; --reproducible world wants native or auto on CPU ranks (float32, float16 or "
-            "bfloat16), or flash_attn2 or auto on Hopper GPUs (float16 or bfloat16); "
+            "bfloat16), or flash_attn2 or auto on Hopper GPUs (float16 or bfloat16; gradients: "
+            "bfloat16); "
             "--reproducible run has no such limits"
           : "";
   const auto refuse = [&](std::string_view refuser, const Capability& capability) {

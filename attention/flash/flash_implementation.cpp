@@ -160,14 +160,18 @@ class FlashImplementation final : public Implementation {
       return Capability::no(
           "reproducible world: on GPUs, the gradient of the sinks is rounded while it is added up");
     }
+    if (problem.in_global_order() && problem.dtype == DType::float16) {
+      return Capability::no(
+          "reproducible world: the flash kernel scales float16 gradients by the largest of a "
+          "rank's rows");
+    }
     if (problem.soft_cap && problem.bias) {
       return Capability::no("the flash kernel has no backward pass for a bias beside a soft cap");
     }
     return accepts(problem, place);
   }
 
-  // The backward kernels take any block, except that prepare_backward() refuses to sum a bias's
-  // gradient over keys. takes() is about forward tiles.
+  // The backward kernels take any block. takes() is about forward tiles.
   [[nodiscard]] Capability takes_backward(const AttentionProblem& /*problem*/,
                                           const BlockGeometry& /*block*/) const override {
     return Capability::yes();
@@ -203,30 +207,29 @@ class FlashImplementation final : public Implementation {
   Declaration declaration_;
 };
 
-FeatureSet backward_features() {
-  return FeatureSet::positions() |
-         FeatureSet{Feature::segments,   Feature::lengths, Feature::soft_cap,    Feature::bias,
-                    Feature::dense_mask, Feature::dropout, Feature::varying_seed};
+BackwardDeclaration backward_declaration(const FeatureSet& more) {
+  return {
+      .features = FeatureSet::positions() |
+                  FeatureSet{Feature::segments, Feature::lengths, Feature::soft_cap, Feature::bias,
+                             Feature::dense_mask, Feature::dropout, Feature::varying_seed} |
+                  more,
+      .sums_bias_over_keys = false,
+      .repeats_bias_sums = false,
+      .joins_query_heads = true,
+      .reproducible_columns = kTile};
 }
 
 }  // namespace
 
 std::unique_ptr<Implementation> make_flash_implementation() {
   return std::make_unique<FlashImplementation>(kFlash, FeatureSet{}, FeatureSet{},
-                                               BackwardDeclaration{.features = backward_features(),
-                                                                   .blocks = BlockForm::straight,
-                                                                   .joins_query_heads = true,
-                                                                   .reproducible_columns = kTile});
+                                               backward_declaration({}));
 }
 
 std::unique_ptr<Implementation> make_blocksparse_implementation() {
   const FeatureSet blocks{Feature::block_mask};
-  return std::make_unique<FlashImplementation>(
-      "blocksparse", blocks, blocks,
-      BackwardDeclaration{.features = backward_features() | blocks,
-                          .blocks = BlockForm::straight,
-                          .joins_query_heads = true,
-                          .reproducible_columns = kTile});
+  return std::make_unique<FlashImplementation>("blocksparse", blocks, blocks,
+                                               backward_declaration(blocks));
 }
 
 }  // namespace annulus

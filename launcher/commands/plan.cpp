@@ -221,8 +221,11 @@ Report layouts_report(const PlannedCase& planned, const ring::Plan& chosen_plan,
     }
     const ring::ShardedOperands& held = planned.operands;
     if (held.query.shards(1) == 1 && held.key.shards(1) == 1) continue;  // all are the same
-    // Striped, every rank has pieces of many documents, which take long to plan.
-    if (layout == LayoutKind::striped && planned.setup.problem.mask.has_segments()) continue;
+    // Striped, every rank has pieces of many documents, which take long to plan. It takes no
+    // granule.
+    const bool striped = layout == LayoutKind::striped;
+    if (striped && planned.setup.problem.mask.has_segments()) continue;
+    if (striped && planned.setup.layout.granule.value_or(1) > 1) continue;
     if (layout == LayoutKind::balanced && !wants_balanced(planned, chosen_plan)) continue;
     ring::OperandLayout other = planned.setup.layout;
     other.sequence = layout;

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <cstring>
 #include <functional>
+#include <optional>
 #include <random>
 #include <type_traits>
 #include <utility>
@@ -79,8 +80,11 @@ inline void multiply(const Tensor& tensor, float factor) {
 struct WholeGradients {
   WholeGradients(Random& random, const AttentionProblem& problem)
       : WholeGradients(random, random_operands(random, problem)) {}
-  /// The gradients of output and LSE are multiplied by `size`.
-  WholeGradients(Random& random, WholeAttention whole, float size = 1) : forward(std::move(whole)) {
+  /// The gradients of output and LSE are multiplied by `size`. `every`: the value of all entries of
+  /// the output's gradient before that.
+  WholeGradients(Random& random, WholeAttention whole, float size = 1,
+                 std::optional<float> every = {})
+      : forward(std::move(whole)) {
     const AttentionProblem& problem = forward.problem;
     const AttentionShape& s = problem.shape;
     const DType wide = is_wide(problem) ? DType::float64 : DType::float32;
@@ -88,6 +92,11 @@ struct WholeGradients {
     grad_output =
         random_operand(random, problem.dtype, {s.batch, s.query_length, s.heads, s.value_dim});
     const Tensor grad_lse = random_tensor(random, DType::float32, rows);
+    if (every) {
+      const auto count = static_cast<std::size_t>(grad_output.shape().product());
+      from_float32(std::vector<float>(count, *every).data(), problem.dtype,
+                   grad_output.view().data(), static_cast<std::int64_t>(count));
+    }
     if (size != 1) {
       multiply(grad_output, size);
       multiply(grad_lse, size);

@@ -61,7 +61,7 @@ struct ScoreGradients {
 /// Everything that the kernels of a backward call read.
 struct Arguments {
   CUtensorMap query, key, value, grad_output;
-  /// Gradients that TMA adds to, in boxes of kSumRows rows and 32 dims.
+  /// Gradients that TMA adds to, in boxes of kBoxRows rows and 32 dims.
   CUtensorMap query_sum, key_sum, value_sum;
 
   /// The bias, or the dense mask if there is no bias, as [batch, row, head, key] in boxes of 64

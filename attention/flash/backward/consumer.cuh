@@ -276,7 +276,7 @@ class Consumer : ConsumerWeights<Tiles> {
   // Adds dK and dV of this warpgroup's keys, by way of the memory that K, V, Q and dO have left.
   __device__ __forceinline__ void add(const float (&key_sum)[kSums],
                                       const float (&value_sum)[kSums]) const {
-    constexpr int kBox = kSumRows * 32;
+    constexpr int kBox = kBoxRows * 32;
     constexpr int kBoxes = Tiles::kDim / 32;
     static_assert(sizeof(shared.key) + sizeof(shared.value) + sizeof(shared.query) +
                       sizeof(shared.grad_output) >=
@@ -290,7 +290,7 @@ class Consumer : ConsumerWeights<Tiles> {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
     hopper::named_sync(kGroupSync + group, 128);
     if (warp % 4 != 0 || lane != 0) return;
-    const std::int32_t column = work.first_column + group * kSumRows;
+    const std::int32_t column = work.first_column + group * kBoxRows;
 #pragma unroll
     for (int i = 0; i < kBoxes; ++i) {
       if (a.grad_key.data != nullptr) {
@@ -312,7 +312,7 @@ class Consumer : ConsumerWeights<Tiles> {
       const int key = warp % 4 * 16 + lane / 4 + 8 * h;
 #pragma unroll
       for (int i = 0; i < kSums / 4; ++i) {
-        *reinterpret_cast<float2*>(to + i / 4 * (kSumRows * 32) +
+        *reinterpret_cast<float2*>(to + i / 4 * (kBoxRows * 32) +
                                    place_in_box(key, i % 4 * 8 + lane % 4 * 2)) =
             float2{factor * sum[4 * i + 2 * h], factor * sum[4 * i + 2 * h + 1]};
       }

@@ -141,9 +141,9 @@ void set_score_boxes(Arguments& a, const ScoreTensors& scores, const TensorView&
   if (!has_boxes(copied)) return;
   if (is_wanted(grad_bias)) {
     if (!has_boxes(grad_bias)) return;
-    a.bias_gradient_boxes = tensor_map(by_rows(grad_bias), kSumRows);
+    a.bias_gradient_boxes = tensor_map(by_rows(grad_bias), kBoxRows);
   }
-  a.score_boxes = tensor_map(by_rows(copied), kSumRows);
+  a.score_boxes = tensor_map(by_rows(copied), kBoxRows);
   a.has_score_boxes = true;
 }
 
@@ -209,8 +209,8 @@ FlashBackward::Entry FlashBackward::make_entry(const BackwardBlock& block) const
   return entry;
 }
 
-FlashBackward::Seen FlashBackward::set_mask(Arguments& a, const BackwardBlock& block) {
-  Seen seen{static_cast<double>(a.padded_rows), ceil_divide(a.columns, kWideTileKeys)};
+FlashBackward::Extent FlashBackward::set_mask(Arguments& a, const BackwardBlock& block) {
+  Extent seen{static_cast<double>(a.padded_rows), ceil_divide(a.columns, kWideTileKeys)};
   a.low = -static_cast<std::int32_t>(kFar);
   a.high = static_cast<std::int32_t>(kFar);
   if (!block.unmasked || has_modifiers(problem_)) {
@@ -303,6 +303,7 @@ Arguments FlashBackward::arguments_of(const BackwardBlock& block, const Gradient
   checks.require(block.query.size(3) == problem_.shape.head_dim &&
                      block.value.size(3) == problem_.shape.value_dim,
                  "the head dimensions belong to another problem");
+  checks.require(!problem_.bias || !problem_.soft_cap, "a bias beside a soft cap");
   const Extents& query = block.query.shape();
   const Extents& key = block.key.shape();
   const int dim = tile_dim(problem_);
@@ -314,7 +315,7 @@ Arguments FlashBackward::arguments_of(const BackwardBlock& block, const Gradient
   a.rows = static_cast<std::int32_t>(query[1]);
   a.columns = static_cast<std::int32_t>(key[1]);
   a.padded_rows = static_cast<std::int32_t>(round_up(query[1], tile));
-  const Seen seen = set_mask(a, block);
+  const Extent seen = set_mask(a, block);
   set_order(a, seen.rows_at_a_time, takes_turns(problem_, block));
   if (has_wide_kernels(problem_)) {
     // Even without dQ: the bits of dK and dV depend on the parts.
@@ -335,9 +336,9 @@ Arguments FlashBackward::arguments_of(const BackwardBlock& block, const Gradient
   a.lse = row_values_of(block.lse);
   a.delta = row_values_of(block.delta);
   if (has_narrow_kernels(problem_)) {
-    if (is_wanted(gradients.query)) a.query_sum = tensor_map(gradients.query, kSumRows);
-    if (is_wanted(gradients.key)) a.key_sum = tensor_map(gradients.key, kSumRows);
-    if (is_wanted(gradients.value)) a.value_sum = tensor_map(gradients.value, kSumRows);
+    if (is_wanted(gradients.query)) a.query_sum = tensor_map(gradients.query, kBoxRows);
+    if (is_wanted(gradients.key)) a.key_sum = tensor_map(gradients.key, kBoxRows);
+    if (is_wanted(gradients.value)) a.value_sum = tensor_map(gradients.value, kBoxRows);
   }
   a.scale = static_cast<float>(problem_.logit_scale());
   a.general = needs_general_class(problem_);
@@ -378,10 +379,9 @@ void FlashBackward::run(const BackwardBlock& block, const Gradients& gradients, 
   const int dim = tile_dim(problem_);
   auto* const raw = CudaStream::of(stream).raw();
   if (is_float16(problem_)) {
-    // The scale depends on the block's operands, so it would differ with the number of ranks.
-    const RowTensor value = problem_.in_global_order() ? RowTensor{} : rows_of(block.value);
-    check_cuda(launch_output_scale(arguments, rows_of(block.grad_output), value, raw),
-               "scaling the gradient of the output");
+    check_cuda(
+        launch_output_scale(arguments, rows_of(block.grad_output), rows_of(block.value), raw),
+        "scaling the gradient of the output");
   }
   const auto launch = [&] {
     if (!is_float32(problem_)) {

@@ -15,7 +15,8 @@ namespace annulus::flash::backward {
 
 /// Computes the gradients of the blocks of one problem on one device of compute capability 9.0.
 /// Half types take the head dimensions of with_head_dims(), float32 takes up to 128. Bias, dense
-/// mask and dropout need a half type. Keeps a workspace for the largest block. One call at a time.
+/// mask and dropout need a half type. Keeps a workspace for the largest block, and those of smaller
+/// blocks that came before. One call at a time.
 class FlashBackward {
  public:
   /// Both must outlive it.
@@ -44,13 +45,13 @@ class FlashBackward {
 
   [[nodiscard]] const Entry& find(const BackwardBlock& block);
   [[nodiscard]] Entry make_entry(const BackwardBlock& block) const;
-  struct Seen {
-    double
-        rows_at_a_time;  // rows of a head that the key tiles in work see, which should stay in L2
+  struct Extent {
+    // Rows of a head that the key tiles in work see, which should stay in L2.
+    double rows_at_a_time;
     std::int64_t key_tiles;  // the most key tiles of wide heads that a query tile sees
   };
   // Sets which pairs are visible.
-  Seen set_mask(Arguments& arguments, const BackwardBlock& block);
+  Extent set_mask(Arguments& arguments, const BackwardBlock& block);
   // Sets the order of work.
   void set_order(Arguments& arguments, double rows_at_a_time, bool in_turns) const;
   // Reserves the workspace, and points the arguments into it.

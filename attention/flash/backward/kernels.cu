@@ -68,11 +68,21 @@ __device__ unsigned largest_of(const uint4& v) {
   return max(largest & 0xFFFF, largest >> 16);
 }
 
-// True if the row of dO exists and sees a key.
+// True if the row of dO exists and sees a key by position. With sinks, the LSE of other rows is
+// finite.
 __device__ bool sees_keys(const Arguments& a, std::int32_t batch, std::int32_t head,
                           std::int32_t row) {
-  return row < (a.row_lengths == nullptr ? a.rows : a.row_lengths[batch]) &&
-         a.lse.data[batch * a.lse.batch + head * a.lse.head + row * a.lse.row] != -kInfinity;
+  if (row >= (a.row_lengths == nullptr ? a.rows : a.row_lengths[batch]) ||
+      a.lse.data[batch * a.lse.batch + head * a.lse.head + row * a.lse.row] == -kInfinity) {
+    return false;
+  }
+  if (a.mask.key_tiles > 0) {
+    const RowKeys& keys =
+        a.mask.row_keys[(a.mask.batches > 1 ? std::int64_t{batch} * a.padded_rows : 0) + row];
+    return keys.rest.begin < keys.rest.end || keys.opening.begin < keys.opening.end;
+  }
+  const std::int32_t columns = a.column_lengths == nullptr ? a.columns : a.column_lengths[batch];
+  return max(row + a.low, 0) <= min(row + a.high, columns - 1);
 }
 
 // The largest finite magnitude, as its bits, in one of gridDim.y · parts parts of a head's rows, of
@@ -106,33 +116,31 @@ __global__ void __launch_bounds__(kScaleThreads)
                      const __grid_constant__ RowTensor grad_output,
                      const __grid_constant__ RowTensor value) {
   OutputScale& scale = *a.output_scale;
-  if (value.data != nullptr) {
-    const auto pair = static_cast<std::int32_t>(blockIdx.x);
-    const std::int32_t batch = pair / a.heads, head = pair - batch * a.heads;
-    const auto counts = [&](std::int32_t row) { return sees_keys(a, batch, head, row); };
-    const std::int32_t columns = a.column_lengths == nullptr ? a.columns : a.column_lengths[batch];
-    const auto add = [](std::uint32_t& to, float mine) {
-      const unsigned bits = __reduce_max_sync(0xffffffff, __float_as_uint(mine));
-      if (threadIdx.x % 32 == 0 && bits != 0) atomicMax(&to, bits);
-    };
-    const auto magnitude = [](unsigned bits) {
-      return __half2float(__ushort_as_half(static_cast<unsigned short>(bits)));
-    };
-    add(scale.largest[0], magnitude(largest_of(grad_output, batch, head, a.rows, 0, 1, counts)));
-    // The heads of a group share the rows of their value head.
-    add(scale.largest[1], magnitude(largest_of(value, batch, head / a.heads_per_kv_head, columns,
-                                               head % a.heads_per_kv_head, a.heads_per_kv_head,
-                                               [](std::int32_t) { return true; })));
-    float delta = 0;
-    const std::int64_t first = batch * a.delta.batch + head * a.delta.head;
-    for (std::int32_t row = static_cast<std::int32_t>(blockIdx.y * kScaleThreads + threadIdx.x);
-         row < a.rows; row += static_cast<std::int32_t>(gridDim.y) * kScaleThreads) {
-      if (!counts(row)) continue;
-      const float x = fabsf(a.delta.data[first + row * a.delta.row]);
-      if (x < kInfinity) delta = fmaxf(delta, x);
-    }
-    add(scale.largest[2], delta);
+  const auto pair = static_cast<std::int32_t>(blockIdx.x);
+  const std::int32_t batch = pair / a.heads, head = pair - batch * a.heads;
+  const auto counts = [&](std::int32_t row) { return sees_keys(a, batch, head, row); };
+  const std::int32_t columns = a.column_lengths == nullptr ? a.columns : a.column_lengths[batch];
+  const auto add = [](std::uint32_t& to, float mine) {
+    const unsigned bits = __reduce_max_sync(0xffffffff, __float_as_uint(mine));
+    if (threadIdx.x % 32 == 0 && bits != 0) atomicMax(&to, bits);
+  };
+  const auto magnitude = [](unsigned bits) {
+    return __half2float(__ushort_as_half(static_cast<unsigned short>(bits)));
+  };
+  add(scale.largest[0], magnitude(largest_of(grad_output, batch, head, a.rows, 0, 1, counts)));
+  // The heads of a group share the rows of their value head.
+  add(scale.largest[1], magnitude(largest_of(value, batch, head / a.heads_per_kv_head, columns,
+                                             head % a.heads_per_kv_head, a.heads_per_kv_head,
+                                             [](std::int32_t) { return true; })));
+  float delta = 0;
+  const std::int64_t first = batch * a.delta.batch + head * a.delta.head;
+  for (std::int32_t row = static_cast<std::int32_t>(blockIdx.y * kScaleThreads + threadIdx.x);
+       row < a.rows; row += static_cast<std::int32_t>(gridDim.y) * kScaleThreads) {
+    if (!counts(row)) continue;
+    const float x = fabsf(a.delta.data[first + row * a.delta.row]);
+    if (x < kInfinity) delta = fmaxf(delta, x);
   }
+  add(scale.largest[2], delta);
   __threadfence();
   __syncthreads();  // all warps have added before one thread counts the block
   if (!__syncthreads_or(threadIdx.x == 0 &&
@@ -140,17 +148,19 @@ __global__ void __launch_bounds__(kScaleThreads)
     return;
   }
   if (threadIdx.x != 0) return;
+  __threadfence();  // the other blocks' maxima are read after their counts
   const auto largest = [&](int i) { return __uint_as_float(__ldcg(&scale.largest[i])); };
   const float bound =
       largest(0) * largest(1) * static_cast<float>(grad_output.dim) * a.value_scale + largest(2);
-  // The exponent of the factor. The bound and dO stay below 2^15. The largest dO also stays above
-  // 2^-5. Otherwise a huge delta or hidden value would cost the precision of dO, which dV needs.
+  // The exponent of the factor. The bound and dO stay below 2^15. The largest dO does not fall
+  // below 2^-11, so that it keeps an accuracy of 2^-14, which dV needs. Values of float16 allow
+  // both; only a huge delta or dropout of nearly all pairs can exceed the bound then.
   int power = 0;
-  if (value.data != nullptr && bound > 0) {
+  if (bound > 0) {
     power = 14 - ilogbf(bound);
     if (largest(0) > 0) {
       const int exponent = ilogbf(largest(0));
-      power = min(max(power, -4 - exponent), 14 - exponent);
+      power = min(max(power, -11 - exponent), 14 - exponent);
     } else {
       power = min(power, 38);
     }
@@ -195,11 +205,12 @@ unsigned blocks(std::int64_t work, std::int64_t of_a_block) {
 }
 
 template <class Tiles>
-void launch_preparation(const Arguments& a, cudaStream_t stream) {
+cudaError_t launch_preparation(const Arguments& a, cudaStream_t stream) {
   const std::int64_t rows = std::int64_t{a.batches} * a.heads * a.padded_rows;
   constexpr int kQueries = Tiles::kQueries;
   prepare_rows<typename Tiles::Element, kQueries>
       <<<blocks(rows, kQueries), kQueries, 0, stream>>>(a);
+  return cudaGetLastError();
 }
 
 template <int kDim, bool kHalf, PairClass kPairs, bool kSoftCap>
@@ -209,7 +220,9 @@ template <int kDim, bool kHalf, PairClass kPairs, bool kSoftCap>
 cudaError_t launch(const Arguments& a, cudaStream_t stream) {
   const unsigned items = blocks(a.columns, kTileKeys) *
                          static_cast<unsigned>(a.batches * (a.heads / a.heads_per_kv_head));
-  launch_preparation<NarrowTiles<kDim, kHalf, kPairs, kSoftCap>>(a, stream);
+  const cudaError_t prepared =
+      launch_preparation<NarrowTiles<kDim, kHalf, kPairs, kSoftCap>>(a, stream);
+  if (prepared != cudaSuccess) return prepared;
   return launch_differentiate<kDim, kHalf, kPairs, kSoftCap>(
       a, items + static_cast<unsigned>(a.split_items), stream);
 }
@@ -232,7 +245,8 @@ cudaError_t launch(const Arguments& a, int dim, cudaStream_t stream) {
   if (dim == 128) return launch<128, kHalf>(a, stream);
   using Narrow = NarrowTiles<128, kHalf, PairClass::band, false>;
   static_assert(Narrow::kQueries == tile_queries(256, PairClass::band));
-  launch_preparation<Narrow>(a, stream);
+  const cudaError_t prepared = launch_preparation<Narrow>(a, stream);
+  if (prepared != cudaSuccess) return prepared;
   return dim == 192 ? launch_wide<192, 128, kHalf>(a, stream)
                     : launch_wide<256, 256, kHalf>(a, stream);
 }
@@ -244,14 +258,11 @@ cudaError_t launch_output_scale(const Arguments& arguments, const RowTensor& gra
   const cudaError_t cleared =
       cudaMemsetAsync(arguments.output_scale, 0, sizeof(OutputScale), stream);
   if (cleared != cudaSuccess) return cleared;
-  dim3 grid(1, 1);
-  if (value.data != nullptr) {
-    // About eight thread blocks for each multiprocessor, of at least four rounds.
-    constexpr unsigned kBlocks = 1056;
-    grid.x = static_cast<unsigned>(arguments.batches * arguments.heads);
-    grid.y =
-        std::clamp(kBlocks / grid.x, 1U, blocks(std::max(arguments.rows, arguments.columns), 64));
-  }
+  // About eight thread blocks for each multiprocessor, of at least four rounds.
+  constexpr unsigned kBlocks = 1056;
+  dim3 grid(static_cast<unsigned>(arguments.batches * arguments.heads));
+  grid.y =
+      std::clamp(kBlocks / grid.x, 1U, blocks(std::max(arguments.rows, arguments.columns), 64));
   fit_output_scale<<<grid, kScaleThreads, 0, stream>>>(arguments, grad_output, value);
   const std::int64_t packs =
       std::int64_t{arguments.batches} * arguments.rows * arguments.heads * (grad_output.dim / 8);

@@ -7,8 +7,8 @@
 
 namespace annulus::flash::backward {
 
-/// Rows of dQ, dK or dV in a box that TMA adds.
-inline constexpr int kSumRows = 64;
+/// Rows of a box that TMA copies or adds: of dQ, dK and dV, of biases and dense masks.
+inline constexpr int kBoxRows = 64;
 /// Keys of a tile of the main kernel, and of the kernels of wide heads.
 inline constexpr int kTileKeys = 128;
 inline constexpr int kWideTileKeys = 64;

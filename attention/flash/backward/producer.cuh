@@ -117,7 +117,7 @@ __device__ __forceinline__ void add_queries(const Arguments& a, SharedTiles<Tile
       for (int box = 0; box < SharedTiles<Tiles>::kSumBoxes; ++box) {
         hopper::add_box(&a.query_sum, shared.grad_query[buffer][box],
                         (Tiles::kSplitsDims ? box : box % 2) * 32,
-                        step.tile * Tiles::kQueries + (Tiles::kSplitsDims ? 0 : box / 2 * kSumRows),
+                        step.tile * Tiles::kQueries + (Tiles::kSplitsDims ? 0 : box / 2 * kBoxRows),
                         step.head, work.batch);
       }
       asm volatile("cp.async.bulk.commit_group;" ::: "memory");

@@ -183,7 +183,7 @@ struct NoSharedScores {};
 template <class Tiles>
 struct SharedTiles {
   using Element = typename Tiles::Element;
-  static constexpr int kSumBoxes = Tiles::kQueries / kSumRows * Tiles::kDim / 32;
+  static constexpr int kSumBoxes = Tiles::kQueries / kBoxRows * Tiles::kDim / 32;
   alignas(1024) Element key[Tiles::kKeys * Tiles::kDim];
   alignas(1024) Element value[Tiles::kKeys * Tiles::kDim];
   alignas(1024) Element query[Tiles::kStages][Tiles::kTileElements];
@@ -192,7 +192,7 @@ struct SharedTiles {
   /// is enough.
   alignas(1024) Element grad_score[2][Tiles::kKeys * Tiles::kQueries];
   /// dQ, in boxes.
-  alignas(1024) float grad_query[Tiles::kSumBuffers][kSumBoxes][kSumRows * 32];
+  alignas(1024) float grad_query[Tiles::kSumBuffers][kSumBoxes][kBoxRows * 32];
   std::conditional_t<Tiles::kGeneral, SharedScores<Tiles>, NoSharedScores> scores;
   alignas(128) float lse[Tiles::kStages][Tiles::kQueries + kFlagValues];
   alignas(128) float delta[Tiles::kStages][Tiles::kQueries];

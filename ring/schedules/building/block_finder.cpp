@@ -29,6 +29,22 @@ bool is_preferred(const PlanInput& input, const Implementation& candidate) {
   return candidate.names().front() == input.options.preferred;
 }
 
+// Why the gradient of a bias of this shape [B,N,T,S] cannot be added up in the block.
+std::string bias_obstacle(const BackwardDeclaration& backward, const Extents& bias,
+                          const Tile& block, bool repeats) {
+  const auto is_shared = [&](int dim, std::int64_t count) { return bias[dim] == 1 && count > 1; };
+  if (!backward.sums_bias_over_keys && is_shared(3, block.columns.count)) {
+    return "the bias's gradient is a sum over keys";
+  }
+  if (repeats && !backward.repeats_bias_sums &&
+      (is_shared(0, block.batches.count) || is_shared(1, block.heads.count) ||
+       is_shared(2, block.rows.count))) {
+    return "the bias's gradient is a sum over batches, heads or rows, which are added in a varying "
+           "order";
+  }
+  return {};
+}
+
 }  // namespace
 
 std::vector<PlacedPiece> side_by_side(const PositionRanges& columns) {
@@ -58,6 +74,10 @@ std::string obstacle_of(const Implementation& candidate, const PlanInput& input,
       }
       if (input.backward->grad_lse && !backward->takes_grad_lse) {
         return "it takes no gradient of the LSE";
+      }
+      if (input.backward->grad_bias) {
+        std::string reason = bias_obstacle(*backward, *input.problem.bias, block, repeats);
+        if (!reason.empty()) return reason;
       }
     }
   } else if (input.candidates.size() > 1 && !candidate.repeats_bits(geometry)) {

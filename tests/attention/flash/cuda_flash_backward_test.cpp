@@ -183,13 +183,30 @@ TEST_F(CudaFlashBackward, Float16GradientsOfAnyMagnitude) {
   }
 }
 
+// All products of dO and values add up: |dP| is as large as it can be.
+TEST_F(CudaFlashBackward, Float16GradientsOfLargeValues) {
+  Random random(63);
+  for (const Dims& dims : kAllDims) {
+    if (dims.dtype == DType::float32) continue;
+    WholeAttention forward = random_operands(
+        random, problem_of({1, 70, 2, 2, 1, dims.head, dims.value}, DType::float16));
+    multiply(forward.key, 0x1p-7F);  // so that both keys have half of the weight
+    fill(forward.value, 0, 0x1p15F);
+    fill(forward.value, 1, -0x1p15F);
+    const WholeGradients whole(random, std::move(forward), 1, 1);
+    add(whole);
+    EXPECT_LT(whole.largest_share(), 1) << dims.head;
+  }
+}
+
 // Rows that see no key, and keys past a length, hold large finite values: others keep their
-// precision.
+// precision. With sinks, the LSE of such a row is finite.
 TEST_F(CudaFlashBackward, Float16ScalesIgnoreHiddenValues) {
   Random random(62);
   for (const Dims& dims : kAllDims) {
     if (dims.dtype == DType::float32) continue;
-    for (const bool modified : {false, true}) {
+    for (const auto& [modified, sinks] :
+         {std::pair{false, false}, {true, false}, {false, true}, {true, true}}) {
       AttentionProblem problem =
           causal_problem_of({1, 100, 100, 2, 1, dims.head, dims.value}, DType::float16, -20);
       problem.mask.set_kv_lengths({70});
@@ -197,7 +214,10 @@ TEST_F(CudaFlashBackward, Float16ScalesIgnoreHiddenValues) {
       WholeGradients whole(random, random_operands(random, problem), 0x1p-6F);
       for (std::int64_t t = 0; t < 20; ++t) {
         fill(whole.grad_output, t, 6e4F);
-        for (std::int64_t n = 0; n < 2; ++n) whole.delta.view().at<float>({0, n, t}) = -1e30F;
+        for (std::int64_t n = 0; n < 2; ++n) {
+          whole.delta.view().at<float>({0, n, t}) = -1e30F;
+          if (sinks) whole.lse.view().at<float>({0, n, t}) = 0.5F;
+        }
       }
       for (std::int64_t s = 70; s < 100; ++s) fill(whole.forward.value, s, 6e4F);
       add(whole);
@@ -388,6 +408,11 @@ TEST_F(CudaFlashBackward, SaysWhatItComputes) {
   problem.shape.head_dim = 132;
   EXPECT_THAT(flash().fits_backward(problem, place).reason(),
               HasSubstr("float32 gradients for head dimensions up to 128, not 132"));
+  AttentionProblem in_order = half_problem({1, 64, 64, 2, 1, 64, 64});
+  in_order.reproducible = Reproducible::world;
+  EXPECT_TRUE(flash().fits_backward(in_order, place));
+  in_order.dtype = DType::float16;
+  EXPECT_THAT(flash().fits_backward(in_order, place).reason(), HasSubstr("scales float16"));
 }
 
 }  // namespace

@@ -76,6 +76,17 @@ class Backward(CliTest):
         words = [*PLAN, "--backward", "--grad-wire", "bfloat16", "--dtype", "bfloat16", "--schedule",
                  "hybrid", "--ulysses-degree", "2"]
         self.expect_error(self.annulus(*words), 2, "it sums gradients along their way")
+        world = ["plan", "--mesh", "sp=2", "--shape", "1,3k,3k,8,2,64", "--device", "cuda", "--granule", "384",
+                 "--sequence-layout", "zigzag", "--backward", "--reproducible", "world", "--dtype"]
+        self.succeed(*world, "bfloat16")
+        self.expect_error(self.annulus(*world, "float16"), 2, "scales float16 gradients")
+
+    def test_kernels_that_cannot_sum_the_gradient_of_a_bias_are_not_planned(self):
+        np.save(self.path("bias.npy"), np.zeros((1, 8, 1024, 1024), np.float32))
+        words = ["plan", "--shape", "4,1k,1k,8,2,64", "--mesh", "sp=1", "--device", "cuda", "--dtype",
+                 "bfloat16", "--backward", "--bias", "bias.npy"]
+        times = [self.json(*words, *more)["predicted_ms"]["finish"] for more in ([], ["--deterministic"])]
+        self.assertGreater(times[1], 20 * times[0])
 
 
 class Simulate(CliTest):
@@ -282,6 +293,11 @@ class Layouts(CliTest):
             self.assertIn(f"# layout chosen: {chosen}\n", result.stdout)
         named = self.annulus("plan", *words, *shape, "--sequence-layout", "zigzag")
         self.assertIn("# layout: zigzag: as asked\n", named.stdout)
+
+    def test_a_granule_is_for_layouts_that_take_one(self):
+        layouts = self.json(*PLAN, "--granule", "64")["layouts"]
+        self.assertNotIn("striped", [row["layout"] for row in layouts])
+        self.assertIn("zigzag", [row["layout"] for row in layouts])
 
 
 class Recommend(CliTest):

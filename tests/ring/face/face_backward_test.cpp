@@ -119,6 +119,39 @@ TEST_F(BackwardFace, KernelsMayTakeNoGradientOfTheLse) {
               HasSubstr("without: it takes no gradient of the LSE"));
 }
 
+TEST_F(BackwardFace, KernelsMayNotSumTheGradientOfABias) {
+  BackwardDeclaration& declared =
+      *test::add_native(context_.registry(), "without", 10).declaration().backward;
+  AttentionOptions options = causal(67);
+  const auto computed_by = [&](const Extents& bias, bool grad_bias = true) {
+    options.bias = bias;
+    Attention attention(context_, options);
+    const ring::BackwardRequest request{.grad_bias = grad_bias};
+    attention.prepare_backward(request);
+    return attention.backward_pass(request)->implementations_of_ranks();
+  };
+  declared.sums_bias_over_keys = false;
+  EXPECT_EQ(computed_by({2, 4, 67, 1}), "native");
+  EXPECT_EQ(computed_by({2, 4, 67, 1}, false), "without");
+  EXPECT_EQ(computed_by({1, 1, 1, 67}), "without");
+  declared.sums_bias_over_keys = true;
+  declared.repeats_bias_sums = false;
+  for (const Extents& shared :
+       {Extents{1, 4, 67, 67}, Extents{2, 1, 67, 67}, Extents{2, 4, 1, 67}}) {
+    options.reproducible = Reproducible::run;
+    EXPECT_EQ(computed_by(shared), "native") << to_string(shared);
+    options.reproducible = Reproducible::no;
+    EXPECT_EQ(computed_by(shared), "without") << to_string(shared);
+  }
+  options.reproducible = Reproducible::run;
+  EXPECT_EQ(computed_by({2, 4, 67, 67}), "without");
+  options.bias = Extents{1, 4, 67, 67};
+  options.backward.implementation = "without";
+  Attention refused(context_, options);
+  EXPECT_THAT(test::message_of<UserError>([&] { refused.prepare_backward({.grad_bias = true}); }),
+              HasSubstr("without: the bias's gradient is a sum over batches, heads or rows"));
+}
+
 // One rounding more than in an unsharded call, of which reports tell.
 TEST_F(BackwardFace, SumsOfRoundedGradientsAreKnown) {
   test::add_native(context_.registry(), "rounding", 10).declaration().backward->rounds = true;

@@ -182,6 +182,9 @@ struct BackwardDeclaration {
   bool repeats_bits = true;
   bool rounds = false;  ///< rounds a block's gradients to the problem's dtype before it adds them
   bool takes_grad_lse = true;  ///< delta need not be rowsum(dO ∘ O): an LSE may have a gradient
+  bool sums_bias_over_keys = true;  ///< the gradient of a bias that all keys of a row share
+  /// Like repeats_bits, for the gradient of a bias that batches, heads or rows share.
+  bool repeats_bias_sums = true;
   /// True if one multiprocessor computes a tile of keys for all query heads of a key/value head.
   bool joins_query_heads = false;
   /// Like Declaration::reproducible_rows, for gradients: the gradients of a column have the same

@@ -289,11 +289,27 @@ void print(const PlannedCase& planned, const ring::Plan& plan, const ring::Price
   }
 }
 
+// Warns if auto gives all blocks to the plain kernel on GPUs, though others take the problem.
+void warn_of_plain_kernel(const PlannedCase& planned, const ring::Plan& plan,
+                          const Options& options) {
+  if (planned.place.is_host() || options.implementation != "auto") return;
+  if (planned.selection.candidates.size() == 1) return;  // add_plain_kernel() has warned
+  for (const ring::RankPlan& rank : plan.ranks) {
+    for (const ring::Tile* tile : rank.tiles()) {
+      if (rank.implementation_of(*tile) != "native") return;
+    }
+  }
+  print_warnings(
+      {"on GPUs, only the plain kernel (native) takes these blocks, and it is many times slower "
+       "than the others; --impl flash_attn2 says why that one does not"});
+}
+
 // Shows the plan of some ranks, and compares its layout with others.
 void show_plan(const PlannedCase& planned, const Options& options, std::ostream& out) {
   const ring::PlanInput input = planned.input();
   const ring::Plan plan =
       ring::make_plan(input, planned.choice.schedule, ring::simulated_ranks(input));
+  warn_of_plain_kernel(planned, plan, options);
   const Report layouts = layouts_report(planned, plan, input.prices, options);
   if (!options.json.empty()) {
     const std::string text = plan_json(plan, input.prices, planned.choice, layouts) + '\n';

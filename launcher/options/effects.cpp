@@ -211,7 +211,7 @@ class Effects {
       need_form(option, has("grad-output") || o.backward.value_or(has("random")),
                 o.command == Command::run ? "--grad-output" : "--backward");
     }
-    need("deterministic", !has("reproducible"), "with --reproducible, which says it too",
+    need("deterministic", !has("reproducible"), "beside --reproducible, which decides",
          "no --reproducible");
     need("seed", o.command == Command::verify || o.command == Command::bench || draws(),
          "where nothing is drawn",

@@ -439,6 +439,12 @@ std::optional<Options> parse_options(const std::vector<std::string>& words, std:
   values.merge(environment);
   values.merge(metadata.environment);
   values.merge(config);
+  // Two names of one setting: that of the command line counts.
+  const auto is_named = [&](const char* name) {
+    const auto found = values.find(name);
+    return found != values.end() && found->second.option.starts_with("--");
+  };
+  if (is_named("deterministic") && !is_named("reproducible")) values.erase("reproducible");
   if (model.sizes) complete_shape(values, *model.sizes);
   Options options = options_from(values, command);
   if (model.sizes && options.shape) check_sizes(*options.shape, *model.sizes);

@@ -308,6 +308,8 @@ class Attention:
         if sinks is not None if grad_sinks is None else grad_sinks:
             found["sinks"] = empty(query, self.shape("sinks"), "float32")
         if grad_bias:
+            if not self.shape("bias"):
+                raise argument_error("grad_bias", True, "False without a bias")
             self.check_bias_gradient()
             found["bias"] = empty(query, self.shape("bias"), "float32")
         operands = {"query": query, "key": key, "value": value, "output": output, "lse": lse,

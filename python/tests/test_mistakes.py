@@ -109,6 +109,10 @@ MISTAKES = {
                            "cu_seqlens"),
     "a bias of the wrong rank": (lambda: call(bias=np.zeros((8, 8), np.float32)),
                                  annulus.ArgumentError, "bias", "2 dimensions"),
+    "the gradient of a bias that is not there": (
+        lambda: annulus.attention_backward(QUERY, QUERY, KEY, VALUE, QUERY, np.zeros((1, 4, 8), np.float32),
+                                           grad_bias=True), annulus.ArgumentError,
+        "grad_bias", "without a bias"),
     "an unknown device": (lambda: annulus.init(device="gpu"), annulus.ArgumentError, "device",
                           '"cuda"'),
 }

@@ -9,6 +9,7 @@
 
 #include "launcher/options/nearest.hpp"
 #include "tests/launcher/options/parsing.hpp"
+#include "tests/support/environment_variable.hpp"
 
 namespace annulus::launcher {
 namespace {
@@ -31,6 +32,9 @@ TEST(OptionValues, DeterministicGradientsAreRepeatedOnes) {
   }
   EXPECT_EQ(parse("plan --reproducible no").reproducible, Reproducible::no);
   EXPECT_FALSE(parse("bench --backward").reproducible.has_value());
+  const test::EnvironmentVariable variable("ANNULUS_REPRODUCIBLE", "world");
+  EXPECT_EQ(parse("plan --backward --deterministic").reproducible, Reproducible::run);
+  EXPECT_EQ(parse("plan --backward").reproducible, Reproducible::world);
 }
 
 TEST(OptionValues, AGpuIsADeviceOfCuda) {

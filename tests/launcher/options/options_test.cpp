@@ -152,10 +152,10 @@ TEST(Options, LayoutsOfQueriesAndKeys) {
   const Options one = parse("plan --sequence-layout striped");
   EXPECT_EQ(one.sequence_layout, "striped");
   EXPECT_EQ(one.kv_sequence_layout, "auto");
-  const Options two = parse("plan --sequence-layout auto,zigzag --granule 64");
+  const Options two = parse("plan --sequence-layout auto,zigzag --granule 4k");
   EXPECT_EQ(two.sequence_layout, "auto");
   EXPECT_EQ(two.kv_sequence_layout, "zigzag");
-  EXPECT_EQ(two.granule, 64);
+  EXPECT_EQ(two.granule, 4096);
 }
 
 TEST(Options, SpecsMayBeginWithNone) {

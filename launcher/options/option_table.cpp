@@ -73,6 +73,14 @@ double parse_dropout(const std::string& option, const std::string& text) {
   return probability;
 }
 
+std::int64_t parse_granule(const std::string& option, const std::string& text) {
+  const std::int64_t granule = parse_size(option, text);
+  if (granule > std::int64_t{1} << 40) {
+    throw ArgumentError(option, fmt::format("'{}'", text), "a size up to 2^40");
+  }
+  return granule;
+}
+
 double parse_percent(const std::string& option, const std::string& text) {
   const double percent = parse_number(option, text);
   if (percent < 0 || percent > 1000) {
@@ -158,15 +166,7 @@ void add_sharding(TableBuilder& table) {
             "zigzag if causal and sharded, else contiguous, or balanced where packed documents, "
             "block masks or lengths make the work uneven)");
   table.add("granule", "N", without_calibrate(drawn(kPlanned)),
-            parsed_into(&Options::granule,
-                        [](const std::string& option, const std::string& text) {
-                          const std::int64_t granule = parse_size(option, text);
-                          if (granule > std::int64_t{1} << 40) {
-                            throw ArgumentError(option, fmt::format("'{}'", text),
-                                                "a size up to 2^40");
-                          }
-                          return granule;
-                        }),
+            parsed_into(&Options::granule, parse_granule),
             "chunks of a sequence are multiples of N positions; not with the layout striped "
             "(default: 1; balanced: 128, or less for short sequences)");
   table.add("schedule", "NAME", without_calibrate(drawn(kPlanned)),

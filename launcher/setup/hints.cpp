@@ -4,7 +4,10 @@
 
 #include <fmt/format.h>
 
+#include <annulus/core/division.hpp>
 #include <annulus/core/error.hpp>
+
+#include "launcher/report/report.hpp"
 
 namespace annulus::launcher {
 namespace {
@@ -29,6 +32,16 @@ std::vector<std::string> hints(const Options& options, const AttentionShape& sha
         fmt::format("mesh axis {0} shards nothing: its {1} ranks do the same work (leave it out of "
                     "--mesh, or shard the sequence along it: --query-spec=-,{0} --kv-spec=-,{0})",
                     axis.name, axis.size));
+  }
+  if (layout.granule) {
+    const std::int64_t ranks = mesh.size(layout.query[1]);
+    const std::int64_t granules = ceil_divide(shape.query_length, *layout.granule);
+    if (granules < ranks) {
+      hints.push_back(fmt::format(
+          "--granule {}: {} positions of query have {} for {} ranks of the sequence, so some ranks "
+          "have no rows",
+          *layout.granule, shape.query_length, counted(granules, "granule"), ranks));
+    }
   }
   if (options.causal && options.bias_policy == BiasPolicy::combine && !options.causal_offset &&
       shape.query_length < shape.kv_length) {

@@ -67,6 +67,18 @@ TEST(Hints, MoreHeadsInAShapeThanInAnyModel) {
   }
 }
 
+TEST(Hints, GranulesThatDoNotReachAllRanks) {
+  ring::OperandLayout layout;
+  layout.query = PartitionSpec::parse("-,sp");
+  const auto of = [&](std::int64_t granule) {
+    layout.granule = granule;
+    return hints({}, {1, 1000, 1000, 4, 4, 64, 64}, MeshShape({{"sp", 4}}), layout);
+  };
+  EXPECT_THAT(of(250), IsEmpty());
+  EXPECT_THAT(of(500), ElementsAre(HasSubstr("--granule 500: 1000 positions of query have 2 "
+                                             "granules for 4 ranks")));
+}
+
 TEST(Hints, OptionsThatTheChoiceLeavesWithoutEffect) {
   using ring::Schedule;
   Options options;

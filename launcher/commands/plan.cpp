@@ -197,7 +197,10 @@ Report layouts_report(const PlannedCase& planned, const ring::Plan& chosen_plan,
     const bool rounds = std::ranges::any_of(chosen_plan.ranks, [](const ring::RankPlan& rank) {
       return rank.adds_rounded_gradients();
     });
-    report.add_meta("pass", rounds ? "backward, parts of gradients sent in bfloat16" : "backward");
+    report.add_meta(
+        "pass",
+        fmt::format("backward{}{}", planned.backward->grad_bias ? ", with the bias's gradient" : "",
+                    rounds ? ", parts of gradients sent in bfloat16" : ""));
   }
   report.add_meta("query", to_string(planned.operands.query));
   report.add_meta("key", to_string(planned.operands.key));

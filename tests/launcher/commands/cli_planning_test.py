@@ -88,7 +88,9 @@ class Backward(CliTest):
         times = [self.json(*words, *more)["predicted_ms"]["finish"] for more in ([], ["--deterministic"])]
         self.assertGreater(times[1], 20 * times[0])
         warning = "only the plain kernel (native) takes these blocks"
-        self.assertNotIn(warning, self.annulus(*words).stderr)
+        result = self.annulus(*words)
+        self.assertIn("# pass: backward, with the bias's gradient\n", result.stdout)
+        self.assertNotIn(warning, result.stderr)
         self.assertIn(warning, self.annulus(*words, "--deterministic").stderr)
         self.expect_error(self.annulus(*words, "--deterministic", "--impl", "flash_attn2"), 2,
                           "the bias's gradient is a sum over batches, heads or rows")

@@ -75,7 +75,7 @@ std::string obstacle_of(const Implementation& candidate, const PlanInput& input,
       if (input.backward->grad_lse && !backward->takes_grad_lse) {
         return "it takes no gradient of the LSE";
       }
-      if (input.backward->grad_bias) {
+      if (input.backward->grad_bias && input.problem.bias) {
         std::string reason = bias_obstacle(*backward, *input.problem.bias, block, repeats);
         if (!reason.empty()) return reason;
       }

@@ -147,10 +147,7 @@ class Bench {
         report_.add_meta("layout chosen", why_layout_text(setup));
         explain(attention, wants_backward() ? attention.backward_pass() : nullptr, report_);
       }
-      if (wants_backward() && attention.backward_pass()->adds_rounded_gradients()) {
-        report_.add_meta("gradients",
-                         "parts of keys and values sent in bfloat16, each rounded once");
-      }
+      if (cases_ == 0 && wants_backward()) add_rounding(*attention.backward_pass(), report_);
       add_bench_row(report_, setup, attention, measured, mesh_.size());
     });
     keep_trace(spans, shape_cell(shape));

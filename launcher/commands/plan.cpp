@@ -194,13 +194,11 @@ Report layouts_report(const PlannedCase& planned, const ring::Plan& chosen_plan,
        {"time", "ms, predicted", 10, 0, "of the slowest rank"}},
       {options.wide, options.legend});
   if (planned.backward) {
-    const bool rounds = std::ranges::any_of(chosen_plan.ranks, [](const ring::RankPlan& rank) {
-      return rank.adds_rounded_gradients();
-    });
     report.add_meta(
         "pass",
-        fmt::format("backward{}{}", planned.backward->grad_bias ? ", with the bias's gradient" : "",
-                    rounds ? ", parts of gradients sent in bfloat16" : ""));
+        fmt::format(
+            "backward{}{}", planned.backward->grad_bias ? ", with the bias's gradient" : "",
+            adds_rounded_gradients(chosen_plan) ? ", parts of gradients sent in bfloat16" : ""));
   }
   report.add_meta("query", to_string(planned.operands.query));
   report.add_meta("key", to_string(planned.operands.key));
@@ -292,37 +290,19 @@ void print(const PlannedCase& planned, const ring::Plan& plan, const ring::Price
   }
 }
 
-// Warns if auto gives all blocks to the plain kernel on GPUs, though others take the problem.
-void warn_of_plain_kernel(const PlannedCase& planned, const ring::Plan& plan,
-                          const Options& options) {
-  if (planned.place.is_host() || options.implementation != "auto") return;
-  if (planned.selection.candidates.size() == 1) return;  // add_plain_kernel() has warned
-  for (const ring::RankPlan& rank : plan.ranks) {
-    for (const ring::Tile* tile : rank.tiles()) {
-      if (rank.implementation_of(*tile) != "native") return;
-    }
-  }
-  print_warnings(
-      {"on GPUs, only the plain kernel (native) takes these blocks, and it is many times slower "
-       "than the others; --impl flash_attn2 says why that one does not"});
-}
-
 // Shows the plan of some ranks, and compares its layout with others.
-void show_plan(const PlannedCase& planned, const Options& options, std::ostream& out) {
-  const ring::PlanInput input = planned.input();
-  const ring::Plan plan =
-      ring::make_plan(input, planned.choice.schedule, ring::simulated_ranks(input));
-  warn_of_plain_kernel(planned, plan, options);
-  const Report layouts = layouts_report(planned, plan, input.prices, options);
+void show_plan(const PlannedCase& planned, const ring::Plan& plan, const ring::Prices& prices,
+               const Options& options, std::ostream& out) {
+  const Report layouts = layouts_report(planned, plan, prices, options);
   if (!options.json.empty()) {
-    const std::string text = plan_json(plan, input.prices, planned.choice, layouts) + '\n';
+    const std::string text = plan_json(plan, prices, planned.choice, layouts) + '\n';
     if (options.json == kNothing) {
       out << text;
       return;
     }
     as_option("--json " + options.json, [&] { files::TextFile(options.json).commit(text); });
   }
-  print(planned, plan, input.prices, layouts, options, out);
+  print(planned, plan, prices, layouts, options, out);
 }
 
 }  // namespace
@@ -350,11 +330,15 @@ ExitCode plan_command(const CommandContext& context) {
   PlannedCase planned = lay_out_case(options, registry);
   if (options.simulate) check_simulated_ranks(planned.setup.mesh);
   settle_schedule(planned, options, registry);
+  const ring::PlanInput input = planned.input();
+  const ring::Plan plan =
+      ring::make_plan(input, planned.choice.schedule, ring::simulated_ranks(input));
   print_warnings(planned.setup.warnings);
+  print_warnings(warnings_of(planned, plan, options));
   if (options.simulate) {
     simulate_plan(planned, options, context.out);
   } else {
-    show_plan(planned, options, context.out);
+    show_plan(planned, plan, input.prices, options, context.out);
   }
   return ExitCode::success;
 }

@@ -431,9 +431,7 @@ ExitCode run_command(const CommandContext& context) {
     add_result(report, setup, backward->schedule().schedule, backward->implementations_of_ranks(),
                backward->transport(), measured_backward);
   }
-  if (backward != nullptr && backward->adds_rounded_gradients()) {
-    report.add_meta("gradients", "parts of keys and values sent in bfloat16, each rounded once");
-  }
+  if (backward != nullptr) add_rounding(*backward, report);
   if (trace) trace->commit(gather_trace(collector.spans(), mesh), report);
   write_report();
   return ExitCode::success;

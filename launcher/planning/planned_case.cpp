@@ -165,19 +165,16 @@ PlannedCase lay_out(const Options& options, const Registry& registry) {
   return planned;
 }
 
-// Warns if auto has only the plain kernel on GPUs. That kernel takes every problem.
-void add_plain_kernel(std::vector<std::string>& warnings, const Options& options,
-                      const PlannedCase& planned) {
-  const Selection& selection = planned.selection;
-  if (planned.place.is_host() || options.implementation != "auto") return;
-  if (selection.candidates.size() != 1 || selection.candidates.front()->names().front() != "native")
-    return;
-  const auto flash = std::ranges::find(selection.passed_over, "flash_attn2",
-                                       &std::pair<std::string, std::string>::first);
-  warnings.push_back(
-      "on GPUs, only the plain kernel (native) takes this problem, and it is many times slower "
-      "than the others" +
-      (flash == selection.passed_over.end() ? "" : "; flash_attn2: " + flash->second));
+// True if the plain kernel, which takes every problem, computes all blocks.
+bool is_all_plain(const ring::Plan& plan) {
+  bool any = false;
+  for (const ring::RankPlan& rank : plan.ranks) {
+    for (const ring::Tile* tile : rank.tiles()) {
+      if (rank.implementation_of(*tile) != "native") return false;
+      any = true;
+    }
+  }
+  return any;
 }
 
 }  // namespace
@@ -205,18 +202,28 @@ void settle_schedule(PlannedCase& planned, const Options& options, const Registr
   planned.choice =
       ring::choose_schedule(planned.input(), planned.selection.schedule_for(options.schedule));
   planned.how = ring::with_variant(planned.how, planned.choice);
-  std::optional<bool> rounds;
-  if (planned.backward && options.grad_wire != DType::float32) {
-    const ring::PlanInput input = planned.input();
-    rounds = std::ranges::any_of(
-        ring::make_plan(input, planned.choice.schedule, ring::simulated_ranks(input)).ranks,
-        &ring::RankPlan::adds_rounded_gradients);
+}
+
+bool adds_rounded_gradients(const ring::Plan& plan) {
+  return std::ranges::any_of(plan.ranks, &ring::RankPlan::adds_rounded_gradients);
+}
+
+std::vector<std::string> warnings_of(const PlannedCase& planned, const ring::Plan& plan,
+                                     const Options& options) {
+  std::vector<std::string> warnings = hints_of_choice(
+      options, {planned.choice.schedule},
+      planned.backward ? std::optional(adds_rounded_gradients(plan)) : std::nullopt);
+  if (!planned.place.is_host() && options.implementation == "auto" && is_all_plain(plan)) {
+    const auto& passed_over = planned.selection.passed_over;
+    const auto flash =
+        std::ranges::find(passed_over, "flash_attn2", &std::pair<std::string, std::string>::first);
+    warnings.push_back(
+        "on GPUs, only the plain kernel (native) takes this problem, and it is many times slower "
+        "than the others; " +
+        (flash == passed_over.end() ? "--impl flash_attn2 says why that one does not"
+                                    : "flash_attn2: " + flash->second));
   }
-  const std::vector<std::string> unused =
-      hints_of_choice(options, {planned.choice.schedule}, rounds);
-  std::vector<std::string>& warnings = planned.setup.warnings;
-  warnings.insert(warnings.end(), unused.begin(), unused.end());
-  add_plain_kernel(warnings, options, planned);
+  return warnings;
 }
 
 }  // namespace annulus::launcher

@@ -82,4 +82,12 @@ void add_assumed_device(Report& report, const Options& options);
 /// Settles the schedule of a case. Throws UserErrors.
 void settle_schedule(PlannedCase& planned, const Options& options, const Registry& registry);
 
+/// True if some rank adds parts of gradients that were rounded for sending.
+[[nodiscard]] bool adds_rounded_gradients(const ring::Plan& plan);
+
+/// Warnings of options without effect, and of blocks that only the plain kernel computes on GPUs.
+/// `plan`: of some ranks of a case whose schedule is settled.
+[[nodiscard]] std::vector<std::string> warnings_of(const PlannedCase& planned,
+                                                   const ring::Plan& plan, const Options& options);
+
 }  // namespace annulus::launcher

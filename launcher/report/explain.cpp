@@ -87,6 +87,11 @@ void explain(const Attention& attention, const ring::ShardedAttention* backward,
   if (backward != nullptr) Explanation(report, "backward ").add(*backward);
 }
 
+void add_rounding(const ring::ShardedAttention& backward, Report& report) {
+  if (!backward.adds_rounded_gradients()) return;
+  report.add_meta("gradients", "parts of keys and values sent in bfloat16, each rounded once");
+}
+
 void add_price_of_order(const ring::ScheduleChoice& choice, std::string_view pass, Report& report,
                         const std::optional<MeasuredPrice>& measured) {
   if (!choice.unrestricted) return;

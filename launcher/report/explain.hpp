@@ -61,6 +61,9 @@ struct MeasuredPrice {
 void add_price_of_order(const ring::ScheduleChoice& choice, std::string_view pass, Report& report,
                         const std::optional<MeasuredPrice>& measured = {});
 
+/// Says so if this rank adds parts of gradients that were rounded for sending.
+void add_rounding(const ring::ShardedAttention& backward, Report& report);
+
 /// Logs what was chosen and why: the main steps on rank 0 (info), and each rank's shards (debug).
 /// Collective over the mesh.
 void log_choices(const AttentionProblem& problem, const Attention& attention, const Mesh& mesh);

@@ -244,7 +244,7 @@ static void interruption(annulus_context* context) {
   annulus_set_interruption(NULL);
 }
 
-/* Without a GPU, an error: ANNULUS_CURRENT_CUDA_DEVICE does not stand for the CPU. */
+/* ANNULUS_CURRENT_CUDA_DEVICE is an error without a GPU: it does not stand for the CPU. */
 static void current_device(MPI_Comm communicator) {
   annulus_context_options* options = NULL;
   annulus_context* context = NULL;

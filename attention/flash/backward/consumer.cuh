@@ -46,8 +46,8 @@ class Consumer : ConsumerWeights<Tiles> {
   using Weights::work;
   static constexpr int kSums = Tiles::kDim / 2;
   static constexpr int kGroupBytes = 64 * 128;
-  // Whether products may still be adding to a sum when the next step begins. Assemblers before CUDA
-  // 12.9 then make all products wait for each other, whether the sum begins undefined or at 0.
+  // Products may still be adding to a sum when the next step begins. Assemblers before CUDA 12.9
+  // would make all products wait for each other then, whether the sum begins undefined or at 0.
   static constexpr bool kKeepsSums = __CUDACC_VER_MAJOR__ > 12 ||
                                      (__CUDACC_VER_MAJOR__ == 12 && __CUDACC_VER_MINOR__ >= 9);
   // The general class at 128 dims lacks the registers to overlap steps.

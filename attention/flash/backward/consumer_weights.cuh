@@ -75,8 +75,8 @@ class ConsumerWeights {
     }
   }
 
-  // Bits found before the step's scores: of dropped pairs and, if kFindsEarly, of hidden ones (see
-  // hidden_bits()).
+  // The consumer finds these bits before it has the step's scores: those of dropped pairs and, if
+  // kFindsEarly, those of hidden pairs (see hidden_bits()).
   struct Found {
     std::uint32_t hidden = 0;
     DroppedBits<kScores> dropped;
@@ -333,7 +333,7 @@ class ConsumerWeights {
     return {kept * weight, weight * grad};
   }
 
-  // Factor of dO·Vᵀ of a pair that is not dropped.
+  // dO·Vᵀ is multiplied by this where a pair is not dropped.
   [[nodiscard]] __device__ __forceinline__ float grad_factor() const {
     return kDrops ? a.value_scale : 1;
   }

@@ -81,6 +81,12 @@ class Numbers(GradientTest):
             result = self.succeed(*words, schedule, ranks=2)
             self.assertEqual("--grad-wire bfloat16: has no effect" in result.stderr, warned, result.stderr)
 
+    def test_bench_says_once_that_parts_of_gradients_were_rounded(self):
+        result = self.succeed("bench", "--shape", "1,64,64,4,2,16", "--sweep", "64:128:2", "--dtype", "bfloat16",
+                              "--backward", "--grad-wire", "bfloat16", "--mesh", "sp=2", "--schedule", "ring",
+                              "--iters", "1", "--warmup", "0", ranks=2)
+        self.assertEqual(result.stdout.count("# gradients: parts of keys and values sent in bfloat16"), 1)
+
     def test_results_of_the_forward_pass_from_files(self):
         words = [*OPERANDS, "--causal", "--schedule", "ring"]
         wanted = ["dq", "dk", "dv"]

@@ -87,7 +87,7 @@ class Backward(CliTest):
                  "bfloat16", "--backward", "--bias", "bias.npy"]
         times = [self.json(*words, *more)["predicted_ms"]["finish"] for more in ([], ["--deterministic"])]
         self.assertGreater(times[1], 20 * times[0])
-        warning = "only the plain kernel (native) takes these blocks"
+        warning = "only the plain kernel (native) takes this problem"
         result = self.annulus(*words)
         self.assertIn("# pass: backward, with the bias's gradient\n", result.stdout)
         self.assertNotIn(warning, result.stderr)

@@ -1,6 +1,5 @@
 #include <algorithm>
 #include <array>
-#include <cmath>
 #include <cstddef>
 #include <map>
 #include <optional>
@@ -13,7 +12,6 @@
 #include <annulus/core/error.hpp>
 #include <annulus/mesh/transport.hpp>
 #include <annulus/mesh/transport_traits.hpp>
-#include <annulus/partition/named_sharding.hpp>
 #include <annulus/ring/simulate.hpp>
 
 #include "simulation/event_queue.hpp"
@@ -24,14 +22,6 @@
 #include "simulation/state.hpp"
 
 namespace annulus::ring {
-namespace {
-
-std::int64_t nanoseconds(double seconds) {
-  return std::llround(seconds * 1e9);
-}
-
-}  // namespace
-
 double Stragglers::factor(int rank) const {
   if (most == 0) return 1;
   // SplitMix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators, 2014).
@@ -93,7 +83,12 @@ class Engine {
     std::vector<RankTimeline> timelines;
     timelines.reserve(states_.size());
     for (RankState& state : states_) {
-      if (!complete(state)) throw InternalError(stuck_text(state));
+      if (!state.complete()) {
+        throw InternalError(
+            fmt::format("the tasks of a plan wait for each other, or for messages that no rank "
+                        "sends: {}, in which {}",
+                        plan_, state.progress_text()));
+      }
       state.timeline.exposed = std::max(0.0, state.timeline.finish - state.timeline.compute);
       timelines.push_back(state.timeline);
     }
@@ -169,36 +164,6 @@ class Engine {
 
   // --- Ranks ---
 
-  [[nodiscard]] static bool met(const RankState& state, Slice needs) {
-    const auto all = state.script.all(needs);
-    return std::all_of(all.begin(), all.end(), [&](const Need& need) {
-      if (need.queue == 0) return state.steps >= need.count;
-      const QueueState& queue = state.queues[need.queue - 1U];
-      return need.released ? queue.released(need.count - 1) : queue.done >= need.count;
-    });
-  }
-
-  [[nodiscard]] static bool complete(const RankState& state) {
-    if (state.steps < state.script.steps.size()) return false;
-    for (std::size_t q = 0; q < state.queues.size(); ++q) {
-      if (state.queues[q].done < state.script.queues[q].exchanges.size()) return false;
-    }
-    return state.untaken == 0;
-  }
-
-  [[nodiscard]] std::string stuck_text(const RankState& state) const {
-    std::string text = fmt::format(
-        "the tasks of a plan wait for each other, or for messages that no rank sends: {}, in which "
-        "rank {} has computed {} of {} steps",
-        plan_, state.script.rank, state.steps, state.script.steps.size());
-    for (std::size_t q = 0; q < state.queues.size(); ++q) {
-      const ExchangeQueue& queue = state.script.queues[q];
-      text += fmt::format(" and done {} of {} exchanges along {}", state.queues[q].done,
-                          queue.exchanges.size(), to_string(queue.axes));
-    }
-    return text;
-  }
-
   void advance(std::uint32_t r) {
     RankState& state = states_[r];
     start_step(r);
@@ -217,7 +182,7 @@ class Engine {
     RankState& state = states_[r];
     if (state.computing || state.steps == state.script.steps.size()) return;
     const Step& step = state.script.steps[state.steps];
-    if (!met(state, step.needs)) return;
+    if (!state.met(step.needs)) return;
     state.computing = true;
     state.step_begin = now_;
     state.step.left = step.seconds;
@@ -228,7 +193,7 @@ class Engine {
 
   void end_step(std::uint32_t r) {
     RankState& state = states_[r];
-    record_step(state);
+    state.record_step(now_);
     state.computing = false;
     state.timeline.compute += now_ - state.step_begin;
     state.timeline.finish = std::max(state.timeline.finish, now_);
@@ -247,13 +212,13 @@ class Engine {
     if (queue.done == exchanges.size()) return false;
     const ExchangeScript& exchange = exchanges[queue.done];
     if (!queue.active) {
-      if (!met(state, exchange.needs)) return false;
+      if (!state.met(exchange.needs)) return false;
       if (!traits_.ahead && state.steps < exchange.steps_before) return false;
       begin(state, queue, exchange);
     }
     if (!queue.offered && traits_.one_sided) offer(state, queue, exchange);
     if (!queue.ready) {
-      if (met(state, exchange.takes)) {
+      if (state.met(exchange.takes)) {
         queue.ready = true;
         if (!traits_.one_sided) offer(state, queue, exchange);
       }
@@ -325,20 +290,13 @@ class Engine {
     return flow;
   }
 
-  static void add_message(Flow& flow, const Message& message) {
-    ++flow.messages;
-    flow.longest = std::max(flow.longest, message.seconds);
-    flow.bytes += message.bytes;
-    flow.progress.left += message.seconds;
-  }
-
   // True if a rank that is not simulated takes part in the current exchange of the simulated rank
   // `r`. It does so once the rank that stands for it has come as far. Until then, `r` is on that
   // rank's list of followers, and will be examined again.
   [[nodiscard]] bool takes_part(int left_out, std::uint32_t r, std::uint32_t q) {
     RankState& stand_in = states_[stand_ins_.stand_in_of(left_out)];
     const QueueState& mine = states_[r].queues[q];
-    const std::uint32_t index = queue_of(stand_in, mine.axes);
+    const std::uint32_t index = stand_in.queue_of(mine.axes);
     if (index == stand_in.queues.size()) return true;
     const QueueState& theirs = stand_in.queues[index];
     const std::vector<ExchangeScript>& exchanges = stand_in.script.queues[index].exchanges;
@@ -360,10 +318,10 @@ class Engine {
       const std::optional<std::uint32_t> exchange = offers_.take(Offers::route(axes, peer, r));
       if (!exchange) return false;
       flow.sender = peer;
-      flow.sender_queue = queue_of(states_[peer], axes);
+      flow.sender_queue = states_[peer].queue_of(axes);
       flow.sender_exchange = *exchange;
     }
-    add_message(flow, message);
+    flow.add(message);
     return true;
   }
 
@@ -402,13 +360,6 @@ class Engine {
       return true;
     });
     if (others.messages > 0) start(others, lane);
-  }
-
-  [[nodiscard]] static std::uint32_t queue_of(const RankState& state, std::uint32_t axes) {
-    const std::vector<QueueState>& queues = state.queues;
-    const auto found = std::find_if(queues.begin(), queues.end(),
-                                    [&](const QueueState& queue) { return queue.axes == axes; });
-    return static_cast<std::uint32_t>(found - queues.begin());
   }
 
   void start(Flow flow, Lane& lane) {
@@ -463,7 +414,7 @@ class Engine {
     links_changed_ = true;
     const Flow flow = flows_[id];
     free_.push_back(id);
-    record_flow(flow);
+    record(flow, now_, states_);
     count_moving(flow, -1);
     if (flow.receiver != kAbsent) {
       QueueState& queue = states_[flow.receiver].queues[flow.receiver_queue];
@@ -514,39 +465,6 @@ class Engine {
     if (state.slowed) return;
     state.slowed = true;
     slowed_.push_back(r);
-  }
-
-  // --- Traces ---
-
-  void record_step(RankState& state) const {
-    if (state.script.labels.empty()) return;
-    const TraceLabel& label = state.script.labels[state.script.steps[state.steps].task];
-    const std::int64_t begin = nanoseconds(state.step_begin);
-    const std::int64_t before = nanoseconds(state.last_end);
-    if (before < begin) {
-      state.spans.push_back(
-          {{TraceCategory::wait, "transfer", label.step}, "compute", before, begin});
-    }
-    if (begin < nanoseconds(now_)) {
-      state.spans.push_back({label, "compute", begin, nanoseconds(now_)});
-    }
-  }
-
-  void record_flow(const Flow& flow) {
-    const auto add = [&](std::uint32_t r, std::uint32_t q, std::uint32_t peer, bool incoming) {
-      if (r == kAbsent) return;
-      RankState& state = states_[r];
-      if (state.script.labels.empty()) return;
-      const std::uint32_t exchange = incoming ? state.queues[q].done : flow.sender_exchange;
-      TraceLabel label = state.script.labels[state.script.queues[q].exchanges[exchange].task];
-      if (peer != kAbsent) {
-        label.messages = {{states_[peer].script.rank, std::llround(flow.bytes), incoming}};
-      }
-      state.spans.push_back(
-          {std::move(label), "communication", nanoseconds(flow.begin), nanoseconds(now_)});
-    };
-    add(flow.receiver, flow.receiver_queue, flow.sender, true);
-    add(flow.sender, flow.sender_queue, flow.receiver, false);
   }
 
   const Prices& prices_;

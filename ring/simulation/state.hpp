@@ -4,6 +4,8 @@
 #include <array>
 #include <cstdint>
 #include <limits>
+#include <span>
+#include <string>
 #include <vector>
 
 #include <annulus/ring/simulate.hpp>
@@ -73,6 +75,22 @@ struct RankState {
   bool slowed = false;                   // the speed of its computation must be updated
   RankTimeline timeline;
   std::vector<TraceSpan> spans;
+
+  [[nodiscard]] bool met(Slice needs) const {
+    return std::ranges::all_of(script.all(needs), [&](const Need& need) {
+      if (need.queue == 0) return steps >= need.count;
+      const QueueState& queue = queues[need.queue - 1U];
+      return need.released ? queue.released(need.count - 1) : queue.done >= need.count;
+    });
+  }
+  /// The number of the queue for these axes; queues.size() if there is none.
+  [[nodiscard]] std::uint32_t queue_of(std::uint32_t axes) const;
+  /// True if all steps and exchanges are done.
+  [[nodiscard]] bool complete() const;
+  /// What of these is done, for errors.
+  [[nodiscard]] std::string progress_text() const;
+  /// Adds the step that ends now, and the wait before it, to the trace if there is one.
+  void record_step(double now);
 };
 
 /// A message on its way, or several messages from or to ranks that are not simulated.
@@ -91,6 +109,16 @@ struct Flow {
   /// The flow's weight on its links. It is at most the number of messages, since small ones end
   /// early.
   [[nodiscard]] double weight() const { return longest > 0 ? progress.left / longest : 1; }
+
+  void add(const Message& message) {
+    ++messages;
+    longest = std::max(longest, message.seconds);
+    bytes += message.bytes;
+    progress.left += message.seconds;
+  }
 };
+
+/// Adds a flow that ends now to the traces of its ranks.
+void record(const Flow& flow, double now, std::span<RankState> states);
 
 }  // namespace annulus::ring::simulation

@@ -10,16 +10,6 @@
 
 namespace annulus::flash::backward {
 
-/// True if the thread's key has no position, or the first key's plus the thread's index.
-template <class Tiles>
-[[nodiscard]] __device__ __forceinline__ bool is_neighbour(const Arguments& a,
-                                                           const Work<Tiles>& work,
-                                                           std::uint32_t thread) {
-  const std::int32_t* const positions = a.mask.column_positions + work.first_column;
-  if (thread >= Tiles::kKeys || positions[thread] == TileMask::kNowhere) return true;
-  return positions[thread] == positions[0] + static_cast<int>(thread);
-}
-
 /// Gradients of a key tile and a key/value head, in the manner of FlashAttention-3's backward pass
 /// (Shah et al. 2024). Sᵀ rather than S is computed, so that weights stay in registers.
 template <class Tiles>
@@ -54,7 +44,10 @@ __global__ void __launch_bounds__(Tiles::kThreads, 1)
   }
   __syncthreads();
   if constexpr (Tiles::kDrops) {
-    const bool all = __syncthreads_and(is_neighbour(a, shared.work, threadIdx.x)) != 0;
+    const std::int32_t* const positions = a.mask.column_positions + shared.work.first_column;
+    const auto key = static_cast<std::int32_t>(threadIdx.x);
+    const bool is_next = key >= Tiles::kKeys || is_neighbour(positions[key], positions[0], key);
+    const bool all = __syncthreads_and(is_next) != 0;
     if (threadIdx.x == 0) {
       shared.neighbours = all ? 1 : 0;
       if constexpr (Tiles::kGeneral) {

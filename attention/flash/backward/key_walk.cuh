@@ -9,8 +9,6 @@
 // a TileMask.
 namespace annulus::flash::backward {
 
-enum class Seen : std::int32_t { nothing, some, all };
-
 /// A key tile, and how much of it each query tile sees.
 template <int kQueryTiles>
 struct KeyStep {
@@ -52,20 +50,11 @@ class KeyWalk {
     if (tile_ >= end_) return false;
     step.tile = tile_++;
     const std::int32_t first_column = step.tile * kTile;
-    const std::int32_t last_column = first_column + kTile - 1;
 #pragma unroll
     for (int i = 0; i < kQueryTiles; ++i) {
       const std::int32_t first_row = (first_ + i) * kTile;
-      const std::int32_t last_row = min(first_row + kTile, rows_) - 1;
-      if (last_row < first_row || first_column - last_row > a.high ||
-          min(last_column, columns_ - 1) - first_row < a.low) {
-        step.seen[i] = Seen::nothing;
-      } else {
-        step.seen[i] = last_column - first_row <= a.high && first_column - last_row >= a.low &&
-                               last_column < columns_
-                           ? Seen::all
-                           : Seen::some;
-      }
+      step.seen[i] = seen_in_band(a, first_row, min(first_row + kTile, rows_) - 1, first_column,
+                                  first_column + kTile - 1, columns_);
     }
     return true;
   }

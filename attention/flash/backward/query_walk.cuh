@@ -57,21 +57,14 @@ class QueryWalk {
       ++head_;
     }
     if (head_ == part.end_head) return false;
-    const std::int32_t first_row = at_ * kTile, last_row = first_row + kTile - 1;
+    const std::int32_t first_row = at_ * kTile;
     step.tile = at_++;
     step.head = work.kv_head * a.heads_per_kv_head + head_;
 #pragma unroll
     for (int i = 0; i < kKeyTiles; ++i) {
-      const std::int32_t first = work.first_column + i * kTile, last = first + kTile - 1;
-      if (first >= work.columns || first - last_row > a.high ||
-          min(last, work.columns - 1) - first_row < a.low) {
-        step.seen[i] = Seen::nothing;
-      } else {
-        step.seen[i] =
-            last - first_row <= a.high && first - last_row >= a.low && last < work.columns
-                ? Seen::all
-                : Seen::some;
-      }
+      const std::int32_t first = work.first_column + i * kTile;
+      step.seen[i] = seen_in_band(a, first_row, first_row + kTile - 1, first, first + kTile - 1,
+                                  work.columns);
     }
     return true;
   }

@@ -92,13 +92,17 @@ class ScorePreparation {
     if (thread() != 0) return full.arrive();
     auto& boxes = shared.scores.bias[stage()];
     const bool bias = a.scores.bias.data != nullptr;
-    const Corner at = corner_in(bias ? a.scores.bias.strides : a.scores.mask.strides);
+    const auto& strides = bias ? a.scores.bias.strides : a.scores.mask.strides;
+    const Corner at = corner_in(strides);
     const int count = bias ? Tiles::kKeys / 32 : 1;
+    // Other heads read the same entries soon.
+    const hopper::Cache cache =
+        strides[1] == 0 ? hopper::Cache::evict_last : hopper::Cache::evict_first;
     full.arrive_expecting(count * static_cast<std::uint32_t>(sizeof(boxes[0])));
 #pragma unroll 1
     for (int i = 0; i < count; ++i) {
-      hopper::copy_box(boxes[i], &a.score_boxes, full, hopper::Cache::evict_first, at.key + 32 * i,
-                       at.row, at.head, at.batch);
+      hopper::copy_box(boxes[i], &a.score_boxes, full, cache, at.key + 32 * i, at.row, at.head,
+                       at.batch);
     }
   }
   // Boxes may extend past the block's last key; entries there get zeros.

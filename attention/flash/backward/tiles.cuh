@@ -123,9 +123,8 @@ struct Work {
   [[nodiscard]] __device__ __forceinline__ bool is_masked(const Arguments& a,
                                                           std::int32_t tile) const {
     const std::int32_t row = tile * Tiles::kQueries;
-    return first_column + Tiles::kKeys - 1 - row > a.high ||
-           first_column - (row + Tiles::kQueries - 1) < a.low ||
-           first_column + Tiles::kKeys > columns;
+    return !all_in_band(a, row, row + Tiles::kQueries - 1, first_column,
+                        first_column + Tiles::kKeys - 1, columns);
   }
 
   /// 1 + the key tile whose turn at the query tile precedes this one's; 0 if there is none.

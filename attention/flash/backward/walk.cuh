@@ -14,6 +14,37 @@
 // of a query tile before the next query tile.
 namespace annulus::flash::backward {
 
+/// True if a column has no position, or the one that it would have if all columns from the first on
+/// were neighbours.
+[[nodiscard]] __device__ __forceinline__ bool is_neighbour(std::int32_t position,
+                                                           std::int32_t first,
+                                                           std::int32_t distance) {
+  return position == TileMask::kNowhere || position == first + distance;
+}
+
+enum class Seen : std::int32_t { nothing, some, all };
+
+/// True if the band shows all of a tile's pairs, and no column lies at `columns` or later. Last
+/// rows and columns are inclusive.
+[[nodiscard]] __device__ __forceinline__ bool all_in_band(
+    const Arguments& a, std::int32_t first_row, std::int32_t last_row, std::int32_t first_column,
+    std::int32_t last_column, std::int32_t columns) {
+  return last_column - first_row <= a.high && first_column - last_row >= a.low &&
+         last_column < columns;
+}
+
+/// How much of a tile's pairs the band shows, where columns from `columns` on are hidden.
+[[nodiscard]] __device__ __forceinline__ Seen
+seen_in_band(const Arguments& a, std::int32_t first_row, std::int32_t last_row,
+             std::int32_t first_column, std::int32_t last_column, std::int32_t columns) {
+  if (last_row < first_row || first_column >= columns || first_column - last_row > a.high ||
+      min(last_column, columns - 1) - first_row < a.low) {
+    return Seen::nothing;
+  }
+  return all_in_band(a, first_row, last_row, first_column, last_column, columns) ? Seen::all
+                                                                                 : Seen::some;
+}
+
 /// A query tile of one head.
 struct Step {
   std::int32_t tile, head;

@@ -83,14 +83,6 @@ template <class Tiles>
   return Tiles::kGeneral && (a.scores.bias.data != nullptr || a.scores.mask.data != nullptr);
 }
 
-/// True if a column has no position, or the one that it would have if all columns from the first on
-/// were neighbours.
-[[nodiscard]] __device__ __forceinline__ bool is_neighbour(std::int32_t position,
-                                                           std::int32_t first,
-                                                           std::int32_t distance) {
-  return position == TileMask::kNowhere || position == first + distance;
-}
-
 /// Starts to load a tile of kDim dims.
 template <int kDim, class Element>
 __device__ __forceinline__ void copy_tile(Element* to, const CUtensorMap& from,

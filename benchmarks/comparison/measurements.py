@@ -132,7 +132,7 @@ def compare(job: Job, seconds: int) -> Step:
 
 def choices(job: Job, seconds: int) -> Step:
     written = os.path.join(job.scratch, "choices")
-    words = ["--transports", "peer" if job.device == "cuda" else "auto", "--iters", "4", "--warmup",
+    words = ["--transports", "peer" if job.device == "cuda" else "auto", "--iters", "3", "--warmup",
              "1", "--within", "inf", "--output", written + ".json"]
     for text in cases(job):
         words += ["--case", text]
@@ -158,6 +158,14 @@ def median_time(reports: Sequence[dict]) -> float:
     return statistics.median(report["rows"][0]["time"] for report in reports)
 
 
+def share_of_alone(found: dict[str, list[Any]], alone: str, together: str,
+                   count: int) -> Optional[float]:
+    """The rate of `count` GPUs ÷ `count` × one GPU's; None if one of the two was cut off."""
+    if alone not in found or together not in found:
+        return None
+    return median_time(found[alone]) / median_time(found[together]) / count
+
+
 def all_reports(found: dict[str, list[Any]]) -> list[Any]:
     return [report for reports in found.values() for report in reports]
 
@@ -167,13 +175,12 @@ def strong(job: Job, seconds: int) -> Step:
     counts = [1 << power for power in range(job.gpus.bit_length()) if 1 << power <= job.gpus]
     length = "512" if job.small else "128k"
     words = job.bench(job.shape(length), "--causal", "--warmup", "1", "--warm-seconds", "0.4",
-                      "--iters", "6")
+                      "--iters", "3")
 
     def read(found: dict[str, list[Any]]) -> tuple[Any, list[Figure]]:
-        alone = median_time(found["1"])
-        figures = [Figure(f"causal {length} on {count}, ÷ {count} × one GPU's rate",
-                          alone / median_time(found[str(count)]) / count) for count in counts[1:]]
-        return all_reports(found), figures
+        return all_reports(found) or None, [
+            Figure(f"causal {length} on {count}, ÷ {count} × one GPU's rate",
+                   share_of_alone(found, "1", str(count), count)) for count in counts[1:]]
 
     return Step("strong", f"strong_{length}", seconds, job.in_turns(
         [Command(job.ranks(count, *words), str(count)) for count in counts]), read)
@@ -202,12 +209,10 @@ def decode(job: Job, seconds: int) -> Step:
         "50")), f"{shape} on {count}") for shape in wanted for count in (1, job.gpus)]
 
     def read(found: dict[str, list[Any]]) -> tuple[Any, list[Figure]]:
-        figures = []
-        for shape, share in wanted.items():
-            alone, together = (median_time(found[f"{shape} on {count}"]) for count in (1, job.gpus))
-            figures.append(Figure(f"{shape}, ÷ {job.gpus} × one GPU's rate",
-                                  alone / together / job.gpus, share))
-        return all_reports(found), figures
+        return all_reports(found) or None, [
+            Figure(f"{shape}, ÷ {job.gpus} × one GPU's rate",
+                   share_of_alone(found, f"{shape} on 1", f"{shape} on {job.gpus}", job.gpus),
+                   share) for shape, share in wanted.items()]
 
     return Step("decode", "decode", seconds, job.in_turns(commands), read)
 
@@ -305,5 +310,5 @@ def failures(job: Job, seconds: int) -> Step:
 
 def steps(job: Job) -> list[Step]:
     """The most telling ones first, since time may run out."""
-    return [compare(job, 210), choices(job, 75), decode(job, 45), strong(job, 30),
-            two_nodes(job, 16), random_problems(job, 95), million(job, 30), failures(job, 92)]
+    return [compare(job, 210), choices(job, 85), decode(job, 45), strong(job, 50),
+            two_nodes(job, 16), random_problems(job, 95), million(job, 30), failures(job, 60)]

@@ -447,10 +447,19 @@ elif "bench" in words:
         self.assertIn("- million: `exit code 3: error: broken`", result.stdout)
         self.assertEqual({step for step, _ in self.figures(result)}, {"decode", "random"})
 
+    def test_a_step_keeps_what_it_has(self):
+        shape = "16,1,128k,64,8,128"
+        result = self.several("--steps", "decode", broken=shape)
+        self.assertEqual(result.returncode, 3, result.stdout + result.stderr)
+        self.assertEqual(self.figures(result)["decode", f"{shape}, ÷ 4 × one GPU's rate"],
+                         ["-", "≥ 0.8", "**no**"])
+        self.assertEqual(len(json.loads(self.read("out", "decode_4x_h200.json"))), 4)
+
     def test_a_step_without_time(self):
         result = self.several("--steps", "decode", "--budget", "0")
         self.assertEqual(result.returncode, 3, result.stdout + result.stderr)
         self.assertIn("- decode: `no time left", result.stdout)
+        self.assertEqual(os.listdir(self.path("out")), [])
 
     def test_dry_run(self):
         for words in ([], ["--gpus", "2"], ["--gpus", "8"], ["--device", "cpu", "--small"]):

@@ -117,6 +117,11 @@ Selection Registry::select(std::string_view name, const AttentionProblem& proble
     refuse(forced ? fmt::format("native, which {} asks for", kForceNative) : std::string(name),
            can(chosen));
     selection.candidates.push_back(&chosen);
+    for (const auto& other : implementations_) {
+      if (!forced || other.get() == &chosen) continue;
+      selection.passed_over.emplace_back(other->names().front(),
+                                         fmt::format("{} asks for native", kForceNative));
+    }
     return selection;
   }
   std::string reasons;

@@ -17,7 +17,7 @@ TESTS = os.path.join(systems.ROOT, "tests", "launcher", "commands")
 
 @dataclass(frozen=True)
 class Figure:
-    """A measured number beside the wanted one; None: none is wanted."""
+    """A measured number, None if it was not measured, beside the wanted one, None without a goal."""
 
     what: str
     measured: Optional[float]
@@ -36,7 +36,7 @@ class Figure:
 @dataclass(frozen=True)
 class Command:
     words: Sequence[str]
-    key: str = ""  # which of the things that take turns
+    key: str = ""  # under which `read` gets its outputs
     variables: dict[str, str] = field(default_factory=dict)
 
     def shown(self) -> str:
@@ -46,8 +46,9 @@ class Command:
 
 @dataclass(frozen=True)
 class Step:
-    """Commands in the order in which they run. `read` gets what each printed, by key and round, and
-    returns what goes into the results file, if the commands did not write it, and the figures."""
+    """Commands in the order in which they run. `read` gets their outputs: for each key, a list in
+    the order of rounds. It returns the content of the results file, None if the commands write it
+    or there is none, and the figures."""
 
     name: str
     file: str
@@ -160,7 +161,7 @@ def median_time(reports: Sequence[dict]) -> float:
 
 def share_of_alone(found: dict[str, list[Any]], alone: str, together: str,
                    count: int) -> Optional[float]:
-    """The rate of `count` GPUs ÷ `count` × one GPU's; None if one of the two was cut off."""
+    """The rate of `count` GPUs as a share of `count` times one GPU's. None if a run was cut off."""
     if alone not in found or together not in found:
         return None
     return median_time(found[alone]) / median_time(found[together]) / count
@@ -179,7 +180,7 @@ def strong(job: Job, seconds: int) -> Step:
 
     def read(found: dict[str, list[Any]]) -> tuple[Any, list[Figure]]:
         return all_reports(found) or None, [
-            Figure(f"causal {length} on {count}, ÷ {count} × one GPU's rate",
+            Figure(f"causal {length} on {count}, share of {count} × one GPU's rate",
                    share_of_alone(found, "1", str(count), count)) for count in counts[1:]]
 
     return Step("strong", f"strong_{length}", seconds, job.in_turns(
@@ -210,7 +211,7 @@ def decode(job: Job, seconds: int) -> Step:
 
     def read(found: dict[str, list[Any]]) -> tuple[Any, list[Figure]]:
         return all_reports(found) or None, [
-            Figure(f"{shape}, ÷ {job.gpus} × one GPU's rate",
+            Figure(f"{shape}, share of {job.gpus} × one GPU's rate",
                    share_of_alone(found, f"{shape} on 1", f"{shape} on {job.gpus}", job.gpus),
                    share) for shape, share in wanted.items()]
 
@@ -230,7 +231,8 @@ def crossing_bytes(plan: dict, ranks_per_node: int) -> int:
 
 
 def two_nodes(job: Job, seconds: int) -> Step:
-    """Rings over two simulated nodes of two ranks or more. Four ranks share two GPUs."""
+    """Rings over two simulated nodes of two ranks or more. With two GPUs, four ranks share
+    them."""
     ranks_per_node = max(2, job.gpus // 2)
     length = "512" if job.small else "8k"
     shape = job.shape(length, "32,8,128")
@@ -256,7 +258,8 @@ def two_nodes(job: Job, seconds: int) -> Step:
         sent = {schedule: crossing_bytes(found[f"{schedule}, planned"][0], ranks_per_node)
                 for schedule in schedules}
         times = {schedule: median_time(found[schedule]) for schedule in schedules}
-        # Every rank's keys cross once; in a ring, those of two ranks cross at every hop.
+        # In double_ring, the keys of every rank cross once. In ring, those of two ranks cross at
+        # every hop.
         figures = [Figure("double_ring ÷ ring, bytes between nodes",
                           sent["double_ring"] / sent["ring"],
                           ranks_per_node / (2 * ranks_per_node - 1), most=True),
@@ -282,9 +285,9 @@ def random_problems(job: Job, seconds: int) -> Step:
         kept = {name: {key: report[key] for key in ("meta", "verdict")}
                 for name, (report, *_) in found.items()}
         figures = [Figure(f"verify --random {count}, {name}: right",
-                          float(name in kept and kept[name]["verdict"]["passed"]), 1)
+                          float(kept[name]["verdict"]["passed"]) if name in kept else None, 1)
                    for name in transports]
-        return kept, figures
+        return kept or None, figures
 
     return Step("random", "random", seconds, commands, read)
 
@@ -301,9 +304,9 @@ def failures(job: Job, seconds: int) -> Step:
                         variables) for one in which]
 
     def read(found: dict[str, list[Any]]) -> tuple[Any, list[Figure]]:
-        passed = {one: bool(found.get(one)) for one in which}
-        return passed, [Figure(f"a {one} rank: the others end in time", float(passed[one]), 1)
-                        for one in which]
+        passed = {one: True for one in which if one in found}
+        return passed or None, [Figure(f"a {one} rank: the others end in time",
+                                       1.0 if one in passed else None, 1) for one in which]
 
     return Step("failures", "failures", seconds, commands, read)
 

@@ -152,9 +152,11 @@ def load(path: str) -> Results:
         raise ResultsError(f"{path}: is not a results file: {error}") from error
 
 
-def obstacle_to_writing(folder: str) -> str:
-    """Why no file can be written there; empty if one can."""
+def obstacle_to_writing(folder: str, create: bool = False) -> str:
+    """Why no file can be written there; empty if one can. `create` makes the folder."""
     try:
+        if create:
+            os.makedirs(folder or ".", exist_ok=True)
         with tempfile.TemporaryFile(dir=folder or "."):
             return ""
     except OSError as error:

@@ -85,6 +85,13 @@ def parser(description: Optional[str], mpirun: Sequence[str] = ()) -> argparse.A
     return made
 
 
+def positive(text: str) -> int:
+    """Reads an option's count."""
+    if not re.fullmatch(r"[1-9]\d*", text):
+        raise argparse.ArgumentTypeError(f"got '{text}'; expected a whole number above zero")
+    return int(text)
+
+
 class Failure(Exception):
     """annulus plan has failed. The text is what it wrote on standard error."""
 

@@ -203,7 +203,9 @@ _KEYWORDS = {"sequence layout": "layout", "sequence granule": "granule", "causal
              "soft cap": "soft_cap", "softmax dtype": "softmax_dtype", "bias policy": "bias_policy",
              "call arguments": "call_arguments", "q_lengths": "query_lengths",
              "query spec": "query_spec", "kv spec": "kv_spec", "kv layout": "kv_layout",
-             "dropout seed": "seed"}
+             "dropout seed": "seed", "LSE": "lse", "grad output": "grad_output",
+             "grad LSE": "grad_lse", "grad query": "grad_query", "grad key": "grad_key",
+             "grad value": "grad_value", "grad sinks": "grad_sinks", "grad bias": "grad_bias"}
 
 
 def check(status: int, _function: Any, _arguments: Any) -> None:

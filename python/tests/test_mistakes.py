@@ -129,6 +129,15 @@ def test_mistake(name):
         assert text in str(caught.value)
 
 
+def test_a_gradient_of_another_shape():
+    rows = np.zeros((1, 4, 8), np.float32)
+    with pytest.raises(annulus.UserError, match="grad.output: got shape") as caught:
+        annulus.attention_backward(QUERY[:, :4], QUERY, KEY, VALUE, QUERY, rows)
+    if annulus.mesh().size == 1:
+        assert caught.value.argument == "grad_output"
+        assert str(caught.value).startswith("grad_output: got")
+
+
 def test_a_mesh_after_its_end():
     mesh = annulus.mesh({"ended": -1})
     assert f"'ended={mesh.size}'" in repr(mesh)

@@ -51,7 +51,8 @@ class Links {
     }
   }
 
-  /// Calls changed(flow, speed) for every flow on a link that another flow has entered or left.
+  /// Calls changed(flow, speed) for every flow on a link that a flow has entered or left since the
+  /// last call; several times if there are several such links.
   /// `speed`, at most 1, is that of all messages of the flow together.
   template <class Changed>
   void settle(const Changed& changed) {

@@ -10,8 +10,8 @@ namespace annulus::ring::simulation {
 
 class Offers {
  public:
-  /// Identifies the messages that one rank of a group sends to another. They are received in the
-  /// order in which they are sent. Ranks and groups are numbers below 2^24.
+  /// Identifies the messages that one rank sends to another in the group along `axes`. They are
+  /// received in the order in which they are sent. Ranks are below 2^24, `axes` below 2^16.
   [[nodiscard]] static std::uint64_t route(std::uint32_t axes, std::uint32_t from,
                                            std::uint32_t to) {
     constexpr unsigned kRankBits = 24;

@@ -78,8 +78,8 @@ struct Script {
 /// `slowness` multiplies the time of all computation.
 [[nodiscard]] Script make_script(const RankPlan& plan, const Prices& prices, double slowness,
                                  bool labels);
-/// A lower bound of the rank's time: the time of its computation, or of the messages that it
-/// receives over one of the networks.
+/// A lower bound of the rank's time. It is the longest of the time of its computation and, for each
+/// group, the time of the messages that it receives inside its node, and of those from other nodes.
 [[nodiscard]] double least_seconds(const Script& script);
 
 }  // namespace annulus::ring::simulation

@@ -364,8 +364,8 @@ class Engine {
 
   void start(Flow flow, Lane& lane) {
     flow.begin = now_;
-    // If the transport starts messages together, only a lane's first message has a latency inside a
-    // node.
+    // Inside a node, if the transport starts messages together, only the first message of a lane
+    // has a latency.
     const bool started = lane.begun && traits_.starts_once && !flow.across;
     const double latency = started ? 0 : latencies_[flow.across ? 1 : 0];
     lane.busy = lane.begun = true;

@@ -11,7 +11,7 @@
 namespace annulus::ring::simulation {
 
 /// The simulated ranks of a mesh, and for each other rank the simulated rank that stands for it.
-/// Simulated ranks have the numbers of their states.
+/// A simulated rank's number is the index of its state.
 class StandIns {
  public:
   StandIns() = default;

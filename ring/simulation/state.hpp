@@ -49,7 +49,7 @@ struct QueueState {
   bool offered = false;                // peers can take the messages that it sends
   bool ready = false;                  // it can receive
   std::uint32_t missing = 0;           // messages not yet received
-  std::vector<std::uint32_t> untaken;  // by exchange: messages sent but not received
+  std::vector<std::uint32_t> untaken;  // by exchange: messages to send that have not arrived
   std::array<Lane, kLanes> lanes;
 
   [[nodiscard]] bool released(std::uint32_t exchange) const {
@@ -66,7 +66,7 @@ struct RankState {
   double step_begin = 0;
   double last_end = 0;
   std::vector<QueueState> queues;
-  std::uint32_t untaken = 0;  // messages of all queues that are offered, or about to be
+  std::uint32_t untaken = 0;  // their sum over all queues and exchanges
   int moving = 0;             // messages that are on their way
   int by_kernels = 0;         // messages that multiprocessors move
   double moving_since = 0;

@@ -346,6 +346,8 @@ TEST(Registry, ForceNativeOverridesEveryName) {
                 &registry.get("native"));
     }
     EXPECT_EQ(registry.select("ring", {}, Place::host()).schedule, "ring");
+    EXPECT_THAT(registry.select("auto", {}, Place::host()).passed_over,
+                Contains(Pair("flash_attn2", "ANNULUS_FORCE_NATIVE asks for native")));
     EXPECT_THROW((void)registry.select("auto", {}, Place::cuda(0)), UnsupportedError);
     AttentionProblem wide;
     wide.dtype = DType::float64;

@@ -430,7 +430,7 @@ elif "bench" in words:
              "strong_128k", "two_nodes"]))
         for timed in ("forward", "backward"):
             self.assertIn(("compare", f"64/8 causal 8k, {timed}, × best peer"), figures)
-        self.assertEqual(figures["decode", "1,1,1M,64,8,128, ÷ 4 × one GPU's rate"],
+        self.assertEqual(figures["decode", "1,1,1M,64,8,128, share of 4 × one GPU's rate"],
                          ["1", "≥ 0.8", "yes"])
         self.assertEqual(figures["two_nodes", "double_ring ÷ ring, bytes between nodes"],
                          ["0.667", "≤ 0.667", "yes"])
@@ -451,12 +451,18 @@ elif "bench" in words:
         shape = "16,1,128k,64,8,128"
         result = self.several("--steps", "decode", broken=shape)
         self.assertEqual(result.returncode, 3, result.stdout + result.stderr)
-        self.assertEqual(self.figures(result)["decode", f"{shape}, ÷ 4 × one GPU's rate"],
+        self.assertEqual(self.figures(result)["decode", f"{shape}, share of 4 × one GPU's rate"],
                          ["-", "≥ 0.8", "**no**"])
         self.assertEqual(len(json.loads(self.read("out", "decode_4x_h200.json"))), 4)
 
+    def test_a_check_that_was_cut_off_has_no_result(self):
+        result = self.several("--steps", "random,failures", "--budget", "1e-9")
+        self.assertEqual(result.returncode, 3, result.stdout + result.stderr)
+        self.assertEqual({measured for measured, *_ in self.figures(result).values()}, {"-"})
+        self.assertEqual(os.listdir(self.path("out")), [])
+
     def test_a_step_without_time(self):
-        result = self.several("--steps", "decode", "--budget", "0")
+        result = self.several("--steps", "decode", "--budget", "1e-9")
         self.assertEqual(result.returncode, 3, result.stdout + result.stderr)
         self.assertIn("- decode: `no time left", result.stdout)
         self.assertEqual(os.listdir(self.path("out")), [])
@@ -475,7 +481,10 @@ elif "bench" in words:
 
     def test_bad_values_name_the_option(self):
         for option, value in [("--steps", "compare,backwards"), ("--gpus", "3"),
-                              ("--annulus", self.path("missing"))]:
+                              ("--annulus", self.path("missing")), ("--python", "missing"),
+                          ("--mpirun", "missing --bind-to none"), ("--rounds", "0"),
+                          ("--budget", "nan"), ("--budget", "-1"),
+                          ("--output-dir", __file__)]:
             result = self.several(option, value)
             self.assertEqual(result.returncode, 2)
             self.assertIn(f"argument {option}: ", result.stderr)

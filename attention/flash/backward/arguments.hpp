@@ -31,18 +31,22 @@ struct RowTensor {
   std::int32_t dim = 0;
 };
 
-/// The power of two by which dO and delta of float16 are multiplied, so that dS neither overflows
-/// nor becomes subnormal: |dS| <= |dP| + |delta| <= dim · max |dO| · max |V| / (1 − p) + max
-/// |delta|.
+/// Powers of two that keep float16 from overflows and subnormal numbers. dO and delta are
+/// multiplied by `factor`, so that dS does not overflow: |dS| <= |dP| + |delta| <= dim · max |dO| ·
+/// max |V| / (1 − p) + max |delta|. Weights are multiplied by 2^weight_exponent, since those of
+/// rows that see more than 16k keys may be subnormal. `inverse` is 1 / (factor ·
+/// 2^weight_exponent).
 struct OutputScale {
   float factor, inverse;
-  std::uint32_t largest[3];  ///< the largest finite |dO|, |V| and |delta|, as bits of float32
+  std::int32_t weight_exponent;
+  std::uint32_t largest[4];  ///< the largest finite |dO|, |V|, |delta| and |LSE|, as float32 bits
   std::uint32_t blocks;      ///< thread blocks that have added to `largest`
 };
 
 /// Flags of a query tile, which prepare_rows() writes behind the tile's LSE.
-inline constexpr std::int32_t kHiddenRows = 1;     ///< some row sees nothing or does not exist
-inline constexpr std::int32_t kSpecialValues = 2;  ///< some value is special, see special.cuh
+inline constexpr std::int32_t kHiddenRows = 1;  ///< some row sees nothing or does not exist
+/// Some LSE or delta is special (see special.cuh), or, with bias or mask, some value of Q or dO.
+inline constexpr std::int32_t kSpecialValues = 2;
 /// Values that lie behind the LSE of each query tile: its flags, as int32, and padding.
 inline constexpr std::int32_t kFlagValues = 4;
 

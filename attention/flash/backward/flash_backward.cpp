@@ -103,12 +103,12 @@ void require(const char* name, const ConstTensorView& tensor) {
 }
 
 // All that share an entry add a term to it, in any order.
-void require_own_entries(const TensorView& bias, bool repeats_bits) {
+void require_own_entries(const TensorView& bias, const BackwardBlock& block) {
   const auto is_shared = [&](int dim) { return bias.size(dim) > 1 && bias.stride(dim) == 0; };
-  if (is_shared(3)) {
+  if (bias.stride(3) == 0 && block.key.size(1) > 1) {
     throw UnsupportedError("flash attention, backward: the bias's gradient is a sum over keys");
   }
-  if (repeats_bits && (is_shared(0) || is_shared(1) || is_shared(2))) {
+  if (block.repeats_bits && (is_shared(0) || is_shared(1) || is_shared(2))) {
     throw UnsupportedError(
         "flash attention, backward: the bias's gradient is a sum over batches, heads or rows, "
         "which are added in a varying order");
@@ -162,7 +162,7 @@ void FlashBackward::prepare(const BackwardBlock& block, const Gradients& gradien
   if (is_wanted(gradients.query)) require("the query's gradient", gradients.query);
   if (is_wanted(gradients.key)) require("the key's gradient", gradients.key);
   if (is_wanted(gradients.value)) require("the value's gradient", gradients.value);
-  if (is_wanted(gradients.bias)) require_own_entries(gradients.bias, block.repeats_bits);
+  if (is_wanted(gradients.bias)) require_own_entries(gradients.bias, block);
   if (is_empty(block)) return;
   const auto current = device_.make_current();
   (void)arguments_of(block, gradients);

@@ -46,7 +46,7 @@ class FlashBackward {
   [[nodiscard]] const Entry& find(const BackwardBlock& block);
   [[nodiscard]] Entry make_entry(const BackwardBlock& block) const;
   struct Extent {
-    // Rows of a head that the key tiles in work see, which should stay in L2.
+    // Rows of a head that the key tiles running at a time see. They should stay in L2.
     double rows_at_a_time;
     std::int64_t key_tiles;  // the most key tiles of wide heads that a query tile sees
   };
@@ -61,7 +61,7 @@ class FlashBackward {
   const AttentionProblem& problem_;
   Device& device_;
   std::vector<Entry> entries_;
-  // LSE, delta, for float16 a copy of dO, for wide heads dS.
+  // LSE, delta and turns; for float16, OutputScale and a copy of dO; for wide heads, dS.
   Workspace workspace_;
   int multiprocessors_;
 };

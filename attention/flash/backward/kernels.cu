@@ -35,8 +35,10 @@ __global__ void __launch_bounds__(kQueries) prepare_rows(const __grid_constant__
     };
     const float natural = value(a.lse);
     if (natural != -kInfinity) {
-      lse = a.natural_lse ? natural : natural * kLog2E;
-      delta = value(a.delta);
+      // A smaller LSE makes weights larger.
+      const auto shift = static_cast<float>(Tiles<Element, 128>::weight_exponent(a));
+      lse = a.natural_lse ? natural - shift * kLn2 : fmaf(natural, kLog2E, -shift);
+      delta = Tiles<Element, 128>::output_factor(a) * value(a.delta);
       special = special || is_special(lse) || is_special(delta);
     }
   }
@@ -48,8 +50,7 @@ __global__ void __launch_bounds__(kQueries) prepare_rows(const __grid_constant__
     const int flags = (any_hidden ? kHiddenRows : 0) | (any_special ? kSpecialValues : 0);
     record[kQueries + in_tile] = __int_as_float(in_tile == 0 ? flags : 0);
   }
-  a.padded_delta[std::int64_t{blockIdx.x} * kQueries + in_tile] =
-      Tiles<Element, 128>::output_factor(a) * delta;
+  a.padded_delta[std::int64_t{blockIdx.x} * kQueries + in_tile] = delta;
   if (a.turns != nullptr && in_tile == 0) {
     a.turns[blockIdx.x] = 0;
     if (blockIdx.x == 0) *a.next_index = 0;
@@ -69,7 +70,7 @@ __device__ unsigned largest_of(const uint4& v) {
 }
 
 // True if the row of dO exists and sees a key by position. With sinks, the LSE of other rows is
-// finite.
+// finite. Rows whose keys are all hidden otherwise, by ids, blocks, a dense mask or a bias, count.
 __device__ bool sees_keys(const Arguments& a, std::int32_t batch, std::int32_t head,
                           std::int32_t row) {
   if (row >= (a.row_lengths == nullptr ? a.rows : a.row_lengths[batch]) ||
@@ -132,15 +133,20 @@ __global__ void __launch_bounds__(kScaleThreads)
   add(scale.largest[1], magnitude(largest_of(value, batch, head / a.heads_per_kv_head, columns,
                                              head % a.heads_per_kv_head, a.heads_per_kv_head,
                                              [](std::int32_t) { return true; })));
-  float delta = 0;
-  const std::int64_t first = batch * a.delta.batch + head * a.delta.head;
+  float delta = 0, lse = 0;
+  const auto raise = [&](float& most, const RowValues& values, std::int32_t row) {
+    const float x =
+        fabsf(values.data[batch * values.batch + head * values.head + row * values.row]);
+    if (x < kInfinity) most = fmaxf(most, x);
+  };
   for (std::int32_t row = static_cast<std::int32_t>(blockIdx.y * kScaleThreads + threadIdx.x);
        row < a.rows; row += static_cast<std::int32_t>(gridDim.y) * kScaleThreads) {
     if (!counts(row)) continue;
-    const float x = fabsf(a.delta.data[first + row * a.delta.row]);
-    if (x < kInfinity) delta = fmaxf(delta, x);
+    raise(delta, a.delta, row);
+    raise(lse, a.lse, row);
   }
   add(scale.largest[2], delta);
+  add(scale.largest[3], lse);
   __threadfence();
   __syncthreads();  // all warps have added before one thread counts the block
   if (!__syncthreads_or(threadIdx.x == 0 &&
@@ -154,19 +160,23 @@ __global__ void __launch_bounds__(kScaleThreads)
       largest(0) * largest(1) * static_cast<float>(grad_output.dim) * a.value_scale + largest(2);
   // The exponent of the factor. The bound and dO stay below 2^15. The largest dO does not fall
   // below 2^-11, so that it keeps an accuracy of 2^-14, which dV needs. Values of float16 allow
-  // both; only a huge delta or dropout of nearly all pairs can exceed the bound then.
-  int power = 0;
+  // both; only a huge delta or dropout of nearly all pairs can exceed the bound then. Weights get
+  // what the largest dO has above 1/2, unless a large LSE would be rounded too coarsely.
+  int power = 0, weight_exponent = 0;
   if (bound > 0) {
     power = 14 - ilogbf(bound);
     if (largest(0) > 0) {
       const int exponent = ilogbf(largest(0));
       power = min(max(power, -11 - exponent), 14 - exponent);
+      if (largest(3) < 4096) weight_exponent = min(max(power + exponent + 1, 0), 8);
+      power -= weight_exponent;
     } else {
       power = min(power, 38);
     }
   }
   scale.factor = ldexpf(1, power);
-  scale.inverse = ldexpf(1, -power);
+  scale.inverse = ldexpf(1, -power - weight_exponent);
+  scale.weight_exponent = weight_exponent;
 }
 
 // copy = dO · factor, [batch, row, head, dim], and 0 in rows that see nothing.
@@ -205,7 +215,7 @@ unsigned blocks(std::int64_t work, std::int64_t of_a_block) {
 }
 
 template <class Tiles>
-cudaError_t launch_preparation(const Arguments& a, cudaStream_t stream) {
+[[nodiscard]] cudaError_t launch_preparation(const Arguments& a, cudaStream_t stream) {
   const std::int64_t rows = std::int64_t{a.batches} * a.heads * a.padded_rows;
   constexpr int kQueries = Tiles::kQueries;
   prepare_rows<typename Tiles::Element, kQueries>
@@ -217,7 +227,7 @@ template <int kDim, bool kHalf, PairClass kPairs, bool kSoftCap>
 using NarrowTiles = Tiles<std::conditional_t<kHalf, __half, __nv_bfloat16>, kDim, kPairs, kSoftCap>;
 
 template <int kDim, bool kHalf, PairClass kPairs, bool kSoftCap>
-cudaError_t launch(const Arguments& a, cudaStream_t stream) {
+[[nodiscard]] cudaError_t launch(const Arguments& a, cudaStream_t stream) {
   const unsigned items = blocks(a.columns, kTileKeys) *
                          static_cast<unsigned>(a.batches * (a.heads / a.heads_per_kv_head));
   const cudaError_t prepared =
@@ -228,7 +238,7 @@ cudaError_t launch(const Arguments& a, cudaStream_t stream) {
 }
 
 template <int kDim, bool kHalf>
-cudaError_t launch(const Arguments& a, cudaStream_t stream) {
+[[nodiscard]] cudaError_t launch(const Arguments& a, cudaStream_t stream) {
   constexpr PairClass kBand = PairClass::band, kLists = PairClass::lists;
   const bool lists = a.mask.key_tiles > 0, cap = a.soft_cap != 0;
   if (a.general) return launch<kDim, kHalf, PairClass::general, false>(a, stream);
@@ -240,7 +250,7 @@ cudaError_t launch(const Arguments& a, cudaStream_t stream) {
 }
 
 template <bool kHalf>
-cudaError_t launch(const Arguments& a, int dim, cudaStream_t stream) {
+[[nodiscard]] cudaError_t launch(const Arguments& a, int dim, cudaStream_t stream) {
   if (dim == 64) return launch<64, kHalf>(a, stream);
   if (dim == 128) return launch<128, kHalf>(a, stream);
   using Narrow = NarrowTiles<128, kHalf, PairClass::band, false>;
@@ -258,7 +268,7 @@ cudaError_t launch_output_scale(const Arguments& arguments, const RowTensor& gra
   const cudaError_t cleared =
       cudaMemsetAsync(arguments.output_scale, 0, sizeof(OutputScale), stream);
   if (cleared != cudaSuccess) return cleared;
-  // About eight thread blocks for each multiprocessor, of at least four rounds.
+  // About eight thread blocks for each multiprocessor, of 64 rows or more.
   constexpr unsigned kBlocks = 1056;
   dim3 grid(static_cast<unsigned>(arguments.batches * arguments.heads));
   grid.y =
@@ -279,7 +289,8 @@ cudaError_t launch_float32_backward(const Arguments& arguments, const Float32Ope
                                     int dim, cudaStream_t stream) {
   using Rows = Tiles<__nv_bfloat16, 128>;  // without modifiers, the operands' type does not matter
   static_assert(Rows::kQueries == kFloat32Tile && !Rows::kScalesOutput);
-  launch_preparation<Rows>(arguments, stream);
+  const cudaError_t prepared = launch_preparation<Rows>(arguments, stream);
+  if (prepared != cudaSuccess) return prepared;
   return dim == 64 ? launch_float32<64>(arguments, operands, stream)
                    : launch_float32<128>(arguments, operands, stream);
 }

@@ -15,15 +15,15 @@ inline constexpr int kWideTileKeys = 64;
 /// Query tiles of a block of the wide heads' kernel for dQ, one for each warpgroup.
 inline constexpr int kWideQueryTiles = 2;
 
-// `dim` below is 64, 128, 192 or 256: the head dimension of queries and keys, and of values, except
-// that values have 128 if it is 192.
+// `dim` below is the head dimension of the tiles of queries and keys: 64, 128, 192 or 256. That of
+// the problem may be smaller. Tiles of values have the same, but 128 if `dim` is 192.
 
 /// True for head dimensions whose dQ has a kernel of its own.
 [[nodiscard]] constexpr bool is_wide(int dim) {
   return dim > 128;
 }
 
-/// The work of a kernel for each pair.
+/// What a kernel does for each pair of query and key.
 enum class PairClass : std::uint8_t {
   band,     ///< in masked tiles, tests the band and the lengths
   lists,    ///< walks by a TileMask, by which it tests pairs in masked tiles
@@ -41,8 +41,8 @@ enum class PairClass : std::uint8_t {
   return dim == 64 && pairs != PairClass::general ? 128 : 64;
 }
 
-/// Enqueues the choice of output_scale, and of scaled_grad_output, which launch_backward() then
-/// reads. Without `value`, the scale is 1.
+/// Enqueues the kernels that choose output_scale and write scaled_grad_output. launch_backward()
+/// reads both.
 [[nodiscard]] cudaError_t launch_output_scale(const Arguments& arguments,
                                               const RowTensor& grad_output, const RowTensor& value,
                                               cudaStream_t stream);

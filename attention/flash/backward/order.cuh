@@ -6,8 +6,9 @@
 #include "flash/hopper/barrier.cuh"
 
 // The order in which key tiles add to a query tile's dQ, where the bits must not depend on which
-// block comes first. They add in the order of their blocks' indices. Blocks take the indices from a
-// counter, so each waits only for blocks that already run, in whatever order they are scheduled.
+// block comes first. They add in the order of their blocks' indices. Blocks take their indices from
+// a counter as they start. So each waits only for blocks that have started, whatever the order of
+// scheduling.
 namespace annulus::flash::backward {
 
 /// The index of this block's work.

@@ -10,9 +10,10 @@
 namespace annulus::flash::backward {
 
 /// Two warps of the producer's warpgroup copy a step's bias to shared memory while consumers are at
-/// the step before, and add its gradient. TMA does both if the tensors and the place of the first
-/// key suit it; otherwise, threads copy and add entry by entry. Without a bias, TMA copies the
-/// dense mask if it can.
+/// the step before. They also add the gradient that consumers leave in its place. TMA does both if
+/// the tensors and the place of the first key suit it; otherwise, threads copy and add entry by
+/// entry. Without a bias, TMA copies the dense mask if it can; otherwise, consumers read it from
+/// global memory.
 template <class Tiles>
 class ScorePreparation {
   static_assert(Tiles::kQueries == 64);
@@ -50,7 +51,7 @@ class ScorePreparation {
   [[nodiscard]] __device__ __forceinline__ std::uint32_t stage() const {
     return at.count % kBiasStages;
   }
-  // The step of a stage's bias, as this warp remembers it.
+  // The step whose bias the stage holds. Each warp has its own copy.
   [[nodiscard]] __device__ __forceinline__ Step& bias_step() const {
     return shared.scores.bias_step[thread() / 32][stage()];
   }
@@ -95,7 +96,7 @@ class ScorePreparation {
     const auto& strides = bias ? a.scores.bias.strides : a.scores.mask.strides;
     const Corner at = corner_in(strides);
     const int count = bias ? Tiles::kKeys / 32 : 1;
-    // Other heads read the same entries soon.
+    // If heads share the entries, others read them soon.
     const hopper::Cache cache =
         strides[1] == 0 ? hopper::Cache::evict_last : hopper::Cache::evict_first;
     full.arrive_expecting(count * static_cast<std::uint32_t>(sizeof(boxes[0])));
@@ -105,7 +106,7 @@ class ScorePreparation {
                        at.batch);
     }
   }
-  // Boxes may extend past the block's last key; entries there get zeros.
+  // Boxes may extend past the block's last key. They add 0 there.
   __device__ __forceinline__ void add_boxes() const {
     if (thread() != 0) return;
     const Corner at = corner_in(a.grad_bias_strides);

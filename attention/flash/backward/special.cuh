@@ -8,8 +8,9 @@
 namespace annulus::flash::backward {
 
 // A hidden pair has weight 0, but 0 · NaN is NaN. So tiles of which some pair is hidden are
-// inspected for special values: non-finite ones, and values of bfloat16 that are so large that
-// products of finite ones may not be (from 2^56 on: 128 products of two are below 2^120).
+// searched for special values. These are values that are not finite, and in bfloat16 also finite
+// ones from 2^56 on, whose products could overflow. The sum of 256 products of smaller values is
+// below 2^120.
 
 /// True if one of this thread's share of some values is special.
 template <class Element, int kThreads>

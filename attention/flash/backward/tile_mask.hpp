@@ -15,7 +15,9 @@ struct RowHull {
   std::int32_t first_block, last_block;  ///< of the block mask
 };
 struct ColumnHull {
-  std::int32_t first, last;  ///< positions; first > last: there are no columns
+  /// The lowest and the highest position. `last` is kNowhere if some column does not exist, and so
+  /// is `first` if none does.
+  std::int32_t first, last;
   std::int32_t first_id, last_id;
 };
 

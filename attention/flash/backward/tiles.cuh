@@ -24,8 +24,9 @@ struct Tiles {
   static constexpr int kStages = 2;
   static constexpr bool kGeneral = kPairs == PairClass::general;
   static constexpr bool kDrops = kGeneral || kPairs == PairClass::dropout;
-  /// How the warpgroups share dQ: by the keys of the sum (each has its own buffer); otherwise by
-  /// dims if D = 128, else by queries.
+  /// How the warpgroups divide the computation of dQ. kSplitsKeys: each sums over its own keys,
+  /// into a buffer of its own. kSplitsDims: each computes half of the dims. Neither: half of the
+  /// queries.
   static constexpr bool kSplitsKeys = kDim == 64 && kQueries == 64;
   static constexpr bool kSplitsDims = kDim == 128;
   /// Numbers of buffers for dQ and bias; D = 128 leaves little shared memory for them.
@@ -39,10 +40,13 @@ struct Tiles {
   // A block begins with 168 registers for each thread.
   static_assert(kFewRegisters + 2 * kManyRegisters <= 3 * 168);
   static constexpr int kTileElements = kQueries * kDim;
-  /// In float16, dO, delta and dS are multiplied by a factor (see OutputScale).
+  /// In float16, dO, delta, weights and dS are multiplied by factors (see OutputScale).
   static constexpr bool kScalesOutput = std::is_same_v<Element, __half>;
   __device__ static float output_factor(const Arguments& a) {
     return kScalesOutput ? __ldg(&a.output_scale->factor) : 1;
+  }
+  __device__ static std::int32_t weight_exponent(const Arguments& a) {
+    return kScalesOutput ? __ldg(&a.output_scale->weight_exponent) : 0;
   }
   /// The factor that turns dS into the bias's gradient.
   __device__ static float bias_scale(const Arguments& a) {

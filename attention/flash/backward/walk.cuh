@@ -8,14 +8,14 @@
 // The query tiles that a key tile meets, their order, and their visible pairs. A straight band or
 // the lists of a TileMask decide.
 //
-// In turns (see Turn), key tiles walk from the last query tile to the first, so that all that run
-// together keep one pace, each behind its predecessor. Otherwise, they walk from the first on. They
-// finish all query tiles of a head before the next head; or, if Arguments::heads_inside, all heads
-// of a query tile before the next query tile.
+// If key tiles take turns (see Turn), a block walks from the last query tile to the first. Blocks
+// that run at the same time then keep one pace, each behind its predecessor. Otherwise, a block
+// walks from the first query tile to the last. In both cases it finishes all query tiles of a head
+// before the next head; or, with Arguments::heads_inside, all heads of a query tile before the next
+// query tile.
 namespace annulus::flash::backward {
 
-/// True if a column has no position, or the one that it would have if all columns from the first on
-/// were neighbours.
+/// True if a column has no position, or lies `distance` positions after the first column.
 [[nodiscard]] __device__ __forceinline__ bool is_neighbour(std::int32_t position,
                                                            std::int32_t first,
                                                            std::int32_t distance) {
@@ -198,7 +198,7 @@ template <class Work>
   return steps;
 }
 
-/// The key tile that adds to the query tile before this one, plus 1; 0 if there is none.
+/// 1 + the last key tile before `key_tile` that adds to the step's query tile; 0 if there is none.
 [[nodiscard]] __device__ __forceinline__ std::int32_t listed_before(const Arguments& a,
                                                                     std::int32_t batch,
                                                                     const Step& step,

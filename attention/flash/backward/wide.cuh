@@ -59,7 +59,7 @@ struct Verdict {
   }
 };
 
-/// True if some value of a tile is special: to be called by all watchers, for the share of each.
+/// True if some value in this warp's share of a tile is special. All watchers call it.
 template <class Element>
 [[nodiscard]] __device__ __forceinline__ bool watch_tile(const Element* tile, int elements) {
   const int thread = static_cast<int>(threadIdx.x) - 32;
@@ -159,8 +159,8 @@ class WideConsumer {
     hopper::products_commit();
   }
 
-  // The same, calls meanwhile(), and waits. `special`: pairs of the bits that hidden() returns are
-  // skipped, not multiplied by 0.
+  // Like issue_sum(), but calls meanwhile() and waits for the sum. If `special`, pairs whose bit in
+  // hidden() is set are skipped, not multiplied by 0.
   template <int kSums, class Hidden, class Meanwhile>
   __device__ __forceinline__ void add_to(float (&sum)[kSums], std::uint32_t (&weights)[kPacked],
                                          const Element* columns, bool special, const Hidden& hidden,
@@ -195,7 +195,7 @@ class WideConsumer {
 #pragma unroll 1
     for (int next = 0; next < 64; ++next) {
       int column = next;
-      // Hidden from the compiler, which would keep many addresses.
+      // So that the compiler does not keep an address for each column in registers.
       asm volatile("" : "+r"(column));
       const int owner = lane / 4 * 4 + column % 8 / 2;
       const int first_bit = column / 8 * 4 + column % 2;
@@ -247,8 +247,7 @@ class WideConsumer {
     }
   }
 
-  // A mask of the packed pair: 16 bits for each of its two scores, set where the bit of the score
-  // is.
+  // 16 bits for each score of a packed pair, all set if the score's bit in `bits` is set.
   [[nodiscard]] __device__ __forceinline__ static std::uint32_t halves(std::uint32_t bits,
                                                                        int pair) {
     return ((bits >> 2 * pair & 1) != 0 ? 0xffffU : 0U) |
@@ -298,7 +297,7 @@ class WideConsumer {
     }
   }
 
-  // Factor of dO·Vᵀ where nothing drops.
+  // The factor of dO·Vᵀ for pairs that dropout keeps.
   [[nodiscard]] __device__ __forceinline__ float grad_factor() const {
     return kGeneral ? a.value_scale : 1;
   }

@@ -73,7 +73,7 @@ struct Part {
 };
 
 /// The index of a head's query tile 0 among the query tiles of ScoreGradients; query tile t has
-/// index score_row() + t. It is negative if the part's first head begins with a later query tile.
+/// index score_row() + t. It can be negative, since the part may begin at a later query tile.
 /// `pair` is the (batch, kv head) pair of `head`.
 [[nodiscard]] __device__ __forceinline__ std::int32_t score_row(const Arguments& a,
                                                                 const Part& part, std::int32_t pair,

@@ -76,6 +76,29 @@ TEST_F(CudaFlashBackward, BlockMasks) {
   }
 }
 
+// Lists of heads and of batches, and float16, with more blocks than run at a time.
+TEST_F(CudaFlashBackward, ListsOfHeadsAndBatchesRepeatBits) {
+  Random random(36);
+  name_ = "blocksparse";
+  for (const auto& [dtype, dim] : {std::pair{DType::bfloat16, 128}, {DType::float16, 64}}) {
+    AttentionProblem problem = problem_of({2, 300, 1500, 16, 8, dim, dim}, dtype);
+    problem.mask.set_block_mask(BlockMask::random(300, 1500, 16, 0.4, 5, BlockSize{64, 128}));
+    expect_same_bits(random, problem);
+    problem.mask = Mask();
+    std::vector<std::int32_t> queries(600), keys(3000);
+    for (std::int32_t i = 0; i < 300; ++i) {
+      queries[i] = i / 40;
+      queries[300 + i] = i / 120;
+    }
+    for (std::int32_t i = 0; i < 1500; ++i) {
+      keys[i] = i / 200;
+      keys[1500 + i] = i / 600;
+    }
+    problem.mask.set_segments(2, queries, keys);
+    expect_same_bits(random, problem);
+  }
+}
+
 TEST_F(CudaFlashBackward, RowsAndColumnsOfSeveralRanges) {
   Random random(34);
   const PositionRanges rows({PositionRange{GlobalPosition(0), 90},

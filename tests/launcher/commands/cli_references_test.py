@@ -88,6 +88,12 @@ class Checker(CliTest):
                     case.take_as_the_reference_did()
                 self.assertEqual(self.verdict(case), 0)
 
+    def test_gradients_without_any_to_check(self):
+        self.save_operands()
+        code, output = self.checked(*OPERANDS, "--output", "o.npy", "--grad-output", "query.npy")
+        self.assertEqual((code, output), (2, "check_attention: --grad-output needs a gradient to "
+                                          "check: --grad-query, --grad-key, --grad-value\n"))
+
     def test_notices_one_wrong_element(self):
         for name in ["jax_mask", "ejkernel_sinks_by_head", "jax_bias"]:
             with self.subTest(name):

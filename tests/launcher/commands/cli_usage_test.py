@@ -29,8 +29,10 @@ class Options(CliTest):
         report = self.json("run", *OPERANDS, *OUTPUT, "--impl", "sdpa",
                            environment={"ANNULUS_FORCE_NATIVE": "1"})
         self.assertEqual(report["rows"][0]["impl"], "native")
-        result = self.annulus("run", *OPERANDS, *OUTPUT, environment={"ANNULUS_FORCE_NATIVE": "x"})
-        self.expect_error(result, 2, "ANNULUS_FORCE_NATIVE: got 'x'")
+        for words in [], ["--impl", "vanilla"]:
+            result = self.annulus("run", *OPERANDS, *OUTPUT, *words,
+                                  environment={"ANNULUS_FORCE_NATIVE": "x"})
+            self.expect_error(result, 2, "error: ANNULUS_FORCE_NATIVE: got 'x'")
 
     def test_schedule_that_cannot(self):
         self.save_operands()

@@ -30,7 +30,7 @@ std::string_view name_of(Feature feature) noexcept {
     case Feature::dropout:
       return "dropout";
     case Feature::float64:
-      return "float64";
+      return "float64 (as dtype or softmax dtype)";
     case Feature::weights:
       return "a request for attention weights";
     case Feature::bias:

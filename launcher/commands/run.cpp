@@ -164,8 +164,9 @@ std::string pass_text(const ring::ShardedAttention& attention, const Measurement
                      milliseconds_cell(measured.exposed_seconds));
 }
 
-// "query 2 MiB, key 1 MiB, ...": a rank's shards, and what the plan adds.
-std::string memory_text(const Attention& attention, int rank) {
+// "query 2 MiB, key 1 MiB, ...": a rank's shards, and what the plans add.
+std::string memory_text(const Attention& attention, const ring::ShardedAttention* backward,
+                        const GradientFiles* gradients, int rank) {
   const ring::ShardedOperands& operands = attention.operands();
   std::string text;
   double total = 0;
@@ -187,28 +188,42 @@ std::string memory_text(const Attention& attention, int rank) {
   if (operands.bias) add_shard("bias", *operands.bias, DType::float32);
   if (operands.dense_mask) add_shard("mask", *operands.dense_mask, DType::boolean);
   add("buffers", static_cast<double>(attention.extra_bytes()));
-  return fmt::format("{} of rank {}: {}", human_bytes(static_cast<std::size_t>(total)), rank, text);
+  if (gradients != nullptr) {
+    add_shard("grad_output", operands.output, dtype);
+    if (gradients->request().grad_lse) add_shard("grad_lse", operands.lse, DType::float32);
+    for (const Result& one : gradients->results()) {
+      add_shard(one.name.c_str(), one.sharding, one.dtype);
+    }
+    if (backward != nullptr) {
+      add("backward buffers", static_cast<double>(backward->extra_bytes()));
+    }
+  }
+  return fmt::format("{} of rank {}, without the workspace of kernels: {}",
+                     human_bytes(static_cast<std::size_t>(total)), rank, text);
 }
 
 // The report of --dry-run, in place of a row.
 void add_dry_run(Report& report, const Attention& attention, const ring::ShardedAttention* backward,
-                 double bytes_of_ranks, int rank) {
+                 const GradientFiles* gradients, double bytes_of_ranks, int rank) {
   const auto predicted = [](const ring::ScheduleChoice& choice) {
     return choice.seconds > 0 ? ", predicted " + ring::milliseconds_text(choice.seconds)
                               : std::string();
   };
-  report.add_meta("would run", fmt::format("{} by {}, transport {}{}, {} received by all ranks",
-                                           variant_text(attention.schedule()),
-                                           attention.implementations_of_ranks(),
-                                           attention.transport(), predicted(attention.schedule()),
-                                           human_bytes(static_cast<std::size_t>(bytes_of_ranks))));
+  if (gradients == nullptr || !gradients->has_forward()) {
+    report.add_meta(
+        "would run",
+        fmt::format("{} by {}, transport {}{}, {} received by all ranks",
+                    variant_text(attention.schedule()), attention.implementations_of_ranks(),
+                    attention.transport(), predicted(attention.schedule()),
+                    human_bytes(static_cast<std::size_t>(bytes_of_ranks))));
+  }
   if (backward != nullptr) {
     report.add_meta(
         "would run backward",
         fmt::format("{} by {}{}", variant_text(backward->schedule()),
                     backward->implementations_of_ranks(), predicted(backward->schedule())));
   }
-  report.add_meta("memory", memory_text(attention, rank));
+  report.add_meta("memory", memory_text(attention, backward, gradients, rank));
   report.set_verdict("dry run: nothing was computed or written", true);
 }
 
@@ -323,7 +338,7 @@ ExitCode run_command(const CommandContext& context) {
     const double bytes =
         world.sum(std::array{static_cast<double>(attention.rank_plan().bytes_received())},
                   "received bytes")[0];
-    add_dry_run(report, attention, backward, bytes, mesh.rank());
+    add_dry_run(report, attention, backward, gradients ? &*gradients : nullptr, bytes, mesh.rank());
     write_report();
     return ExitCode::success;
   }

@@ -131,13 +131,10 @@ std::string quoted(const std::string& word) {
 // The command that runs a recommendation: the given options that describe the problem, and the
 // choices.
 std::string command_of(const Recommendation& one, const Options& options) {
-  constexpr std::array kChosen{"mesh",       "query-spec",
-                               "kv-spec",    "sequence-layout",
-                               "schedule",   "ulysses-degree",
-                               "inner-size", "scaling",
-                               "json",       "csv",
-                               "wide",       "legend",
-                               "metadata",   "config"};
+  constexpr std::array kChosen{
+      "device",   "mesh",           "query-spec", "kv-spec",  "sequence-layout",
+      "schedule", "ulysses-degree", "inner-size", "scaling",  "json",
+      "csv",      "wide",           "legend",     "metadata", "config"};
   const int ranks = options.ranks;
   std::string command = fmt::format("mpirun -np {}", ranks);
   if (options.ranks_per_node > 0 && options.ranks_per_node < ranks) {
@@ -159,6 +156,7 @@ std::string command_of(const Recommendation& one, const Options& options) {
   if (same && one.variant->inner_size > 0) {
     command += fmt::format(" --inner-size {}", one.variant->inner_size);
   }
+  command += planned_place(options).is_host() ? " --device cpu" : " --device cuda";
   for (const auto& [name, value] : options.given_values) {
     const OptionEntry& entry = *find_option(name);
     const bool chosen = std::ranges::find(kChosen, name) != kChosen.end();

@@ -34,6 +34,30 @@ struct Candidate {
   double bytes = 0;  // of buffers, of the rank with most; a lower bound until it is simulated
 };
 
+/// Why no variant can run. Variants with the same reason are named together.
+class Refusals {
+ public:
+  void add(const ScheduleVariant& variant, const std::string& reason) {
+    const auto same = std::ranges::find(all_, reason, &OneReason::text);
+    OneReason& one = same != all_.end() ? *same : all_.emplace_back(OneReason{reason, {}});
+    one.variants.push_back(variant_text(variant));
+  }
+  [[nodiscard]] std::string text() const {
+    std::string text = "no schedule can run";
+    for (const OneReason& one : all_) {
+      text += fmt::format("; {}: {}", fmt::join(one.variants, ", "), one.text);
+    }
+    return text;
+  }
+
+ private:
+  struct OneReason {
+    std::string text;
+    std::vector<std::string> variants;
+  };
+  std::vector<OneReason> all_;
+};
+
 /// Finds the best of several variants, simulating as few of them as possible.
 class Comparison {
  public:
@@ -106,11 +130,9 @@ class Comparison {
                     : "") +
              first + remedy;
     }
-    std::string text = "no schedule can run";
-    for (const Candidate& one : candidates_) {
-      text += fmt::format("; {}: {}", variant_text(one.variant), one.refused);
-    }
-    return text + remedy;
+    Refusals all;
+    for (const Candidate& one : candidates_) all.add(one.variant, one.refused);
+    return all.text() + remedy;
   }
 
   // Puts the most hopeful ones first; variants that lose by the sample come last, in case kernels
@@ -263,11 +285,9 @@ ScheduleChoice choose_schedule(const PlanInput& input, std::string_view name) {
   }
   // A forward pass always has a possible schedule.
   if (possible.empty()) {
-    std::string reasons;
-    for (const auto& one : impossible) {
-      reasons += fmt::format("; {}: {}", variant_text(one), one.reason);
-    }
-    throw UnsupportedError("no schedule can run" + reasons);
+    Refusals all;
+    for (const auto& one : impossible) all.add(one, one.reason);
+    throw UnsupportedError(all.text());
   }
   ScheduleChoice choice{possible.front(), 0, {}};
   const bool global_order = input.problem.in_global_order();

@@ -74,6 +74,20 @@ class Numbers(GradientTest):
             self.assertIn(f"# {line}: ", result.stdout)
             self.assertIn(f"# backward {line}: ", result.stdout)
 
+    def test_a_dry_run_counts_the_backward_pass(self):
+        words = [*OPERANDS, *GIVEN, *WANTED, "--causal", "--dry-run"]
+        forward = self.succeed("run", *words, *OUTPUT, ranks=2).stdout
+        self.assertRegex(forward, r"# would run: \w+ by native")
+        self.assertRegex(forward, r"# would run backward: \w+ by native")
+        self.assertRegex(forward, r"# memory: .*, grad_output .*, grad_query .*, grad_key .*, "
+                                  r"grad_value .*, backward buffers ")
+        self.save("o.npy", self.random(2, 61, 4, 8, seed=7))
+        self.save("lse.npy", self.random(2, 4, 61, seed=8))
+        alone = self.succeed("run", *words, "--forward-output", "o.npy", "--forward-lse", "lse.npy",
+                             ranks=2).stdout
+        self.assertNotIn("# would run:", alone)
+        self.assertIn("# would run backward: ", alone)
+
     def test_verify_says_which_options_have_no_effect(self):
         words = ["verify", "--shape", "1,64,64,4,2,16", "--dtype", "bfloat16", "--backward", "--grad-wire",
                  "bfloat16", "--mesh", "sp=2", "--schedule"]

@@ -163,7 +163,8 @@ class Reports(CliTest):
         self.save_operands()
         result = self.succeed("run", *OPERANDS, *OUTPUT, "--causal", "--dry-run", ranks=2)
         self.assertRegex(result.stdout, r"# would run: \w+ by native, transport \w+")
-        self.assertRegex(result.stdout, r"# memory: [\d.]+ \w+ of rank 0: query ")
+        self.assertRegex(result.stdout, r"# memory: [\d.]+ \w+ of rank 0, without the workspace of "
+                                        r"kernels: query ")
         self.assertIn("# Verdict: dry run: nothing was computed or written", result.stdout)
         self.assertFalse(os.path.exists(self.path("output.npy")))
         wrong = ["--mesh", "dp=1", "--schedule", "ring"]

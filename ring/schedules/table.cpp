@@ -250,7 +250,7 @@ std::string allows_grad_wire(Schedule schedule, const PlanInput& input) {
   if (input.problem.in_global_order()) {
     return fmt::format(
         "gradients rounded to {} for sending depend on the number of ranks; --reproducible world "
-        "wants --grad-wire float32; --reproducible run has no such limit",
+        "wants grad wire float32; --reproducible run has no such limit",
         annulus::name_of(wire));
   }
   const int ranks = ranks_of(input);
@@ -260,7 +260,7 @@ std::string allows_grad_wire(Schedule schedule, const PlanInput& input) {
                         : schedule == Schedule::hybrid && degree > 1 && degree < ranks;
   if (!sums || has_replicated_rows(input)) return {};
   return fmt::format(
-      "it sums gradients along their way, so --grad-wire {} would round them several "
+      "it sums gradients along their way, so grad wire {} would round them several "
       "times",
       annulus::name_of(wire));
 }

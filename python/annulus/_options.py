@@ -106,12 +106,16 @@ def one_of(names: Iterable[str], got: str, others: Iterable[str] = ()) -> str:
     return f"{f'{near[0]!r}, or ' if near else ''}one of {', '.join(sorted(names))}"
 
 
+# What other libraries and annulus's own program call some keywords.
+_ELSEWHERE = {"deterministic": "reproducible", "softmax_scale": "scale", "sm_scale": "scale"}
+
+
 def unknown(names: Iterable[str]) -> None:
     """Raises TypeError if one of the keywords is not in Options."""
     for name in names:
         if name not in Options.__annotations__:
             operands = ("mesh", "sinks", "bias", "mask", "seed")
-            expected = one_of(Options.__annotations__, name, operands)
+            expected = one_of(Options.__annotations__, _ELSEWHERE.get(name, name), operands)
             raise TypeError(f"unknown keyword {name!r}; expected {expected}")
 
 

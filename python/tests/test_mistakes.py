@@ -22,6 +22,8 @@ def call(query=QUERY, key=KEY, value=VALUE, **keywords):
 MISTAKES = {
     "an unknown keyword": (lambda: call(casual=True), TypeError, None,
                            "unknown keyword 'casual'; expected 'causal', or one of alignment, "),
+    "a keyword of other libraries": (lambda: call(deterministic=True), TypeError, None,
+                                     "unknown keyword 'deterministic'; expected 'reproducible'"),
     "a misspelt operand": (lambda: call(sink=1), TypeError, None, "'sinks'"),
     "a keyword like no other": (lambda: call(xyz=1), TypeError, None,
                                 "unknown keyword 'xyz'; expected one of "),

@@ -249,8 +249,8 @@ std::string allows_grad_wire(Schedule schedule, const PlanInput& input) {
   }
   if (input.problem.in_global_order()) {
     return fmt::format(
-        "gradients rounded to {} for sending depend on the number of ranks; --reproducible world "
-        "wants grad wire float32; --reproducible run has no such limit",
+        "reproducible world: gradients rounded to {} for sending depend on the number of ranks; "
+        "--reproducible world wants grad wire float32; --reproducible run has no such limit",
         annulus::name_of(wire));
   }
   const int ranks = ranks_of(input);

@@ -22,6 +22,8 @@
 namespace annulus {
 namespace {
 
+constexpr int kHeartbeatTag = static_cast<int>(MpiTag::heartbeat);
+
 double seconds_now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
@@ -43,6 +45,37 @@ HeartbeatState make_state(MPI_Comm communicator, Watchdog::Seconds interval,
           seconds_now()};
 }
 
+// Communicators of heartbeats that have ended. A message that reaches a rank after it has freed the
+// communicator would be taken for one of a later communicator, to which MPI gives the same
+// identity; if the sender is no rank of that one, Open MPI 4.1 crashes. So each rank sends an empty
+// message at the end, and frees the communicator when all neighbours have sent theirs. Open MPI
+// does not wait for other ranks there.
+class EndedHeartbeats {
+ public:
+  void add(Communicator communicator, std::size_t missing) {
+    ended_.push_back({std::move(communicator), missing});
+    free_finished();
+  }
+  void free_finished() {
+    std::erase_if(ended_, [](Ended& one) {
+      int from = 0;
+      std::string taken;
+      while (one.missing > 0 && take_message(one.communicator.get(), kHeartbeatTag,
+                                             HeartbeatState::kMaximumBytes, from, taken)) {
+        if (taken.empty()) --one.missing;
+      }
+      return one.missing == 0;
+    });
+  }
+
+ private:
+  struct Ended {
+    Communicator communicator;
+    std::size_t missing;  // neighbours that may still send
+  };
+  std::vector<Ended> ended_;
+};
+
 class MpiHeartbeats final : public Heartbeats {
  public:
   MpiHeartbeats(Communicator communicator, Watchdog::Seconds interval, const Watchdog& watchdog)
@@ -52,20 +85,43 @@ class MpiHeartbeats final : public Heartbeats {
     int level = MPI_THREAD_SINGLE;
     check_mpi(MPI_Query_thread(&level), "MPI_Query_thread");
     any_thread_may_beat_ = level >= MPI_THREAD_SERIALIZED;
+    const std::lock_guard lock(mutex_);
+    ended().free_finished();
   }
+  ~MpiHeartbeats() override {
+    int finalized = 0;
+    MPI_Finalized(&finalized);
+    if (finalized != 0) return;
+    const std::lock_guard lock(mutex_);
+    try {
+      for (const int neighbour : state_.neighbours()) {
+        PostedMessage().post(communicator_.get(), neighbour, kHeartbeatTag, "");
+      }
+      ended().add(std::move(communicator_), state_.neighbours().size() - goodbyes_);
+    } catch (...) {
+      // MPI has failed, so nobody can use it any more.
+    }
+  }
+  MpiHeartbeats(const MpiHeartbeats&) = delete;
+  MpiHeartbeats& operator=(const MpiHeartbeats&) = delete;
 
   void beat(State state) override {
     const std::lock_guard lock(mutex_);
     int from = 0;
     std::string taken;
-    while (take_message(communicator_.get(), kTag, HeartbeatState::kMaximumBytes, from, taken)) {
-      state_.take(from, taken, seconds_now());
+    while (take_message(communicator_.get(), kHeartbeatTag, HeartbeatState::kMaximumBytes, from,
+                        taken)) {
+      if (taken.empty()) {
+        ++goodbyes_;
+      } else {
+        state_.take(from, taken, seconds_now());
+      }
     }
     const auto message = state_.due(state == State::computing, seconds_now());
     if (!message) return;
     for (std::size_t i = 0; i < posted_.size(); ++i) {
       if (!posted_[i].is_free()) continue;
-      posted_[i].post(communicator_.get(), state_.neighbours()[i], kTag, *message);
+      posted_[i].post(communicator_.get(), state_.neighbours()[i], kHeartbeatTag, *message);
     }
   }
 
@@ -80,7 +136,11 @@ class MpiHeartbeats final : public Heartbeats {
   [[nodiscard]] bool any_thread_may_beat() const override { return any_thread_may_beat_; }
 
  private:
-  static constexpr int kTag = static_cast<int>(MpiTag::heartbeat);
+  // Not destroyed, since MPI ends before static objects do.
+  static EndedHeartbeats& ended() {
+    static auto& all = *new EndedHeartbeats;
+    return all;
+  }
 
   // A thread may send heartbeats while another one waits for a device: see Watchdog::computing().
   // MPI may permit only one thread at a time.
@@ -88,6 +148,7 @@ class MpiHeartbeats final : public Heartbeats {
   Communicator communicator_;
   HeartbeatState state_;
   std::vector<PostedMessage> posted_;  // by neighbour
+  std::size_t goodbyes_ = 0;           // neighbours that have ended
   bool any_thread_may_beat_ = false;
 };
 

@@ -1,5 +1,7 @@
+#include <chrono>
 #include <cstddef>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -85,6 +87,30 @@ TEST(Mesh, NeighboursAlongAnAxisExchange) {
   test::exchange(group, {next, &out, sizeof(out)}, {previous, &in, sizeof(in)}, stream);
   stream.synchronize();
   EXPECT_EQ(in, previous);
+}
+
+// The last rank sends a heartbeat to ranks that have ended the mesh. It must not reach the mesh
+// that they make then, of which the last rank is no part.
+TEST(Mesh, HeartbeatsOfAnEndedMeshReachNoOther) {
+  if (test::session().world() == MPI_COMM_NULL) GTEST_SKIP() << "no MPI";
+  if (world_size() < 3) GTEST_SKIP() << "needs three ranks";
+  const bool last = test::rank() == world_size() - 1;
+  MPI_Comm raw = MPI_COMM_NULL;
+  check_mpi(MPI_Comm_split(test::session().world(), last ? 1 : 0, test::rank(), &raw),
+            "MPI_Comm_split");
+  const Communicator others(raw);
+  for (int i = 0; i < 3; ++i) {
+    {
+      const Mesh mesh("sp=-1", test::session().world(), Watchdog(Watchdog::Seconds(0.2)));
+      if (last) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(60));  // a heartbeat is due then
+        mesh.watchdog().beat();
+      }
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(last ? 40 : 100));
+    const Mesh smaller("sp=-1", others.get(), test::kWatchdog);
+    EXPECT_EQ(smaller.size(), last ? 1 : world_size() - 1);
+  }
 }
 
 TEST(Mesh, OverASubCommunicator) {

@@ -41,7 +41,7 @@ bool environment_flag(std::string_view name) {
   for (const char* on : {"1", "on", "true", "yes"}) {
     if (value == on) return true;
   }
-  throw ArgumentError(std::string(name), "'" + value + "'", "0 or 1");
+  throw UserError(std::string(name) + ": got '" + value + "', expected 0 or 1");
 }
 
 }  // namespace annulus

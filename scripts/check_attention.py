@@ -125,7 +125,8 @@ def parse_arguments():
         if getattr(arguments, f"grad_{name}") and not arguments.grad_output:
             usage_error(f"--grad-{name} needs --grad-output")
     if arguments.grad_output and not any(getattr(arguments, f"grad_{name}") for name in NAMES):
-        usage_error(f"--grad-output needs a gradient to check: {', '.join(f'--grad-{name}' for name in NAMES)}")
+        usage_error("--grad-output needs a gradient to check: " +
+                    ", ".join(f"--grad-{name}" for name in NAMES))
     return arguments
 
 

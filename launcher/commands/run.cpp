@@ -188,15 +188,13 @@ std::string memory_text(const Attention& attention, const ring::ShardedAttention
   if (operands.bias) add_shard("bias", *operands.bias, DType::float32);
   if (operands.dense_mask) add_shard("mask", *operands.dense_mask, DType::boolean);
   add("buffers", static_cast<double>(attention.extra_bytes()));
-  if (gradients != nullptr) {
+  if (gradients != nullptr && backward != nullptr) {
     add_shard("grad_output", operands.output, dtype);
     if (gradients->request().grad_lse) add_shard("grad_lse", operands.lse, DType::float32);
     for (const Result& one : gradients->results()) {
       add_shard(one.name.c_str(), one.sharding, one.dtype);
     }
-    if (backward != nullptr) {
-      add("backward buffers", static_cast<double>(backward->extra_bytes()));
-    }
+    add("backward buffers", static_cast<double>(backward->extra_bytes()));
   }
   return fmt::format("{} of rank {}, without the workspace of kernels: {}",
                      human_bytes(static_cast<std::size_t>(total)), rank, text);

@@ -16,7 +16,6 @@ auto as_option(const std::string& option, Body&& body) {
     return std::forward<Body>(body)();
   } catch (const ArgumentError& error) {
     const std::string& name = error.argument();
-    if (name.starts_with("ANNULUS_")) throw;  // a variable of the environment, known as it is
     const std::size_t bracket = name.find('[');
     const std::string entry =
         bracket == std::string::npos || name.back() != ']'

@@ -106,7 +106,7 @@ def one_of(names: Iterable[str], got: str, others: Iterable[str] = ()) -> str:
     return f"{f'{near[0]!r}, or ' if near else ''}one of {', '.join(sorted(names))}"
 
 
-# What other libraries and annulus's own program call some keywords.
+# Other libraries, and annulus's own program, call these keywords by other names.
 _ELSEWHERE = {"deterministic": "reproducible", "softmax_scale": "scale", "sm_scale": "scale"}
 
 

@@ -87,7 +87,7 @@ struct RankState {
   [[nodiscard]] std::uint32_t queue_of(std::uint32_t axes) const;
   /// True if all steps and exchanges are done.
   [[nodiscard]] bool complete() const;
-  /// What of these is done, for errors.
+  /// The text says how many steps and exchanges are done, for errors.
   [[nodiscard]] std::string progress_text() const;
   /// Adds the step that ends now, and the wait before it, to the trace if there is one.
   void record_step(double now);

@@ -23,7 +23,7 @@ inline constexpr int kWideQueryTiles = 2;
   return dim > 128;
 }
 
-/// What a kernel does for each pair of query and key.
+/// A class says what a kernel does for each pair of query and key.
 enum class PairClass : std::uint8_t {
   band,     ///< in masked tiles, tests the band and the lengths
   lists,    ///< walks by a TileMask, by which it tests pairs in masked tiles

@@ -159,8 +159,8 @@ class WideConsumer {
     hopper::products_commit();
   }
 
-  // Like issue_sum(), but calls meanwhile() and waits for the sum. If `special`, pairs whose bit in
-  // hidden() is set are skipped, not multiplied by 0.
+  // This is issue_sum(), but it calls meanwhile() and waits for the sum. If `special`, pairs whose
+  // bit in hidden() is set are skipped, not multiplied by 0.
   template <int kSums, class Hidden, class Meanwhile>
   __device__ __forceinline__ void add_to(float (&sum)[kSums], std::uint32_t (&weights)[kPacked],
                                          const Element* columns, bool special, const Hidden& hidden,
@@ -195,7 +195,7 @@ class WideConsumer {
 #pragma unroll 1
     for (int next = 0; next < 64; ++next) {
       int column = next;
-      // So that the compiler does not keep an address for each column in registers.
+      // The compiler would otherwise keep an address for each column in registers.
       asm volatile("" : "+r"(column));
       const int owner = lane / 4 * 4 + column % 8 / 2;
       const int first_bit = column / 8 * 4 + column % 2;

@@ -22,7 +22,7 @@ struct EnvironmentVariable {
 [[nodiscard]] std::string environment(std::string_view name);
 
 /// The value of an on/off variable: 0, off, false, no and empty are off; 1, on, true and yes are
-/// on. Throws ArgumentError for anything else.
+/// on. Throws UserError for anything else.
 [[nodiscard]] bool environment_flag(std::string_view name);
 
 }  // namespace annulus
